@@ -1,0 +1,14 @@
+"""``python -m atune``, and the entry point of the ``atune`` command."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    from atune.cli import main
+except KeyboardInterrupt:  # Ctrl-C before the command line could install its handlers
+    sys.stderr.write("atune: interrupted\n")
+    sys.exit(130)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What the compile stages hand on: lowered candidates, artifacts, and failures."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FailureKind = Literal[
+    "lower", "codegen", "compile", "crash", "timeout", "load", "launch", "fault", "out_of_memory",
+    "mismatch", "non_finite", "unwritten", "worker_lost", "reference",
+]  # fmt: skip
+"""Why a candidate failed.
+
+lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
+crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
+raised. fault: the device reported an error that poisons its context. mismatch / non_finite / unwritten: outputs
+differ from the reference, hold NaN or infinity, or were not written. worker_lost: the device's process died.
+"""
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """A candidate that did not make it through a stage. `detail` is the tail of what the compiler or device said."""
+
+    index: int
+    kind: FailureKind
+    message: str
+    detail: str = ""
+
+
+class KernelParam(msgspec.Struct, frozen=True):
+    """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar."""
+
+    dtype: str
+    shape: tuple[int | str, ...] | None
+
+
+class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What lowering tells about a kernel before it is compiled. None: not applicable to the target."""
+
+    smem_bytes: int | None = None
+    threads: int | None = None
+    """Threads a block really has, producer warps of warp specialisation included."""
+    grid: tuple[int, ...] = ()
+    accumulators: int | None = None
+    """Largest fragment a thread holds, in 32-bit registers."""
+
+
+class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
+    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code.
+
+    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble).
+    `blob`: the stage's own bytes (IR of host and device), meaningful to `codegen` alone.
+    """
+
+    index: int
+    code_key: str
+    merge_key: str
+    params: tuple[KernelParam, ...]
+    facts: StaticFacts
+    seconds: float
+    blob: bytes
+
+
+class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
+    """One candidate's place in a shared library: the file, and the symbol to call in it."""
+
+    index: int
+    path: str
+    symbol: str
+    params: tuple[KernelParam, ...]
+    target: str
+    """``cuda`` or ``c``: how to load it."""
+    seconds: float = 0.0
+    """Seconds that building the library took, shared by its members."""
+    calls: tuple[int | str, ...] = ()
+    """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
+
+
+Built = Artifact | Failure

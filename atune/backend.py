@@ -1,0 +1,81 @@
+"""What the engine asks of the stages. `atune.local` keeps it with processes, `atune.testing` with scripted fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from atune.artifact import Artifact, Built, Failure, Lowered
+from atune.candidate import Candidate
+from atune.device import DeviceInfo, Target
+from atune.measurement import FinalEntry, Measurement, Timing
+from atune.workload import WorkloadSpec
+
+
+class CompileLane(Protocol):
+    """One compile worker. One call at a time; cancelling a call kills what it started."""
+
+    name: str
+
+    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+        """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards."""
+        ...
+
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+        """Compile `group` into one library: an answer for each member, in order.
+
+        When a whole group of several fails, raises `GroupFailed`; the engine builds it again in parts.
+        """
+        ...
+
+
+class DeviceLane(Protocol):
+    """One device's process. One call at a time; cancelling a call kills it."""
+
+    name: str
+    alive: bool
+
+    async def start(self) -> DeviceInfo:
+        """Start the device's process and make its context; also after it was lost. Raises `WorkerError`."""
+        ...
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        """Make the inputs, run the reference, and time it. Raises `WorkloadError` where the user's functions fail."""
+        ...
+
+    async def measure(self, artifact: Artifact) -> Measurement | Failure:
+        """Check and time one candidate. After a failure that cost the process, `alive` is false."""
+        ...
+
+    async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
+        """Time `artifacts` and the reference in turn, `rounds` times; sample r of all is from round r."""
+        ...
+
+
+class Backend(Protocol):
+    """Compilers and devices of one run; entering starts them, leaving kills every process."""
+
+    def open(self) -> AbstractAsyncContextManager[None]: ...
+
+    async def describe(self) -> WorkloadSpec:
+        """Load the workload and enumerate its space, in a worker where it comes from a file."""
+        ...
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        """Resolve target ``auto`` and find the devices. Raises `TargetError` for what is not there."""
+        ...
+
+    def compile_lanes(self) -> Sequence[CompileLane]: ...
+
+    def device_lanes(self) -> Sequence[DeviceLane]: ...
+
+    def versions(self) -> dict[str, str]: ...
+
+
+class GroupFailed(Exception):
+    """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message

@@ -1,0 +1,102 @@
+"""What a target is, what a device is, and which hard limits it has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from atune.errors import TargetError
+
+UNSUPPORTED_TARGETS = ("hip", "rocm", "metal", "webgpu", "llvm", "opencl", "vulkan", "ascend")
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A resolved compilation target. `kind` is ``cuda`` or ``c``; `arch` is such as ``sm_90a``, empty for ``c``."""
+
+    kind: str
+    arch: str = ""
+
+    def tvm(self) -> str | dict[str, str]:
+        """Return what tilelang takes as its target."""
+        return {"kind": "cuda", "arch": self.arch} if self.kind == "cuda" else "c"
+
+    def __str__(self) -> str:
+        return f"cuda ({self.arch})" if self.kind == "cuda" else self.kind
+
+
+class DeviceLimits(msgspec.Struct, frozen=True):
+    """Hard limits a candidate must fit. None: no limit known.
+
+    CUDA's figures are queried from the device; without one they come from the CUDA C++ Programming Guide, table
+    «Technical Specifications per Compute Capability».
+    """
+
+    smem_bytes: int | None = None
+    """Shared memory a thread block may use, bytes."""
+    threads: int | None = None
+    """Threads a block may have."""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One device as its own process sees it."""
+
+    id: str
+    """``cpu``, or the CUDA index as a string: the lane's name."""
+    name: str
+    uuid: str = ""
+    arch: str = ""
+    memory_bytes: int = 0
+    limits: DeviceLimits = DeviceLimits()
+
+
+SMEM_BYTES_PER_BLOCK = {
+    "70": 98304, "72": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376,
+    "90": 232448, "100": 232448, "103": 232448, "110": 232448, "120": 101376, "121": 101376,
+}  # fmt: skip
+"""Opt-in shared memory a block, bytes, by compute capability (CUDA C++ Programming Guide, same table)."""
+
+
+def default_limits(target: Target) -> DeviceLimits:
+    """Return the limits of `target`'s architecture, used where no device has been asked."""
+    if target.kind != "cuda":
+        return DeviceLimits()
+    digits = re.sub(r"\D", "", target.arch)
+    return DeviceLimits(smem_bytes=SMEM_BYTES_PER_BLOCK.get(digits), threads=1024)
+
+
+def parse_target(text: Any) -> Target | None:
+    """Read a target: ``auto`` (None: the machine decides), ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…`` or a dict.
+
+    ``cuda`` without an arch leaves `Target.arch` empty; the device fills it in. Raises `TargetError`, naming the
+    target, for what is not supported.
+    """
+    if text is None or text == "auto":
+        return None
+    if isinstance(text, Target):
+        return text
+    if isinstance(text, dict):
+        text = f"{text.get('kind', '')} -arch={text.get('arch', '')}"
+    text = str(text).strip()
+    kind = text.split()[0] if text else ""
+    if kind in ("c", "cpu"):
+        return Target("c")
+    if re.fullmatch(r"sm_\d+[af]?", kind):
+        return Target("cuda", _full_arch(kind))
+    if kind == "cuda":
+        arch = re.search(r"-arch=(sm_\d+[af]?)?", text)
+        return Target("cuda", _full_arch(arch.group(1) or "") if arch else "")
+    if kind in UNSUPPORTED_TARGETS:
+        raise TargetError(f"target {kind!r} is not supported: atune tunes for cuda and for c (the CPU)")
+    raise TargetError(f"target {text!r} is unknown: use auto, cuda (or an arch such as sm_90a) or c")
+
+
+def _full_arch(arch: str) -> str:
+    # Hopper and Blackwell kernels need the architecture-specific set (setmaxnreg, wgmma): plain sm_90 fails.
+    return arch + "a" if arch in ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121") else arch
+
+
+def arch_of_capability(major: int, minor: int) -> str:
+    """Return the arch string for a compute capability, such as ``sm_90a`` for (9, 0)."""
+    return _full_arch(f"sm_{major}{minor}")

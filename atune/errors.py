@@ -1,0 +1,74 @@
+"""The exceptions that atune raises to its callers.
+
+A candidate that fails is never an exception: it is a `Failure` record. What stands here is either the caller's
+mistake (`UsageError` and its branches: fix the call, nothing was lost) or machinery that broke (`WorkerError`,
+`JournalError`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atune.result import TuneResult
+
+
+class AtuneError(Exception):
+    """Root of everything atune raises on purpose."""
+
+
+class UsageError(AtuneError):
+    """The call cannot work as given. The message says what is wrong, where, and what to do."""
+
+
+class SpaceError(UsageError):
+    """The space is empty, malformed, or does not fit the kernel. Fix the space; nothing was started."""
+
+
+class WorkloadError(UsageError):
+    """The workload cannot be loaded, described or sent to the workers. Fix the workload; nothing was started."""
+
+
+class TargetError(UsageError):
+    """The target or device is not supported or not there. Choose another; `atune doctor` shows what there is."""
+
+
+class JournalError(UsageError):
+    """The journal cannot be opened, written or read. What it holds already is untouched."""
+
+
+class WorkerError(AtuneError):
+    """A worker did not deliver. `detail` is the tail of its stderr, the device's or compiler's own words."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class WorkerTimeout(WorkerError):
+    """The call ran past its deadline; the worker's whole process group was killed."""
+
+
+class WorkerLost(WorkerError):
+    """The worker's process ended before it answered: a crash, a kill from outside, or out of memory."""
+
+
+class RemoteError(WorkerError):
+    """The entry point raised inside the worker, which lives on. `detail` is its traceback."""
+
+    def __init__(self, message: str, detail: str = "", kind: str = "") -> None:
+        super().__init__(message, detail)
+        self.kind = kind
+        """The exception's class name in the worker, such as ``WorkloadError``."""
+
+
+class DevicesLost(AtuneError):
+    """Every device's process failed to start or was lost for good. The journal keeps what was measured."""
+
+
+class NoWinner(AtuneError):
+    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
+
+    def __init__(self, message: str, result: TuneResult) -> None:
+        super().__init__(message)
+        self.result = result

@@ -1,0 +1,278 @@
+"""Runs as a program of its own: imports the heavy modules once, then forks workers that have them.
+
+The server and each worker lead a process group of their own, so that one kill also reaches the compilers that a
+worker started. Nothing outlives the parent, by three means:
+
+- The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every group when that end
+  closes, so this works even while native code holds the GIL. It is armed before anything heavy is imported.
+- The server watches the parent's pidfd, for the case that a process forked off the parent holds the write end too.
+- The server is the subreaper: compilers orphaned by a killed worker are reaped here, and never stay as zombies.
+
+Only the standard library is imported here, and the file is run by its path, not as a module of its package, so that
+nothing else comes in before the lifeline is armed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+FRAME = struct.Struct("!IIQ")
+"""Header of a frame: the sizes of its three parts. A request is (entry, nothing, payload); a reply is (nothing,
+nothing, result) or, when the entry point raised, (exception's class name, its message, the traceback's tail)."""
+
+F_SETSIG = 10
+PR_SET_CHILD_SUBREAPER = 36
+CONTROL_BYTES = 1 << 18
+TRACEBACK_BYTES = 8192
+FIRST_PRIVATE_FD = 64
+
+
+def main() -> NoReturn:
+    """Serve until the parent hangs up; then leave, and take the whole process group along."""
+    config = json.loads(sys.argv[1])
+    os.setpgid(0, 0)
+    lifeline = arm_lifeline(config["lifeline"])
+    # It was inheritable only to get past our own exec; the preloaded modules' children and compilers do not get it.
+    os.set_inheritable(config["control"], False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    sys.path[:] = config["path"]
+    server = Server(socket.socket(fileno=config["control"]), lifeline)
+    try:
+        server.report(op="ready", **preload(config["preload"]))
+        server.serve(config["parent"])
+    except BrokenPipeError:
+        pass  # the parent hung up in the middle of a report
+    except BaseException:  # noqa: BLE001 - reported
+        traceback.print_exc()
+    server.end()
+
+
+def arm_lifeline(lifeline: int) -> int:
+    """Have the kernel SIGKILL this process group as soon as the parent's end of the pipe closes.
+
+    The receiver of that signal belongs to the open file description: each group needs its own, made by reopening.
+    Closes `lifeline` and returns the descriptor that takes its place.
+    """
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
+    with suppress(BlockingIOError):  # nothing to read: the parent lives
+        os.read(own, 1)
+        os.killpg(0, signal.SIGKILL)  # end of file: it was gone before the signal was armed
+    os.close(lifeline)
+    return own
+
+
+def preload(modules: list[str]) -> dict[str, Any]:
+    """Import `modules`; return the seconds that took and the text of what went wrong, or None."""
+    start, error = time.monotonic(), None
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except BaseException as exc:  # noqa: BLE001 - reported
+        traceback.print_exc()
+        error = f"{type(exc).__name__}: {exc}"
+    gc.collect()
+    gc.freeze()  # collections in a worker then leave the shared pages shared
+    return {"seconds": time.monotonic() - start, "error": error}
+
+
+class Server:
+    """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
+
+    def __init__(self, control: socket.socket, lifeline: int) -> None:
+        self.control, self.lifeline = control, lifeline
+        self.libc = ctypes.CDLL(None)
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.woken, self.wakeup = socket.socketpair()
+        self.parent = -1
+        self.pids: dict[int, int] = {}
+        """Worker's number to pid, from the fork until it is reaped: such a pid can be signalled safely."""
+
+    def report(self, **message: Any) -> None:
+        self.control.send(json.dumps(message).encode())
+
+    def serve(self, parent: int) -> None:
+        """Return when the parent has hung up or is gone."""
+        self.wakeup.setblocking(False)
+        signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.parent = os.pidfd_open(parent)
+        if os.getppid() != parent:
+            return
+        poll = select.poll()
+        for source in (self.control, self.woken, self.parent):
+            poll.register(source, select.POLLIN)
+        while True:
+            self.reap(os.WNOHANG)
+            ready = {fd for fd, _ in poll.poll()}
+            if self.parent in ready:
+                return
+            if self.woken.fileno() in ready:
+                self.woken.recv(4096)
+            if self.control.fileno() in ready and not self.obey():
+                return
+
+    def obey(self) -> bool:
+        """Carry out one message; False at the parent's hanging up."""
+        text, fds, _, _ = socket.recv_fds(self.control, CONTROL_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        if not text:
+            return False
+        message = json.loads(text)
+        if message["op"] == "kill":
+            if not self.kill(message["id"]):
+                self.report(op="exited", id=message["id"], how="never started")
+            return True
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+        except OSError as exc:
+            self.report(op="exited", id=message["id"], how=f"cannot fork: {exc}")
+        else:
+            if pid == 0:
+                self.become_worker(message, fds)
+            with suppress(OSError):  # the child does so too; whoever comes first, no kill can miss the group
+                os.setpgid(pid, pid)
+            self.pids[message["id"]] = pid
+            self.report(op="forked", id=message["id"], pid=pid)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def kill(self, number: int) -> bool:
+        """SIGKILL the worker's process group; False when there is no such worker (any more)."""
+        if number in self.pids:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pids[number], signal.SIGKILL)
+        return number in self.pids
+
+    def reap(self, options: int) -> None:
+        """Reap whoever has ended, orphaned compilers too, and report the workers among them."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
+                number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
+                if number is not None:
+                    self.kill(number)  # before the pid is free again: compilers must not outlive their worker
+                    del self.pids[number]
+                _, status = os.waitpid(ended.si_pid, 0)
+                if number is not None:
+                    self.report(op="exited", id=number, how=describe(os.waitstatus_to_exitcode(status)))
+
+    def end(self) -> NoReturn:
+        """Kill and reap every worker, then leave with everything in our own group."""
+        for number in self.pids:
+            self.kill(number)
+        with suppress(OSError):
+            while self.pids:
+                self.reap(0)
+        os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+    def become_worker(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
+        """Turn this freshly forked child into the worker that `order` asks for; never return into the server."""
+        try:
+            os.setpgid(0, 0)
+            arm_lifeline(self.lifeline)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sock in (self.control, self.woken, self.wakeup):
+                sock.close()
+            os.close(self.parent)
+            os.dup2(fds[1], 1)
+            os.dup2(fds[1], 2)
+            # Far from the descriptors that native code writes to by number, and closed in every compiler.
+            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, FIRST_PRIVATE_FD))
+            for fd in fds:
+                os.close(fd)
+            faulthandler.enable()
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+            # Short of memory, the kernel should take a worker before the user's program.
+            with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("500")
+            os.environ.update(order["env"])
+            os.nice(order["nice"])
+            if order["cpus"] is not None:
+                os.sched_setaffinity(0, order["cpus"])
+            work(replies, self.libc)
+        except BaseException:  # noqa: BLE001 - the last thing before the end
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
+    """Answer one request after the other until the parent closes the socket."""
+    while True:
+        entry, _, payload = receive(replies)
+        try:
+            module, _, name = entry.decode().partition(":")
+            reply = (b"", b"", memoryview(getattr(importlib.import_module(module), name)(payload)).cast("B"))
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of the user's code, too
+            reply = failure(exc)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        libc.fflush(None)
+        replies.sendall(FRAME.pack(*map(len, reply)))
+        for part in reply:
+            replies.sendall(part)
+        del payload, reply  # not kept while the worker waits, which may be long
+
+
+def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
+    """Describe `exc` as the three parts of a reply."""
+    try:
+        message = str(exc)
+    except Exception as broken:  # noqa: BLE001
+        message = f"<no message: str() raised {type(broken).__name__}>"
+    text = "".join(traceback.format_exception(exc)).encode(errors="replace")[-TRACEBACK_BYTES:]
+    return type(exc).__name__.encode(), message.encode(errors="replace"), memoryview(text)
+
+
+def receive(replies: socket.socket) -> list[bytes]:
+    """Read one whole frame; end the process, all buffers flushed, once nobody is left to ask."""
+    parts: list[bytes] = []
+    sizes: tuple[int, ...] = (FRAME.size,)
+    while len(parts) < len(sizes):
+        buffer, filled = memoryview(bytearray(sizes[len(parts)])), 0
+        while filled < len(buffer):
+            count = replies.recv_into(buffer[filled:])
+            if count == 0:
+                os._exit(0)
+            filled += count
+        if len(sizes) == 1:
+            sizes = FRAME.unpack(buffer)
+        else:
+            parts.append(bytes(buffer))
+    return parts
+
+
+def describe(code: int | None) -> str:
+    """Say how a process ended, from its exit code as `subprocess` has it: negative for a signal."""
+    if code is None or code >= 0:
+        return f"exited with status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"killed by {name}" + (" (out of memory, or from outside)" if code == -signal.SIGKILL else "")
+
+
+if __name__ == "__main__":
+    main()

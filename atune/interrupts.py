@@ -1,0 +1,61 @@
+"""SIGINT and SIGTERM at the command line, from the process's first line to its last."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Turns the first SIGINT or SIGTERM into one KeyboardInterrupt; later ones are counted and do nothing.
+
+    `keep`: leave the handlers installed on exit, for a process that is about to end.
+    """
+
+    def __init__(self, *, keep: bool) -> None:
+        self.count = 0
+        self._keep = keep
+        self._raises = True
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses handlers
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._raises = False
+        if not self._keep:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """While entered, signals are only counted: the event loop inside takes them and cancels what it runs.
+
+        Raises `KeyboardInterrupt` where one came before: an exception in a signal handler can be lost, as in a
+        destructor.
+        """
+        self._raises = False
+        if self.count:
+            raise KeyboardInterrupt
+        try:
+            yield
+        finally:
+            for number in self._before:  # the event loop has set Python's defaults
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self._raises:
+            self._raises = False
+            raise KeyboardInterrupt

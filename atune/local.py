@@ -1,0 +1,322 @@
+"""The stages on this machine: compile workers and device processes, forked from one server of our own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune import errors
+from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
+from atune.backend import GroupFailed
+from atune.candidate import Candidate
+from atune.cores import usable_cores
+from atune.device import DeviceInfo, Target
+from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError
+from atune.measurement import FinalEntry, Measurement, Timing
+from atune.pool import ForkServer, Worker
+from atune.protocol import BuildJob, Discovery, Final, Finals, Session
+from atune.settings import BenchmarkSettings, CompileSettings
+from atune.workload import FileRef, WorkloadRef, WorkloadSpec
+
+PRELOAD = (
+    "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
+    "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
+)  # fmt: skip
+LOAD_TIMEOUT_S = 300.0
+"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
+COMPILE_NICE = 5
+"""Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
+VERSIONED = ("atune", "tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
+
+
+class LocalBackend:
+    """Compile lanes and device lanes of one run, as processes on this machine.
+
+    `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
+    once more. `target` is a text, such as ``auto`` or ``cuda``; `devices` names devices, or is ``("all",)``.
+    """
+
+    def __init__(
+        self,
+        workload: WorkloadRef,
+        *,
+        spec: WorkloadSpec | None = None,
+        target: str | Target = "auto",
+        devices: Sequence[str] = ("all",),
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+    ) -> None:
+        self.workload, self.spec = workload, spec
+        self.target_text, self.device_names = target, tuple(devices)
+        self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        self.server: ForkServer
+        self.run_dir = ""
+        self._target: Target | None = None
+        self._devices: list[DeviceInfo] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Start the fork server; on leaving, kill every process and remove the run's folder."""
+        with run_folder() as run_dir:
+            self.run_dir = run_dir
+            env = {
+                "TMPDIR": _made(run_dir, "tmp"),
+                "TILELANG_CACHE_DIR": _made(run_dir, "tilelang"),
+                "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
+                "TILELANG_DISABLE_CACHE": "1",
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            }
+            async with ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server:
+                yield
+
+    async def describe(self) -> WorkloadSpec:
+        if self.spec is None:
+            payload = msgspec.msgpack.encode(self.workload)
+            reply = await self._ask_once("describe", "atune.stages.session:describe_workload", payload)
+            self.spec = msgspec.msgpack.decode(reply, type=WorkloadSpec)
+        return self.spec
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        payload = msgspec.msgpack.encode((self.target_text, self.device_names))
+        reply = await self._ask_once("discover", "atune.stages.session:discover", payload)
+        found = msgspec.msgpack.decode(reply, type=Discovery)
+        self._target, devices = found.target, list(found.devices)
+        if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
+            raise errors.TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
+        if self._target.kind == "cuda" and self.compile.backend == "cython":
+            raise errors.TargetError("backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi")
+        self._devices = devices
+        return self._target, devices
+
+    def compile_lanes(self) -> list[LocalCompileLane]:
+        """One lane a core, less one for each device's process, unless `CompileSettings.workers` says otherwise."""
+        cores = usable_cores()
+        n = self.compile.workers or max(1, len(cores) - len(self._devices))
+        cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
+        return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]
+
+    def device_lanes(self) -> list[LocalDeviceLane]:
+        # A kernel that runs on the CPU is timed on a core of its own, which no compiler may use.
+        cores = usable_cores()
+        cpus = cores[-1:] if self._on_cpu else None
+        return [LocalDeviceLane(self, info, cpus) for info in self._devices]
+
+    def versions(self) -> dict[str, str]:
+        found = {}
+        for name in VERSIONED:
+            with suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(name)
+        return found
+
+    @property
+    def target(self) -> Target:
+        assert self._target is not None, "discover() comes first"
+        return self._target
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.target.kind == "c"
+
+    async def session(self, worker: Worker, device: str = "") -> None:
+        """Tell a new worker what it works on."""
+        session = Session(self.workload, self.target, self.compile, self.benchmark, self.run_dir, device)
+        await worker.call("atune.stages.session:begin", msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
+
+    async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
+        """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
+        worker = await self.server.spawn(lane)
+        try:
+            return await worker.call(entry, payload, LOAD_TIMEOUT_S)
+        except RemoteError as error:
+            raise translated(error) from error
+        except (WorkerLost, WorkerTimeout) as error:
+            what = self.workload.origin if isinstance(self.workload, FileRef) else "the workload"
+            raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
+        finally:
+            await worker.kill()
+
+
+class LocalCompileLane:
+    """One compile worker, replaced when it dies."""
+
+    def __init__(self, backend: LocalBackend, name: str, cpus: Sequence[int] | None) -> None:
+        self.backend, self.name, self.cpus = backend, name, cpus
+        self._worker: Worker | None = None
+        self._built = 0
+
+    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+        limit = self.backend.compile.compile_timeout_s
+        index = candidate.index
+        try:
+            reply = await self._call("atune.stages.lowering:run", msgspec.msgpack.encode(candidate), limit)
+        except WorkerTimeout as error:
+            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
+        except WorkerLost as error:
+            return Failure(index, "crash", f"lowering ended its process: {error}", error.detail)
+        except RemoteError as error:
+            raise translated(error) from error
+        return msgspec.msgpack.decode(reply, type=Lowered | Failure)  # type: ignore[arg-type, no-any-return]
+
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+        self._built += 1
+        path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
+        limit = self.backend.compile.compile_timeout_s
+        kind: FailureKind
+        try:
+            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit)
+        except WorkerTimeout as error:
+            kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
+        except WorkerLost as error:
+            kind, message, detail = "crash", f"compiling ended its process: {error}", error.detail
+        except RemoteError as error:
+            kind, message, detail = "codegen", str(error), error.detail
+        else:
+            return msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+        if len(group) > 1:
+            raise GroupFailed(message)
+        return [Failure(group[0].index, kind, message, detail)]
+
+    async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
+        if self._worker is None or not self._worker.alive:
+            self._worker = await self.backend.server.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
+            await self.backend.session(self._worker)
+        return await self._worker.call(entry, payload, timeout_s)
+
+
+class LocalDeviceLane:
+    """One device's process. `start` replaces it."""
+
+    def __init__(self, backend: LocalBackend, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
+        self.backend, self.info, self.cpus = backend, info, cpus
+        self.name = info.id
+        self.alive = False
+        self._worker: Worker | None = None
+        self._prepared = False
+
+    async def start(self) -> DeviceInfo:
+        await self._stop()
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
+        self._worker = await self.backend.server.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        await self.backend.session(self._worker, self.info.id)
+        reply = await self._worker.call("atune.stages.benchmark:begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
+        self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
+        self.alive, self._prepared = True, False
+        return self.info
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        return (await self._prepare(artifact)).reference
+
+    async def measure(self, artifact: Artifact) -> Measurement | Failure:
+        limit = self.backend.benchmark.benchmark_timeout_s
+        if not self._prepared:
+            await self._prepare(artifact, timed=False)
+        try:
+            reply = await self._call("atune.stages.benchmark:measure", msgspec.msgpack.encode(artifact), limit)
+        except WorkerTimeout as error:
+            return Failure(artifact.index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail)
+        except WorkerLost as error:
+            # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
+            kind: FailureKind = "worker_lost" if "SIGKILL" in str(error) else "fault"
+            return Failure(artifact.index, kind, f"the device's process died: {error}", error.detail)
+        except RemoteError as error:
+            raise translated(error) from error
+        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)  # type: ignore[arg-type]
+        if isinstance(answer, Failure) and answer.kind == "fault":
+            await self._stop()  # its context is beyond repair, although it answered
+        return answer
+
+    async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
+        limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
+        reply = await self._call("atune.stages.benchmark:final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds)), limit)
+        finals = msgspec.msgpack.decode(reply, type=Finals)
+        return list(finals.entries), finals.reference
+
+    async def outputs(self, artifact: Artifact) -> list[bytes]:
+        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        reply = await self._call("atune.stages.benchmark:outputs", msgspec.msgpack.encode(artifact), None)
+        return msgspec.msgpack.decode(reply, type=list[bytes])
+
+    async def _prepare(self, artifact: Artifact, timed: bool = True) -> Finals:
+        limit = self.backend.benchmark.benchmark_timeout_s
+        try:
+            reply = await self._call("atune.stages.benchmark:prepare", msgspec.msgpack.encode((artifact, timed)), limit)
+        except RemoteError as error:
+            raise translated(error) from error
+        except WorkerTimeout as error:
+            message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
+            raise WorkloadError(message) from error
+        except WorkerLost as error:
+            raise WorkloadError(f"making the inputs or running the reference ended the process: {error}") from error
+        self._prepared = True
+        return msgspec.msgpack.decode(reply, type=Finals)
+
+    async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
+        if self._worker is None:
+            raise DevicesLost(f"device {self.name} was not started")
+        try:
+            return await self._worker.call(entry, payload, timeout_s)
+        finally:
+            self.alive = self._worker.alive
+
+    async def _stop(self) -> None:
+        self.alive = False
+        if self._worker is not None:
+            await self._worker.kill()
+            self._worker = None
+
+
+def translated(error: RemoteError) -> errors.AtuneError:
+    """Return the caller's mistake that a worker reported as the exception it was there."""
+    kind = getattr(errors, error.kind, None)
+    if isinstance(kind, type) and issubclass(kind, UsageError):
+        return kind(str(error))
+    return WorkerError(str(error), error.detail)
+
+
+@contextmanager
+def run_folder() -> Generator[str, None, None]:
+    """Make a private folder for one run, gone afterwards; remove those of runs that were killed."""
+    root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise UsageError(f"{root} belongs to another user; set TMPDIR to a folder of your own")
+    for old in root.iterdir():
+        if (stack := _locked(old)) is not None:
+            with stack:
+                shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+    lock = _locked(folder)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            lock.close()
+
+
+def _locked(folder: Path) -> ExitStack | None:
+    """Lock a run's folder; None while its run is alive. The lock ends with its process."""
+    stack = ExitStack()
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stack.close()
+        return None
+    return stack
+
+
+def _made(*parts: str) -> str:
+    path = os.path.join(*parts)
+    os.makedirs(path, exist_ok=True)
+    return path

@@ -1,0 +1,62 @@
+"""What a device measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Samples of one kernel's time on one device, and how they were taken."""
+
+    latency_ms: float
+    """Median of the samples."""
+    spread: float
+    """Half the interquartile range, as a share of the median."""
+    samples_us: tuple[float, ...]
+    method: str
+    """``events`` (CUDA events, launches queued behind a device sleep) or ``perf_counter`` (CPU)."""
+
+    @classmethod
+    def of(cls, samples_us: Sequence[float], method: str) -> Timing:
+        """Summarise samples in microseconds; there must be at least one."""
+        median = statistics.median(samples_us)
+        low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
+        spread = (high - low) / 2 / median if median else 0.0
+        return cls(median / 1e3, round(spread, 5), tuple(round(s, 3) for s in samples_us), method)
+
+
+class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True):
+    """A candidate that ran, was right if it was checked, and was timed."""
+
+    index: int
+    timing: Timing
+    checked: bool = False
+    max_error: float | None = None
+    """Largest absolute difference to the reference over all outputs; None when not checked."""
+    seconds: float = 0.0
+    """Seconds the device's process spent on it, loading and checking included."""
+
+
+class FinalEntry(msgspec.Struct, frozen=True):
+    """A finalist's interleaved timing. ``samples_us[r]`` of all entries were taken in the same round r."""
+
+    index: int
+    timing: Timing
+
+
+def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
+    """Return (low, median, high) of the round-by-round ratio slow / fast.
+
+    The interval is the distribution-free confidence interval of the median by order statistics at `level` (Conover,
+    Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs timings taken interleaved: sample r of both is
+    one round.
+    """
+    ratios = sorted(s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=True))
+    n = len(ratios)
+    half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * n**0.5 / 2
+    low = max(0, int(n / 2 - half))
+    high = min(n - 1, int(n / 2 + half))
+    return ratios[low], statistics.median(ratios), ratios[high]

@@ -1,0 +1,364 @@
+"""The parent's side of the worker processes: start them, call into them, and never leave one behind.
+
+Workers are forked by `atune.forkserver`, which has the heavy modules imported; this module imports none of them.
+Every wait here goes through the event loop, on non-blocking sockets and under any of anyio's backends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from atune import forkserver
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
+from atune.forkserver import CONTROL_BYTES, FRAME, describe
+
+TAIL_BYTES = 4096
+REAP_S = 1.0
+CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
+"""Bounds of the steps of a cancelled run's cleanup; together they stay under a second."""
+
+
+class ForkServer(anyio.AsyncContextManagerMixin):
+    """Owns the fork server and every worker: none of them, nor a compiler of theirs, outlives the `async with`.
+
+    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes
+    are doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env`
+    goes to all processes on top of the parent's environment.
+    """
+
+    def __init__(self, *, preload: Sequence[str] = (), run_dir: str, env: Mapping[str, str] | None = None) -> None:
+        self.preload = tuple(preload)
+        self.run_dir = Path(run_dir)
+        self.env = dict(env or {})
+        self.preload_s: float | None = None
+        """Seconds that importing `preload` took; None until that is done."""
+        self._workers: dict[int, Worker] = {}
+        self._numbers = count()
+        self._failure = ""
+        self._running = False
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
+        error: BaseException | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                await self._start()
+                tasks.start_soon(self._listen)
+                try:
+                    yield self
+                except BaseException as exc:
+                    error = exc
+                    raise
+                finally:
+                    await self._stop()
+        except BaseExceptionGroup:
+            if error is None:
+                raise
+        if error is not None:
+            try:
+                raise error  # as the body raised it, not wrapped into the group of a task that nobody sees
+            finally:
+                del error
+
+    async def spawn(
+        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: list[int] | None = None, nice: int = 0
+    ) -> Worker:
+        """Fork a worker, once the preload is done.
+
+        `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. Raises
+        `WorkerError`, with the tail of the server's log, when the preload failed or the server is gone.
+        Cancellation leaves no worker behind.
+        """
+        if self._running:
+            await self._ready.wait()
+        else:
+            raise WorkerError("the fork server is not open")
+        if self._failure:
+            raise WorkerError(self._failure, read_tail(self._log))
+        number = next(self._numbers)
+        name = f"{lane}-{number}"
+        path = self.run_dir / f"{name.replace('/', '_')}.stderr"
+        order = {"op": "fork", "id": number, "env": dict(env or {}), "cpus": cpus, "nice": nice}
+        with path.open("ab") as stderr:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell())
+            try:
+                with theirs:
+                    await self._send(order, [theirs.fileno(), stderr.fileno()])
+                await worker._forked.wait()
+            except BaseException:
+                await worker.kill(CANCEL_S)
+                raise
+        if not worker.pid:
+            raise WorkerError(f"{name} did not start: {worker._end}", read_tail(self._log))
+        return worker
+
+    def pids(self) -> list[int]:
+        """Return the pids, which are the process groups too, of the server and of the workers that live."""
+        server = [self._process.pid] if self._running and self._process.returncode is None else []
+        return server + [worker.pid for worker in self._workers.values() if worker.pid]
+
+    async def _start(self) -> None:
+        """Start the server's process; it goes on by itself."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._log = self.run_dir / "forkserver.log"
+        self._ready = anyio.Event()
+        self._listening = anyio.CancelScope(shield=True)
+        with ExitStack() as stack:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control.setblocking(False)
+            stack.callback(theirs.close)
+            lifeline, self._lifeline = os.pipe()
+            stack.callback(os.close, lifeline)
+            config = {
+                "control": theirs.fileno(),
+                "lifeline": lifeline,
+                "parent": os.getpid(),
+                "preload": self.preload,
+                "path": [os.path.abspath(entry) for entry in sys.path],
+            }
+            try:
+                log = stack.enter_context(self._log.open("ab"))
+                with anyio.CancelScope(shield=True):  # a start cancelled halfway would leave a process without owner
+                    self._process = await anyio.open_process(
+                        [sys.executable, "-P", forkserver.__file__, json.dumps(config)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={**os.environ, **self.env},
+                        pass_fds=(theirs.fileno(), lifeline),
+                    )
+            except BaseException:
+                self._control.close()
+                os.close(self._lifeline)
+                raise
+        self._running = True
+
+    async def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+        data = json.dumps(message).encode()
+        while self._running:
+            try:
+                socket.send_fds(self._control, [data], fds)
+                return
+            except BlockingIOError:
+                await anyio.wait_writable(self._control)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the server is gone, which `_listen` tells everyone
+        raise WorkerError("the fork server was closed")
+
+    async def _listen(self) -> None:
+        """Hear the server out until it ends. Shielded: the cleanup after a cancellation needs the exits reported."""
+        with self._listening:
+            while data := await self._hear():
+                message = json.loads(data)
+                worker = self._workers.get(message.get("id", -1))
+                if message["op"] == "ready":
+                    self.preload_s = message["seconds"]
+                    if message["error"]:
+                        self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
+                    self._ready.set()
+                elif message["op"] == "forked" and worker:
+                    worker.pid = message["pid"]
+                    worker._forked.set()
+                elif message["op"] == "exited" and worker:
+                    worker._ended(message["how"])
+            self._hammer()
+            with anyio.move_on_after(GRACE_S):
+                await self._process.wait()
+            while_doing = "" if self._ready.is_set() else f" while importing {', '.join(self.preload)}"
+            self._lost(f"the fork server ended{while_doing}: {describe(self._process.returncode)}")
+
+    async def _hear(self) -> bytes:
+        while True:
+            try:
+                return self._control.recv(CONTROL_BYTES)
+            except BlockingIOError:
+                await anyio.wait_readable(self._control)
+            except OSError:
+                return b""
+
+    def _lost(self, why: str) -> None:
+        """Tell everyone who waits that the server is no more."""
+        self._failure = self._failure or why
+        self._ready.set()
+        for worker in list(self._workers.values()):
+            worker._ended(why)
+
+    def _hammer(self) -> None:
+        """SIGKILL everything without the server's help.
+
+        Closing the lifeline is the kernel's part, and free of races; the rest is for the case that a process forked
+        off this program holds the lifeline too.
+        """
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        for pid in self.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the server may not have come to make its group yet
+            if self._process.returncode is None:
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    async def _stop(self) -> None:
+        """End every process: first in order, so that all are reaped, then with the hammer. Shielded and bounded."""
+        with anyio.CancelScope(shield=True):
+            try:
+                if self._ready.is_set():  # still importing, it could not listen
+                    with suppress(OSError):
+                        self._control.shutdown(socket.SHUT_WR)
+                    with anyio.move_on_after(GRACE_S):
+                        await self._process.wait()
+            finally:  # also when asyncio's own cancellation, which knows no shields, comes in between
+                self._hammer()
+                try:
+                    with anyio.move_on_after(HAMMER_S):
+                        await self._process.wait()
+                finally:
+                    self._lost("the fork server was closed")
+                    self._running = False
+                    self._listening.cancel()
+                    anyio.notify_closing(self._control)
+                    self._control.close()
+
+
+class Worker:
+    """One process that answers calls, one at a time. Made by `ForkServer.spawn`."""
+
+    def __init__(
+        self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int
+    ) -> None:
+        self.name = name
+        self.pid = 0
+        """The process, and its group."""
+        self._server, self._number = server, number
+        self._sock, self._stderr, self._mark = sock, stderr, mark
+        self._busy = False
+        self._forked, self._exited = anyio.Event(), anyio.Event()
+        self._end = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can still be called."""
+        return not self._exited.is_set()
+
+    async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
+        """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
+
+        Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
+        past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
+        wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
+        cancellation, the worker and its compilers are dead.
+        """
+        if self._busy:
+            raise RuntimeError(f"{self.name} is in a call already")
+        if not self.alive:
+            raise WorkerLost(f"{self.name} is gone: {self._end}", self._tail())
+        self._busy = True
+        try:
+            with anyio.fail_after(timeout_s):
+                await send(self._sock, entry.encode(), b"", payload)
+                kind, message, body = await receive(self._sock)
+        except TimeoutError:
+            await self.kill()
+            raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
+        except (OSError, EOFError, anyio.ClosedResourceError):
+            await self.kill()  # an end of file alone is no death
+            raise WorkerLost(f"{self.name} died in {entry}: {self._end}", self._tail()) from None
+        except BaseException:
+            await self.kill(CANCEL_S)
+            raise
+        finally:
+            self._busy = False
+            if not self.alive:
+                self._close()
+        with suppress(FileNotFoundError):
+            self._mark = self._stderr.stat().st_size
+        if kind:
+            raise RemoteError(message.decode(errors="replace"), body.decode(errors="replace"), kind.decode())
+        return body
+
+    async def kill(self, within_s: float = REAP_S) -> None:
+        """SIGKILL the worker's process group and wait until it is reaped, for `within_s` at most, also if cancelled."""
+        with anyio.move_on_after(within_s, shield=True):
+            if self.alive:
+                with suppress(WorkerError):
+                    await self._server._send({"op": "kill", "id": self._number}, [])
+            await self._exited.wait()
+        if self.alive:  # the server hangs
+            if self.pid:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._ended("killed by SIGKILL, not reaped")
+
+    def _ended(self, how: str) -> None:
+        if self.alive:
+            self._end = how
+            self._server._workers.pop(self._number, None)
+            self._forked.set()
+            self._exited.set()
+            if self._busy:  # what was answered before the end can still be read; then comes the end of file
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            else:
+                self._close()
+
+    def _close(self) -> None:
+        if self._sock.fileno() >= 0:
+            anyio.notify_closing(self._sock)
+            self._sock.close()
+
+    def _tail(self) -> str:
+        return read_tail(self._stderr, self._mark)
+
+
+async def send(sock: socket.socket, *parts: bytes) -> None:
+    """Send one frame over a non-blocking socket, however little it takes at a time."""
+    for part in (FRAME.pack(*map(len, parts)), *parts):
+        view = memoryview(part)
+        while view:
+            try:
+                view = view[sock.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(sock)
+
+
+async def receive(sock: socket.socket) -> list[bytes]:
+    """Receive one frame from a non-blocking socket. Raises `EOFError` where the stream ends."""
+
+    async def exactly(size: int) -> bytes:
+        buffer, filled = memoryview(bytearray(size)), 0
+        while filled < size:
+            try:
+                got = sock.recv_into(buffer[filled:])
+            except BlockingIOError:
+                await anyio.wait_readable(sock)
+                continue
+            if got == 0:
+                raise EOFError
+            filled += got
+        return bytes(buffer)
+
+    return [await exactly(size) for size in FRAME.unpack(await exactly(FRAME.size))]
+
+
+def read_tail(path: Path, start: int = 0) -> str:
+    """Return the end of a log, from `start` on at the earliest; empty when the file is gone."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace")
+    return ""

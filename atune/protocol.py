@@ -1,0 +1,50 @@
+"""What the parent and its workers say to each other, as msgpack. Between a program and its own processes only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.artifact import Artifact, Lowered
+from atune.device import DeviceInfo, Target
+from atune.measurement import FinalEntry, Timing
+from atune.settings import BenchmarkSettings, CompileSettings
+from atune.workload import WorkloadRef
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Everything a worker is told up front. `device`: the lane's name in a device's process, else empty."""
+
+    ref: WorkloadRef
+    target: Target
+    compile: CompileSettings
+    benchmark: BenchmarkSettings
+    run_dir: str
+    device: str = ""
+
+
+class Discovery(msgspec.Struct, frozen=True):
+    """The target that ``auto`` stands for here, and the devices to measure on."""
+
+    target: Target
+    devices: tuple[DeviceInfo, ...]
+
+
+class BuildJob(msgspec.Struct, frozen=True):
+    """A group to compile, and the file its library goes to."""
+
+    group: tuple[Lowered, ...]
+    path: str
+
+
+class Final(msgspec.Struct, frozen=True):
+    """Finalists to time in turn, and how many rounds."""
+
+    artifacts: tuple[Artifact, ...]
+    rounds: int
+
+
+class Finals(msgspec.Struct, frozen=True):
+    """The finalists' timings, in the order they were given, and the reference's where it was timed."""
+
+    entries: tuple[FinalEntry, ...]
+    reference: Timing | None

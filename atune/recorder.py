@@ -1,0 +1,57 @@
+"""Where every event goes: into the journal, the fold, and to whoever listens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atune.events import Event, Warned
+from atune.journal import Journal
+from atune.state import State
+
+Listener = Callable[[Event], None]
+
+
+class Recorder:
+    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order.
+
+    `clock` is monotonic, in seconds; `wall` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        listeners: tuple[Listener, ...] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.state = State()
+        self.journal = journal
+        self.listeners = list(listeners)
+        self._clock, self._wall, self._started = clock, wall, clock()
+        self._seq = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._started
+
+    def emit(self, kind: type[Event], /, *, lane: str = "engine", **fields: Any) -> None:
+        """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
+        event = kind(seq=self._seq, time=round(self._wall(), 6), mono=round(self.elapsed_s, 6), lane=lane, **fields)
+        if self.journal is not None:
+            self.journal.append(event)
+        self._seq += 1
+        self.state.apply(event)
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception as error:  # a listener's bug costs the listener, not the run
+                self.listeners.remove(listener)
+                self.emit(Warned, message=f"a listener of events raised and was dropped: {type(error).__name__}: {error}")
+
+    async def sync(self) -> None:
+        """Return once everything recorded so far is on the disk."""
+        if self.journal is not None:
+            await self.journal.sync()

@@ -1,0 +1,114 @@
+"""What a free compile worker does next: a pure function of the compile stage's state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atune.artifact import Lowered
+
+MAX_GROUP = 16
+"""Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small."""
+MIN_GROUP = 4
+FIRST_GROUP = 2
+"""Groups are this small until every device has something to do."""
+
+
+@dataclass(frozen=True)
+class Lower:
+    """Take one proposed candidate and lower it."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Compile these together, for `reason`."""
+
+    group: tuple[Lowered, ...]
+    reason: str
+
+
+Job = Lower | Build
+
+
+@dataclass
+class CompileState:
+    """The compile stage as the scheduler sees it. Counts are of candidates; `lanes` of workers."""
+
+    lanes: int
+    devices: int
+    total: int
+    """Candidates that will be proposed, at most: the space, or the budget."""
+    group_size: int | None = None
+    pipeline: bool = True
+    waiting: int = 0
+    lowering: int = 0
+    building: int = 0
+    busy: int = 0
+    proposing: bool = True
+    seen: int = 0
+    """Candidates whose lowering has ended, either way."""
+    groups: int = 0
+    ready: list[Lowered] = field(default_factory=list)
+    deferred: list[Lowered] = field(default_factory=list)
+    retry: list[tuple[Lowered, ...]] = field(default_factory=list)
+    """Parts of groups that failed as a whole."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no compile work is left or under way."""
+        left = self.waiting or self.lowering or self.building or self.ready or self.deferred or self.retry
+        return not self.proposing and not left
+
+    def next_job(self) -> Job | None:
+        """Return what a free worker should do now, taking it out of the queues; None when it must wait.
+
+        Early on, one small group a device gets the devices going. Then groups follow guided self-scheduling
+        (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of what is left for each worker, so they shrink
+        towards the end and no worker waits for a late large group.
+        """
+        if self.retry:
+            return Build(self.retry.pop(), "part of a failed group")
+        if self.ready:
+            if self.group_size is not None:
+                if len(self.ready) >= self.group_size or not self._more_to_lower:
+                    return self._build(self.ready, self.group_size, "group size as asked")
+            elif self.pipeline and self.groups < self.devices and len(self.ready) >= min(FIRST_GROUP, self.total):
+                return self._build(self.ready, FIRST_GROUP, "small: a device waits")
+            elif len(self.ready) >= self._share():
+                return self._build(self.ready, self._share(), "a worker's share of what is left")
+            elif not self._more_to_lower and not self.lowering:
+                return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
+        if self.waiting:
+            return Lower()
+        if not self.ready and not self.lowering and not self.proposing and self.deferred:
+            size = self.group_size or self._split(self.deferred)
+            return self._build(self.deferred, size, "deferred by the screen")
+        return None
+
+    @property
+    def _more_to_lower(self) -> bool:
+        return bool(self.waiting or self.lowering or self.proposing)
+
+    def _share(self) -> int:
+        left = max(self.total - self.seen, 0) + len(self.ready) + len(self.deferred)
+        return max(MIN_GROUP, min(MAX_GROUP, math.ceil(left / (2 * self.lanes))))
+
+    def _split(self, queue: Sequence[Lowered]) -> int:
+        free = max(1, self.lanes - self.busy)
+        return max(1, min(MAX_GROUP, math.ceil(len(queue) / free)))
+
+    def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
+        """Take up to `size` members that compile together, the oldest first."""
+        key = queue[0].merge_key
+        group = [lowered for lowered in queue if lowered.merge_key == key][:size]
+        taken = {lowered.index for lowered in group}
+        queue[:] = [lowered for lowered in queue if lowered.index not in taken]
+        self.groups += 1
+        return Build(tuple(group), reason)
+
+
+def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:
+    """Split a group that failed as a whole."""
+    middle = len(group) // 2
+    return tuple(group[:middle]), tuple(group[middle:])

@@ -1,0 +1,111 @@
+"""How to compile, how to measure and when to stop: checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from atune.errors import TargetError, UsageError
+
+Backend = Literal["auto", "tvm_ffi", "cython"]
+
+CPU_FLAGS = ("-O3", "-march=native")
+"""g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
+
+
+def _positive(where: str, name: str, value: float | None, *, optional: bool = False, integral: bool = False) -> None:
+    if value is None and optional:
+        return
+    kind = "whole number" if integral else "number"
+    wrong_type = isinstance(value, bool) or not isinstance(value, int if integral else (int, float))
+    if wrong_type or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]
+        raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
+
+
+class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How candidates become artifacts.
+
+    `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring.
+    `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
+    `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
+    `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
+    `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
+    """
+
+    workers: int | None = None
+    group_size: int | None = None
+    compile_timeout_s: float = 120.0
+    flags: tuple[str, ...] | None = None
+    pass_configs: Mapping[str, Any] = {}
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
+        _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
+        _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
+        if self.backend in ("torch", "ctypes", "nvrtc", "cutedsl"):
+            raise TargetError(f"backend {self.backend!r} is not supported; use auto, tvm_ffi (CUDA) or cython (CPU)")
+        if self.backend not in ("auto", "tvm_ffi", "cython"):
+            raise TargetError(f"backend {self.backend!r} is unknown; use auto, tvm_ffi (CUDA) or cython (CPU)")
+
+
+class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How artifacts are checked and timed.
+
+    `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
+    `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
+    `check`: compare each candidate's outputs with the reference before it is timed.
+    `cache_inputs`: make the inputs once a device and use them for every candidate; False makes them anew each time.
+    `seed`: seeds torch before inputs are made.
+    `n_final`: how many of the best are timed again, interleaved, while nothing compiles; 0 skips the final.
+    `n_final_rounds`: rounds of that final; each round times every finalist once.
+    """
+
+    n_warmup: int = 3
+    n_repeat: int = 20
+    benchmark_timeout_s: float = 60.0
+    check: bool = True
+    cache_inputs: bool = True
+    seed: int = 0
+    n_final: int = 5
+    n_final_rounds: int = 20
+
+    def __post_init__(self) -> None:
+        where = "BenchmarkSettings"
+        _positive(where, "n_repeat", self.n_repeat, integral=True)
+        _positive(where, "benchmark_timeout_s", self.benchmark_timeout_s)
+        _positive(where, "n_final_rounds", self.n_final_rounds, integral=True)
+        for name in ("n_warmup", "n_final"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """When to stop proposing: after `candidates` proposals or after `seconds` of the run, whichever comes first."""
+
+    candidates: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive("Budget", "candidates", self.candidates, optional=True, integral=True)
+        _positive("Budget", "seconds", self.seconds, optional=True)
+
+    @classmethod
+    def parse(cls, text: str | int | float | Budget | None) -> Budget:
+        """Read ``40`` (candidates) or ``"90s"`` / ``"2m"`` (seconds). Raises `UsageError` on anything else."""
+        if text is None:
+            return cls()
+        if isinstance(text, Budget):
+            return text
+        if isinstance(text, int):
+            return cls(candidates=text)
+        try:
+            if isinstance(text, str) and text[-1:] in ("s", "m", "h"):
+                return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
+            return cls(candidates=int(text)) if isinstance(text, str) else cls(seconds=-1.0)
+        except ValueError:
+            raise UsageError(f"budget {text!r}: give a number of candidates, such as 40, or a time, such as 90s") from None

@@ -1,0 +1,113 @@
+"""Lowered → Artifact: merge a group's host and device modules and make one shared library of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atune.artifact import Artifact, Built, Failure, Lowered
+from atune.protocol import BuildJob
+from atune.settings import CPU_FLAGS
+from atune.stages.lowering import Blob
+from atune.stages.session import session
+
+
+class CompileError(Exception):
+    """A compiler refused the source. Its words are the message's later lines."""
+
+
+def run(payload: bytes) -> bytes:
+    """Entry point: msgpack of a `BuildJob` → msgpack of a list of `Artifact` or `Failure`, one a member.
+
+    A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
+    """
+    job = msgspec.msgpack.decode(payload, type=BuildJob)
+    try:
+        built: Sequence[Built] = build(job.group, job.path)
+    except Exception as error:
+        if len(job.group) > 1:
+            raise
+        words = str(error).strip()
+        first = next((line for line in words.splitlines() if "error" in line.lower()), words.splitlines()[0] if words else "")
+        kind = "compile" if isinstance(error, CompileError) or "Compilation error" in words else "codegen"
+        built = [Failure(job.group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], words[-4000:])]  # type: ignore[arg-type]
+    return msgspec.msgpack.encode(built)
+
+
+def build(group: Sequence[Lowered], path: str) -> list[Artifact]:
+    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
+    started = time.perf_counter()
+    if len({lowered.merge_key for lowered in group}) != 1:
+        raise ValueError("members of different merge keys cannot share a library")
+    blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
+    part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
+    kind = session().target.kind
+    (_build_c if kind == "c" else _build_cuda)(blobs, part)
+    os.replace(part, path)
+    seconds = round(time.perf_counter() - started, 4)
+    return [
+        Artifact(lowered.index, path, blob.symbol, lowered.params, kind, seconds, blob.calls)
+        for lowered, blob in zip(group, blobs, strict=True)
+    ]
+
+
+def _build_c(blobs: Sequence[Blob], path: str) -> None:
+    from tilelang.env import TILELANG_TEMPLATE_PATH
+
+    source = path + ".cpp"
+    with open(source, "w") as file:
+        file.write("\n".join(blob.source for blob in blobs))
+    compiler = shutil.which("g++") or shutil.which("c++") or "g++"
+    flags = session().compile.flags
+    command = [compiler, "-std=c++17", *(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
+    command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
+        raise CompileError(f"g++ failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
+    os.remove(source)
+
+
+def _build_cuda(blobs: Sequence[Blob], path: str) -> None:
+    from tilelang import tvm
+    from tilelang.backend.module import create_backend_context
+    from tilelang.engine.lower import device_codegen, host_codegen
+    from tilelang.transform.pass_config import normalize_pass_configs
+
+    context = create_backend_context(session().target.tvm(), None, "auto")
+    pass_configs = dict(blobs[0].pass_configs)
+    flags = session().compile.flags
+    if flags:
+        pass_configs["tl.device_compile_flags"] = list(flags)
+    host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
+    device = _merge(tvm, [pickle.loads(blob.device) for blob in blobs])
+    with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
+        library = host_codegen(host, context)
+        library.import_module(device_codegen(device, context))
+    tvm.runtime.Executable(library).export_library(path, workspace_dir=_workspace())
+
+
+def _workspace() -> str:
+    folder = os.path.join(session().run_dir, f"link-{os.getpid()}")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def _merge(tvm: Any, modules: Sequence[Any]) -> Any:
+    functions: dict[Any, Any] = {}
+    names: set[str] = set()
+    for module in modules:
+        for name, function in module.functions.items():
+            if name.name_hint in names:
+                raise ValueError(f"{name.name_hint} is defined by two members of the group")
+            names.add(name.name_hint)
+            functions[name] = function
+    return tvm.IRModule(functions, attrs=modules[0].attrs)

@@ -1,0 +1,149 @@
+"""Candidate → Lowered: elaborate the kernel, lower it, and read off what is known before any compiler runs."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import time
+from typing import Any
+
+import msgspec
+
+from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
+from atune.candidate import PASS_CONFIGS, Candidate, thaw
+from atune.stages.session import candidate_of, session, workload
+
+SYMBOL = "atune_kernel_{key}"
+"""A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
+
+_LOCAL_ARRAY = re.compile(r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE)
+_BYTES = {"double": 8, "half_t": 2, "bfloat16_t": 2, "signed char": 1, "uchar": 1}
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """What lowering hands to codegen. `calls`: for the CPU, what each argument of the C function is."""
+
+    symbol: str
+    host: bytes
+    device: bytes
+    source: str
+    pass_configs: dict[str, Any]
+    calls: tuple[int | str, ...] = ()
+
+
+def run(payload: bytes) -> bytes:
+    """Entry point: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`."""
+    candidate = candidate_of(payload)
+    try:
+        result: Lowered | Failure = lower(candidate)
+    except Exception as error:
+        result = Failure(candidate.index, "lower", _one_line(error), _traceback())
+    return msgspec.msgpack.encode(result)
+
+
+def elaborate(candidate: Candidate) -> Any:
+    """Return the candidate's PrimFunc under its own symbol."""
+    from tilelang import tvm
+
+    work = workload()
+    config = thaw({k: v for k, v in candidate.config.items() if k != PASS_CONFIGS})
+    arguments = {**thaw(work.arguments), **config}
+    kernel = work.kernel
+    get_tir = getattr(kernel, "get_tir", None)
+    function = get_tir(**arguments) if get_tir is not None else kernel(**arguments)
+    if not isinstance(function, tvm.tirx.PrimFunc):
+        raise TypeError(f"the kernel returned a {type(function).__name__}, and must return a PrimFunc (T.prim_func)")
+    return function.with_attr("global_symbol", SYMBOL.format(key=candidate.key))
+
+
+def effective_pass_configs(candidate: Candidate) -> dict[str, Any]:
+    """Merge pass configs: the settings', the workload's, the candidate's own; the later one wins."""
+    return {**session().compile.pass_configs, **workload().pass_configs, **candidate.config.get(PASS_CONFIGS, {})}
+
+
+def lower(candidate: Candidate) -> Lowered:
+    """Lower one candidate. Raises whatever elaboration or tilelang raises."""
+    from tilelang import tvm
+    from tilelang.backend.module import create_backend_context
+    from tilelang.engine.lower import device_codegen_without_compile, host_codegen, lower_to_host_device_ir
+    from tilelang.transform.pass_config import normalize_pass_configs
+
+    started = time.perf_counter()
+    target = session().target
+    context = create_backend_context(target.tvm(), None, "auto")
+    pass_configs = effective_pass_configs(candidate)
+    symbol = SYMBOL.format(key=candidate.key)
+    with context.target:
+        function = elaborate(candidate)
+    with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
+        host, device, params, _, _ = lower_to_host_device_ir(function, context)
+        source = str(device_codegen_without_compile(device, context).inspect_source())
+        # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
+        host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
+    if symbol not in source:
+        raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
+    flags = session().compile.flags
+    same_code = (source.replace(symbol, "K"), host_source.replace(symbol, "K"), str(target), flags, pass_configs)
+    merge = (str(target), flags, pass_configs, sorted(map(str, dict(device.attrs or {}).items())))
+    blob = Blob(symbol, pickle.dumps(host), pickle.dumps(device), source, pass_configs, _c_arguments(function, device) if target.kind == "c" else ())
+    return Lowered(
+        index=candidate.index,
+        code_key=_digest(same_code),
+        merge_key=_digest(merge),
+        params=tuple(_param(p) for p in params or ()),
+        facts=_facts(device, source),
+        seconds=round(time.perf_counter() - started, 4),
+        blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
+    )
+
+
+def _without_ir(blob: Blob) -> Blob:
+    return msgspec.structs.replace(blob, host=b"", device=b"")  # C sources are merged as text
+
+
+def _param(param: Any) -> KernelParam:
+    shape = tuple(int(d) if str(d).lstrip("-").isdigit() else str(d) for d in param.shape)
+    scalar = bool(param.is_scalar()) if hasattr(param, "is_scalar") else False
+    return KernelParam(dtype=str(param.dtype), shape=None if scalar else shape)
+
+
+def _c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
+    """Map the arguments of the generated C function to kernel parameters (positions) and symbolic dimensions (names)."""
+    buffers = {str(function.buffer_map[v].data.name): i for i, v in enumerate(function.params) if v in function.buffer_map}
+    scalars = {str(v.name): i for i, v in enumerate(function.params) if v not in function.buffer_map}
+    kernels = list(device.functions.values())
+    if len(kernels) != 1:
+        return ()
+    return tuple(buffers.get(str(v.name), scalars.get(str(v.name), str(v.name))) for v in kernels[0].params)
+
+
+def _facts(device: Any, source: str) -> StaticFacts:
+    smem, threads, grid = 0, 1, (1, 1, 1)
+    for function in device.functions.values():
+        attrs = dict(function.attrs or {})
+        extent = {str(k): int(v) for k, v in dict(attrs.get("thread_extent", {})).items() if str(v).isdigit()}
+        smem = max(smem, int(attrs.get("dyn_shared_memory_buf", 0)))
+        threads = max(threads, extent.get("threadIdx.x", 1) * extent.get("threadIdx.y", 1) * extent.get("threadIdx.z", 1))
+        grid = (extent.get("blockIdx.x", 1), extent.get("blockIdx.y", 1), extent.get("blockIdx.z", 1))
+    if session().target.kind == "c":
+        return StaticFacts()
+    local = max((int(n) * _BYTES.get(t, 4) // 4 for t, n in _LOCAL_ARRAY.findall(source)), default=0)
+    return StaticFacts(smem_bytes=smem, threads=threads, grid=grid, accumulators=local)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic", enc_hook=str)).hexdigest()[:32]
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    # TVM puts the C++ stack first and the message last.
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"[:500]
+
+
+def _traceback() -> str:
+    import traceback
+
+    return traceback.format_exc(limit=-6)[-4000:]

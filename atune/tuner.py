@@ -1,0 +1,278 @@
+"""The three ways to tune from Python: `await tune()`, blocking `run()`, and the `Tuner` handle with its events."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectSendStream
+
+from atune.backend import Backend
+from atune.device import parse_target
+from atune.engine import Engine, unwrapped
+from atune.errors import NoWinner, UsageError
+from atune.events import Event, RunInterrupted
+from atune.journal import Journal
+from atune.local import LocalBackend
+from atune.recorder import Listener, Recorder
+from atune.result import TuneResult
+from atune.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.store import keep
+from atune.strategy import make_strategy
+from atune.workload import FileRef, Workload, describe, parse_file_ref, ship
+
+
+class Tuner:
+    """One tuning run as a handle.
+
+        async with Tuner(workload) as tuner:
+            async for event in tuner.events():
+                ...
+            result = await tuner.result()
+
+    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | FileRef | str,
+        *,
+        target: str = "auto",
+        devices: str | Sequence[str] = "all",
+        strategy: str = "exhaustive",
+        seed: int = 0,
+        budget: int | str | Budget | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        pipeline: bool = True,
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        progress: bool = False,
+        backend: Backend | None = None,
+    ) -> None:
+        parse_target(target)
+        make_strategy(strategy, 1, seed)
+        names = (devices,) if isinstance(devices, str) else tuple(devices)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as ['0', '1'], got {devices!r}")
+        compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        if backend is None:
+            reference = parse_file_ref(workload) if isinstance(workload, str) else workload
+            if isinstance(reference, Workload):
+                spec = describe(reference)
+                backend = LocalBackend(
+                    ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
+                )
+            else:
+                backend = LocalBackend(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
+        self._journal_path = None if journal is None else Path(journal)
+        self._journal: Journal | None = None
+        self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
+        self._progress = progress
+        self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
+            backend,
+            recorder,
+            compile=compile,
+            benchmark=benchmark,
+            strategy=strategy,
+            seed=seed,
+            budget=Budget.parse(budget),
+            pipeline=pipeline,
+            keep=keep,
+        )
+        Budget.parse(budget)
+        self._subscribers: list[MemoryObjectSendStream[Event]] = []
+        self._past: list[Event] = []
+        self._error: BaseException | None = None
+        self._recorder: Recorder | None = None
+
+    async def __aenter__(self) -> Tuner:
+        self._done = anyio.Event()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup:
+            if error is None:
+                raise
+            return False  # the body's own error, as it was raised
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield every event of the run from its first on, also those before this call, until the run ends."""
+        send, receive = anyio.create_memory_object_stream[Event](math.inf)
+        for event in self._past:
+            send.send_nowait(event)
+        if self._done.is_set():
+            send.close()
+        else:
+            self._subscribers.append(send)
+        with receive:
+            async for event in receive:
+                yield event
+
+    async def result(self) -> TuneResult:
+        """Wait for the end and return the result. Raises what `tune` raises."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result()
+
+    def stop(self) -> None:
+        """End the run early, in order: what is under way is measured, then comes the final."""
+        self._engine.stop()
+
+    def _result(self) -> TuneResult:
+        assert self._recorder is not None
+        return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
+
+    def _publish(self, event: Event) -> None:
+        self._past.append(event)
+        for subscriber in self._subscribers:
+            with suppress(anyio.BrokenResourceError):  # a reader that left
+                subscriber.send_nowait(event)
+
+    async def _run(self) -> None:
+        try:
+            if self._progress:
+                from atune.progress import Progress
+
+                with Progress() as progress:
+                    await self._record((*self._listeners, progress.on_event))
+            else:
+                await self._record(self._listeners)
+            result = self._result()
+            if result.best_config is None:
+                raise NoWinner(no_winner_message(result), result)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done.set()
+            for subscriber in self._subscribers:
+                subscriber.close()
+
+    async def _record(self, listeners: tuple[Listener, ...]) -> None:
+        journal = None if self._journal_path is None else Journal.create(self._journal_path)
+        self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
+        self._engine = self._make(recorder)
+        try:
+            await self._engine.run()
+        except BaseException as error:
+            cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
+            cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
+            await _end_journal(recorder, "cancelled" if cancelled else f"{type(cause).__name__}: {cause}")
+            if cause is error:
+                raise
+            raise cause from None
+        finally:
+            if journal is not None:
+                journal.close()
+
+
+async def _end_journal(recorder: Recorder, reason: str) -> None:
+    """Record that the run ended early. Short and shielded; a journal that broke is left as it is."""
+    if recorder.state.header is None or recorder.state.finished is not None:
+        return
+    with suppress(Exception), anyio.move_on_after(0.3, shield=True):
+        recorder.emit(RunInterrupted, wall_s=round(recorder.elapsed_s, 4), reason=reason[:500])
+        await recorder.sync()
+
+
+def no_winner_message(result: TuneResult) -> str:
+    """Say that nothing worked, and why: the reasons grouped and counted, the most frequent first."""
+    if not result.total or result.remaining == result.total:
+        return "no candidate was tried: the budget ended before the first one"
+    counts = f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
+    lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
+    return "\n".join([f"no candidate worked ({counts}):", *lines])
+
+
+async def tune(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
+    """Tune `workload` and return the result.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    target
+        ``auto`` (CUDA where there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
+    devices
+        ``all``, ``cpu``, or device numbers such as ``["0", "1"]``.
+    strategy, seed
+        ``exhaustive`` or ``random``; the seed decides the random order.
+    budget
+        Candidates (``40``), seconds (``"90s"``) or a `Budget`; None tries the whole space.
+    journal
+        Path of a new journal; None writes none.
+    pipeline
+        False starts measuring when all compiling is done; for comparison.
+    compile, benchmark
+        `CompileSettings` and `BenchmarkSettings`.
+    on_event
+        Called with each event, in the event loop: keep it short.
+    progress
+        Show progress on stderr.
+
+    Raises `UsageError` (and its branches) for what cannot work, `NoWinner` when no candidate worked, `DevicesLost`
+    when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
+    measured.
+    """
+    async with Tuner(workload, **options) as tuner:
+        return await tuner.result()
+
+
+def run(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
+    """Do what `tune` does, blocking; also inside a running event loop, such as a notebook's.
+
+    Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
+    """
+    outcome: list[TuneResult] = []
+    errors: list[BaseException] = []
+    scope: list[tuple[anyio.CancelScope, anyio.abc.BlockingPortal]] = []
+    ready = threading.Event()
+
+    async def work() -> None:
+        async with anyio.from_thread.BlockingPortal() as portal:
+            with anyio.CancelScope() as cancel:
+                scope.append((cancel, portal))
+                ready.set()
+                outcome.append(await tune(workload, **options))
+
+    def thread() -> None:
+        try:
+            anyio.run(work)
+        except BaseException as error:
+            errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
+        finally:
+            ready.set()
+
+    runner = threading.Thread(target=thread, name="atune-run", daemon=True)
+    runner.start()
+    try:
+        while runner.is_alive():
+            runner.join(0.1)  # with a timeout, so that a signal's handler gets its turn
+    except BaseException:
+        ready.wait()
+        if scope:
+            cancel, portal = scope[0]
+            with suppress(RuntimeError):
+                portal.start_task_soon(cancel.cancel)
+        runner.join(5)
+        raise
+    if errors:
+        raise errors[0]
+    return outcome[0]

@@ -1,0 +1,194 @@
+"""The fold from events to a result: who wins, who is credited, and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+from event_streams import Stream, timing
+
+from atune.artifact import Artifact
+from atune.cache import cache_folder
+from atune.errors import AtuneError
+from atune.events import CandidateMeasured, decode, encode
+from atune.result import TuneResult
+from atune.state import State
+
+KEYS = [
+    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
+    "wall_s", "journal",
+]  # fmt: skip
+
+
+def folded(stream: Stream) -> TuneResult:
+    return TuneResult.from_events(stream.events)
+
+
+def test_counts_add_up_to_total_at_the_end_of_a_run() -> None:
+    stream = Stream(total=6).ready(2.0)
+    stream.candidate(0, 3.0).candidate(1, 1.0).candidate(2)
+    stream.proposed(3).lowered(3).pruned(3).proposed(4).build_failed(4)
+    stream.proposed(5).lowered(5, "c1").aliased(5, 1).finished(7.5)
+    result = folded(stream)
+    assert (result.measured, result.failed, result.pruned, result.duplicates, result.remaining) == (2, 2, 1, 1, 0)
+    assert result.best_config == {"block": 1} and result.latency_ms == 1.0 and result.reference_ms == 2.0
+    assert list(result.summary()) == KEYS and result.wall_s == 7.5 and result.finished
+    assert [r.status for r in result.records] == ["measured", "measured", "failed", "pruned", "failed", "duplicate"]
+    assert [m.index for m in result.measurements] == [0, 1]
+
+
+def test_the_rest_of_a_budgeted_run_is_remaining() -> None:
+    result = folded(Stream(total=10).candidate(0, 1.0).proposed(1).finished())
+    assert result.remaining == 9 and result.records[1].status == "remaining" and len(result.records) == 2
+
+
+def test_a_duplicate_is_credited_to_the_first_in_the_spaces_order() -> None:
+    """Candidate 5 was built and measured, 3 and 1 turned out to be the same code: the credit is 1's."""
+    stream = Stream(total=6).candidate(5, 1.0).candidate(4, 2.0)
+    stream.proposed(3).lowered(3, "c5").aliased(3, 5).proposed(1).lowered(1, "c5").aliased(1, 3)
+    result = folded(stream.finished())
+    assert result.best_index == 1 and result.best_config == {"block": 1} and result.latency_ms == 1.0
+    assert {r.index: (r.status, r.same_as, r.latency_ms) for r in result.records} == {
+        1: ("measured", None, 1.0),
+        3: ("duplicate", 1, 1.0),
+        4: ("measured", None, 2.0),
+        5: ("duplicate", 1, 1.0),
+    }
+    assert (result.measured, result.duplicates) == (2, 2)
+    assert [m.index for m in result.measurements] == [1, 4]
+
+
+def test_an_alias_known_before_the_measurement_gives_the_same_result() -> None:
+    early = Stream(total=2).proposed(1).proposed(0).aliased(0, 1).built(1).measured(1, 1.0).finished()
+    late = Stream(total=2).proposed(1).built(1).measured(1, 1.0).proposed(0).aliased(0, 1).finished()
+    assert folded(early).records == folded(late).records and folded(early).best_index == 0
+
+
+def test_a_failed_class_counts_one_failure_and_the_others_duplicates() -> None:
+    stream = Stream(total=3).proposed(2).build_failed(2).proposed(0).aliased(0, 2).proposed(1).aliased(1, 2)
+    result = folded(stream.finished())
+    assert (result.measured, result.failed, result.duplicates) == (0, 1, 2)
+    assert result.best is None and result.failures[0].index == 0 and result.failures[0].detail == "line 1\nline 2"
+    assert result.failure_summary() == [("compile", "g++ said no", 1)]
+
+
+def test_an_alias_said_twice_counts_once() -> None:
+    result = folded(Stream(total=2).candidate(0, 1.0).proposed(1).aliased(1, 0).aliased(1, 0).finished())
+    assert (result.measured, result.duplicates) == (1, 1)
+
+
+def test_ties_go_to_the_smaller_config_key() -> None:
+    stream = Stream(total=3)
+    for index in (0, 1, 2):
+        stream.candidate(index, 1.0)
+    result = folded(stream.finished())
+    assert result.best is not None
+    assert result.best.key == min(r.key for r in result.records)
+    assert folded(Stream(total=3).candidate(2, 1.0).candidate(1, 1.0).candidate(0, 1.0)).best_index == result.best_index
+
+
+def test_the_final_beats_the_first_timing() -> None:
+    stream = Stream(total=4, default=2).ready(5.0).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 2.0).candidate(3, 9.0)
+    stream.final({1: [1.0, 1.0, 1.0], 0: [1.2, 1.2, 1.2], 2: [2.0, 2.0, 3.0], 3: [8.0, 8.0, 9.0]}, [4.0]).finished()
+    result = folded(stream)
+    assert result.best_index == 1 and result.latency_ms == 1.0 and result.reference_ms == 4.0
+    assert result.default is not None and result.default.index == 2
+    assert result.slowest is not None and result.slowest.index == 3
+    assert result.speedup_over_default is not None and result.speedup_over_default[1] == 2.0
+    assert result.speedup_over_slowest is not None and result.speedup_over_slowest[1] == 8.0
+    assert [e.index for e in result.final] == [1, 0, 2, 3]
+
+
+def test_the_final_is_credited_to_the_first_of_its_class_and_finds_an_aliased_default() -> None:
+    stream = Stream(total=4, default=3).candidate(2, 1.0).candidate(3, 4.0)
+    stream.proposed(0).aliased(0, 2).proposed(1).aliased(1, 3)
+    result = folded(stream.final({2: [1.0, 1.0], 3: [4.0, 4.0]}).finished())
+    assert result.best_index == 0 and [e.index for e in result.final] == [0, 1]
+    assert result.default is not None and result.default.same_as == 1
+    assert result.speedup_over_default == (4.0, 4.0, 4.0)
+
+
+def test_no_speedup_without_a_final_or_where_the_default_failed() -> None:
+    assert folded(Stream(total=2, default=0).candidate(0, 2.0).candidate(1, 1.0)).speedup_over_default is None
+    failed = Stream(total=2, default=0).candidate(0).candidate(1, 1.0).final({1: [1.0]}).finished()
+    assert folded(failed).speedup_over_default is None
+
+
+def test_a_finalist_that_fails_later_does_not_win() -> None:
+    stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0], 1: [2.0]}).failed(0, kind="fault")
+    result = folded(stream.finished())
+    assert result.best_index == 1 and (result.measured, result.failed) == (1, 1)
+
+
+def test_best_is_found_again_when_the_best_one_fails_and_agrees_with_a_fresh_fold() -> None:
+    state = State()
+    for event in Stream(total=3).candidate(0, 1.0).candidate(1, 2.0).candidate(2, 3.0).failed(0).events:
+        state.apply(event)
+    assert state.best == (1, 2.0)
+    assert [m.index for m in state.ranked()] == [1, 2]
+
+
+def test_wall_time_sums_the_parts_also_of_a_part_that_was_killed() -> None:
+    stream = Stream(total=3, step_s=1.0).candidate(0, 1.0)  # killed after its last event, at second 4
+    stream.resumed().candidate(1, 2.0).interrupted(10.0).resumed().candidate(2, 3.0).finished(20.0)
+    assert folded(stream).wall_s == pytest.approx(4 + 10 + 20)
+
+
+def test_an_unfinished_run_counts_its_time_to_the_last_event() -> None:
+    result = folded(Stream(total=3, step_s=1.0).candidate(0, 1.0))
+    assert result.wall_s == pytest.approx(4.0) and not result.finished and result.remaining == 2
+
+
+def test_a_measurement_after_a_resumption_makes_the_old_final_void() -> None:
+    stream = Stream(total=3).candidate(0, 2.0).candidate(1, 3.0).final({0: [2.0], 1: [3.0]}).finished()
+    stream.resumed().candidate(2, 1.0)
+    assert folded(stream).best_index == 2 and folded(stream).final == ()
+
+
+def test_a_result_does_not_change_when_its_state_goes_on() -> None:
+    state = State()
+    for event in Stream(total=2).candidate(0, 2.0).events:
+        state.apply(event)
+    result = TuneResult(state)
+    state.apply(CandidateMeasured(seq=9, time=0, mono=0, index=1, device="cpu", timing=timing(1.0), checked=False))
+    assert (result.best_index, result.measured) == (0, 1)
+
+
+def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
+    stream = Stream(total=1).candidate(0, 1.0, tile=(64, (1, 2)))
+    result = TuneResult.from_events(decode(encode(e)) for e in stream.events)
+    assert result.best_config == {"tile": (64, (1, 2))}
+
+
+def test_the_table_is_sorted_and_shows_reasons_without_control_characters() -> None:
+    stream = Stream(total=4).candidate(0, 3.0).candidate(1, 1.0).proposed(2).build_failed(2, "bad\x1b[2J\nline")
+    table = folded(stream.proposed(3).aliased(3, 1)).table()
+    lines = table.splitlines()
+    assert [line.split()[2] for line in lines[1:]] == ["1", "3", "0", "2"]
+    assert "same code as 1" in lines[2] and "compile: bad" in lines[4]
+    assert "\x1b" not in table and len(lines) == 5
+
+
+def test_failures_are_grouped_and_the_most_frequent_comes_first() -> None:
+    stream = Stream(total=4).proposed(0).pruned(0, "big")
+    for index in (1, 2, 3):
+        stream.proposed(index).build_failed(index, "no" if index < 3 else "never")
+    assert folded(stream).failure_summary() == [("compile", "no", 2), ("compile", "never", 1), ("pruned", "big", 1)]
+
+
+def artifact(path: object) -> Artifact:
+    return Artifact(0, str(path), "k0", (), "c")
+
+
+def test_the_kernel_of_a_run_whose_library_is_gone_says_so(tmp_path: object) -> None:
+    result = folded(Stream(total=1).candidate(0, 1.0).finished(kernel=artifact("/nowhere/k.so")))
+    with pytest.raises(AtuneError, match="/nowhere/k.so is gone"):
+        result.kernel  # noqa: B018
+    with pytest.raises(AtuneError, match="did not finish"):
+        folded(Stream(total=1).candidate(0, 1.0)).kernel  # noqa: B018
+    with pytest.raises(AtuneError, match="no candidate worked"):
+        folded(Stream(total=1).candidate(0).finished()).kernel  # noqa: B018
+
+
+def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: object) -> None:
+    stream = Stream(total=1).candidate(0, 1.0).finished(kernel=artifact(cache_folder() / ".." / "evil.so"))
+    with pytest.raises(AtuneError, match="outside the cache folder"):
+        TuneResult.from_events(stream.events, replayed=True).kernel  # noqa: B018
