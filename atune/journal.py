@@ -303,6 +303,7 @@ def _open_locked(path: str, flags: int) -> int:
 _ADVICE = {
     errno.EISDIR: "it is a folder: give a file in it",
     errno.ENOTDIR: "a part of the path is a file: give another path",
+    errno.EEXIST: "a part of the path is a file: give another path",
     errno.ENOENT: "there is no such file or folder",
     errno.EACCES: "no permission: give a path that you may write",
     errno.EPERM: "no permission: give a path that you may write",

@@ -74,6 +74,9 @@ class LocalBackend:
                 "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
                 "TILELANG_DISABLE_CACHE": "1",
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
+                # and then no fork of the server could use it; NVML can be asked without that.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
             async with ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server:
                 yield

@@ -74,7 +74,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 del error
 
     async def spawn(
-        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: list[int] | None = None, nice: int = 0
+        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
         """Fork a worker, once the preload is done.
 
@@ -82,16 +82,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         `WorkerError`, with the tail of the server's log, when the preload failed or the server is gone.
         Cancellation leaves no worker behind.
         """
-        if self._running:
-            await self._ready.wait()
-        else:
+        if not self._running:
             raise WorkerError("the fork server is not open")
+        await self._ready.wait()
         if self._failure:
             raise WorkerError(self._failure, read_tail(self._log))
         number = next(self._numbers)
         name = f"{lane}-{number}"
         path = self.run_dir / f"{name.replace('/', '_')}.stderr"
-        order = {"op": "fork", "id": number, "env": dict(env or {}), "cpus": cpus, "nice": nice}
+        order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
+        order["cpus"] = None if cpus is None else list(cpus)
         with path.open("ab") as stderr:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)

@@ -58,7 +58,7 @@ class Stream:
             versions={"atune": "0"},
         )
 
-    def add(self, kind: type[Any], **fields: Any) -> Stream:
+    def add(self, kind: type[Any], /, **fields: Any) -> Stream:
         seq = len(self.events)
         self.events.append(kind(seq=seq, time=1.7e9 + self.mono, mono=round(self.mono, 6), **fields))
         self.mono += self.step_s
@@ -101,7 +101,9 @@ class Stream:
 
     def final(self, entries: dict[int, Sequence[float]], reference: Sequence[float] | None = None) -> Stream:
         timed = tuple(FinalEntry(index, timing(*ms)) for index, ms in entries.items())
-        return self.add(FinalOrdered, device="cpu", entries=timed, reference=None if reference is None else timing(*reference))
+        return self.add(
+            FinalOrdered, device="cpu", entries=timed, reference=None if reference is None else timing(*reference)
+        )
 
     def finished(self, wall_s: float = 1.0, **fields: Any) -> Stream:
         return self.add(RunFinished, wall_s=wall_s, reason="exhausted", **fields)

@@ -86,7 +86,9 @@ def test_ties_go_to_the_smaller_config_key() -> None:
 
 
 def test_the_final_beats_the_first_timing() -> None:
-    stream = Stream(total=4, default=2).ready(5.0).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 2.0).candidate(3, 9.0)
+    stream = (
+        Stream(total=4, default=2).ready(5.0).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 2.0).candidate(3, 9.0)
+    )
     stream.final({1: [1.0, 1.0, 1.0], 0: [1.2, 1.2, 1.2], 2: [2.0, 2.0, 3.0], 3: [8.0, 8.0, 9.0]}, [4.0]).finished()
     result = folded(stream)
     assert result.best_index == 1 and result.latency_ms == 1.0 and result.reference_ms == 4.0
