@@ -1,5 +1,98 @@
-"""Autotuning for TileLang kernels, as an asyncio event-driven engine."""
+"""Autotuning for TileLang kernels, as an asyncio event-driven engine.
 
-from atune.space import Space
-from atune.workload import Workload
-from atune.tuner import tune
+    import atune
+
+    workload = atune.Workload(matmul, atune.Space(block_M=[64, 128]), arguments={"M": 4096}, reference=torch_matmul)
+    result = await atune.tune(workload)     # or atune.run(workload) where nothing is async
+    result.kernel(A, B)
+
+Importing atune imports neither tilelang nor torch, configures no logging and writes no file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    # What to tune
+    from atune.space import Space as Space
+    from atune.workload import Workload as Workload
+
+    # Tune
+    from atune.tuner import Tuner as Tuner
+    from atune.tuner import run as run
+    from atune.tuner import tune as tune
+    from atune.settings import BenchmarkSettings as BenchmarkSettings
+    from atune.settings import Budget as Budget
+    from atune.settings import CompileSettings as CompileSettings
+
+    # What came out
+    from atune.measurement import Measurement as Measurement
+    from atune.measurement import Timing as Timing
+    from atune.replay import replay as replay
+    from atune.result import Record as Record
+    from atune.result import TuneResult as TuneResult
+
+    # Errors
+    from atune.errors import AtuneError as AtuneError
+    from atune.errors import DevicesLost as DevicesLost
+    from atune.errors import JournalError as JournalError
+    from atune.errors import NoWinner as NoWinner
+    from atune.errors import SpaceError as SpaceError
+    from atune.errors import TargetError as TargetError
+    from atune.errors import UsageError as UsageError
+    from atune.errors import WorkerError as WorkerError
+    from atune.errors import WorkloadError as WorkloadError
+
+__all__ = [
+    "AtuneError",
+    "BenchmarkSettings",
+    "Budget",
+    "CompileSettings",
+    "DevicesLost",
+    "JournalError",
+    "Measurement",
+    "NoWinner",
+    "Record",
+    "Space",
+    "SpaceError",
+    "TargetError",
+    "Timing",
+    "TuneResult",
+    "Tuner",
+    "UsageError",
+    "WorkerError",
+    "Workload",
+    "WorkloadError",
+    "replay",
+    "run",
+    "tune",
+]
+
+# Loaded on first use, so that `import atune` costs next to nothing, in workers and at the command line too.
+_HOME = {
+    "atune.space": ("Space",),
+    "atune.workload": ("Workload",),
+    "atune.tuner": ("Tuner", "run", "tune",),
+    "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
+    "atune.measurement": ("Measurement", "Timing",),
+    "atune.replay": ("replay",),
+    "atune.result": ("Record", "TuneResult",),
+    "atune.errors": ("AtuneError", "DevicesLost", "JournalError", "NoWinner", "SpaceError", "TargetError", "UsageError", "WorkerError", "WorkloadError",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'atune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -78,3 +78,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
 
 
 Built = Artifact | Failure
+
+
+def source_path(library: str, symbol: str) -> str:
+    """Return where the source of one member of `library` lies: that kernel's alone, not the group's."""
+    return f"{library.removesuffix('.so')}.{symbol}.source"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ def normalise(value: Any, where: str) -> Any:
     Raises `SpaceError`, naming `where`, for anything but None, bool, int, float, str and nested lists, tuples and
     string-keyed dicts of these.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpaceError(f"{where}: {value!r} cannot be told from None in a journal; use a string or None")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

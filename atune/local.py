@@ -167,7 +167,7 @@ class LocalCompileLane:
             return Failure(index, "crash", f"lowering ended its process: {error}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
-        return msgspec.msgpack.decode(reply, type=Lowered | Failure)  # type: ignore[arg-type, no-any-return]
+        return msgspec.msgpack.decode(reply, type=Lowered | Failure)
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
@@ -232,7 +232,7 @@ class LocalDeviceLane:
             return Failure(artifact.index, kind, f"the device's process died: {error}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
-        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)  # type: ignore[arg-type]
+        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
         if isinstance(answer, Failure) and answer.kind == "fault":
             await self._stop()  # its context is beyond repair, although it answered
         return answer

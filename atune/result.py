@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from atune.artifact import Artifact, StaticFacts
+from atune.artifact import Artifact, StaticFacts, source_path
 from atune.cache import cache_folder
 from atune.candidate import Config
 from atune.errors import AtuneError
@@ -179,9 +179,9 @@ class TuneResult:
     @cached_property
     def kernel_source(self) -> str:
         """The winner's device source, kept beside its library. Raises `AtuneError` when it is gone."""
-        path = Path(self._library().path).with_suffix(".source")
+        library = self._library()
         try:
-            return path.read_text()
+            return Path(source_path(library.path, library.symbol)).read_text()
         except OSError as error:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
 

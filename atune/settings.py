@@ -20,8 +20,8 @@ def _positive(where: str, name: str, value: float | None, *, optional: bool = Fa
     if value is None and optional:
         return
     kind = "whole number" if integral else "number"
-    wrong_type = isinstance(value, bool) or not isinstance(value, int if integral else (int, float))
-    if wrong_type or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]
+    fits = isinstance(value, int if integral else (int, float)) and not isinstance(value, bool)
+    if value is None or not fits or not math.isfinite(value) or value <= 0:
         raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
 
 

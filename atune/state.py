@@ -90,16 +90,17 @@ class State:
             case RunStarted():
                 self.header = event
             case CandidateProposed():
-                entry = self.entry(event.index)
+                entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
             case CandidateLowered():
-                entry = self.entry(event.index)
+                entry = self._made(event.index)
                 self.lowered += not entry.lowered
                 entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
                 for index in event.indices:
+                    self._made(index)
                     entry = self.first(index)
                     self.built += not entry.built
                     entry.built = True
@@ -130,11 +131,8 @@ class State:
                 self._resumed_after_final = self.final is not None
 
     def entry(self, index: int) -> Entry:
-        """Return what is known of candidate `index`."""
-        found = self.entries.get(index)
-        if found is None:
-            found = self.entries[index] = Entry(index)
-        return found
+        """Return what is known of candidate `index`: an empty entry, which is not kept, where that is nothing."""
+        return self.entries.get(index) or Entry(index)
 
     def first(self, index: int) -> Entry:
         """Return the first candidate, in the space's order, with the code of candidate `index`."""
@@ -145,7 +143,7 @@ class State:
 
     def outcome(self, index: int) -> Outcome | None:
         """Return the latest outcome of candidate `index` or of one with its code; None while there is none."""
-        return self.first(index).outcome if index in self.entries else None
+        return self.first(index).outcome
 
     def ranked(self) -> list[CandidateMeasured]:
         """Return the measurements by first timing, fastest first, one a distinct code, as they were reported.
@@ -182,7 +180,13 @@ class State:
         self._ended_s += wall_s
         self._part_s, self._part_started = 0.0, float("inf")
 
+    def _made(self, index: int) -> Entry:
+        if index not in self.entries:
+            self.entries[index] = Entry(index)
+        return self.entries[index]
+
     def _settle(self, event: Outcome) -> None:
+        self._made(event.index)
         first = self.first(event.index)
         self._count(first, -1)
         first.outcome = event
@@ -195,6 +199,8 @@ class State:
             self._best_is_stale = True
 
     def _alias(self, index: int, same_as: int) -> None:
+        self._made(index)
+        self._made(same_as)
         one, other = sorted((self.first(index), self.first(same_as)), key=lambda e: e.index)
         if one is other:
             return

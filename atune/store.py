@@ -8,21 +8,28 @@ from pathlib import Path
 
 import msgspec
 
-from atune.artifact import Artifact
+from atune.artifact import Artifact, source_path
 from atune.cache import cache_folder
 
 
 def keep(artifact: Artifact) -> Artifact:
-    """Copy `artifact`'s library into the store and return the artifact as it stands there.
+    """Copy `artifact`'s library, and the kernel's own source, into the store; return the artifact as it stands there.
 
-    Its name is its content's SHA-256, so that keeping it twice writes it once. Raises `OSError`.
+    The library's name is its content's SHA-256, so that keeping it twice writes it once. Raises `OSError`.
     """
     data = Path(artifact.path).read_bytes()
     folder = cache_folder() / "artifacts"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(data).hexdigest()}.so"
+    source = Path(source_path(artifact.path, artifact.symbol))
+    if source.exists():
+        _write(Path(source_path(str(path), artifact.symbol)), source.read_bytes())
+    _write(path, data)
+    return msgspec.structs.replace(artifact, path=str(path))
+
+
+def _write(path: Path, data: bytes) -> None:
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_bytes(data)
         os.replace(part, path)
-    return msgspec.structs.replace(artifact, path=str(path))

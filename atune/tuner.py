@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import anyio
-import anyio.abc
+import anyio.from_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.backend import Backend
@@ -242,7 +242,7 @@ def run(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
     """
     outcome: list[TuneResult] = []
     errors: list[BaseException] = []
-    scope: list[tuple[anyio.CancelScope, anyio.abc.BlockingPortal]] = []
+    scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
     ready = threading.Event()
 
     async def work() -> None:

@@ -154,6 +154,15 @@ def test_a_result_does_not_change_when_its_state_goes_on() -> None:
     assert (result.best_index, result.measured) == (0, 1)
 
 
+def test_asking_for_a_candidate_that_was_not_proposed_adds_none() -> None:
+    state = State()
+    for event in Stream(total=2, default=1).candidate(0, 2.0).events:
+        state.apply(event)
+    assert state.first(1).outcome is None and state.outcome(1) is None and state.entry(1).config == {}
+    result = TuneResult(state)
+    assert [r.index for r in result.records] == [0] and result.default is None
+
+
 def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
     stream = Stream(total=1).candidate(0, 1.0, tile=(64, (1, 2)))
     result = TuneResult.from_events(decode(encode(e)) for e in stream.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -95,9 +96,7 @@ def final(payload: bytes) -> bytes:
         arguments = _device.arguments
     assert arguments is not None
     values = arguments.values
-    calls: list[Callable[[], Any]] = []
-    for function in [load(a) for a in job.artifacts]:
-        calls.append(lambda f=function: f(*values))
+    calls: list[Callable[[], Any]] = [functools.partial(load(artifact), *values) for artifact in job.artifacts]
     reference = workload().reference
     if reference is not None:
         inputs = arguments.copies()

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from atune.artifact import Artifact, Built, Failure, Lowered
+from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
 from atune.stages.lowering import Blob
@@ -51,6 +51,9 @@ def build(group: Sequence[Lowered], path: str) -> list[Artifact]:
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
     kind = session().target.kind
     (_build_c if kind == "c" else _build_cuda)(blobs, part)
+    for blob in blobs:
+        with open(source_path(path, blob.symbol), "w", errors="replace") as file:
+            file.write(blob.source)
     os.replace(part, path)
     seconds = round(time.perf_counter() - started, 4)
     return [

@@ -41,7 +41,7 @@ def workload() -> Workload:
 
 def describe_workload(payload: bytes) -> bytes:
     """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return its `WorkloadSpec`."""
-    ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)  # type: ignore[arg-type]
+    ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)
     loaded = load(ref)
     spec: WorkloadSpec = describe(loaded, ref.origin)
     return msgspec.msgpack.encode(spec)

@@ -1,0 +1,39 @@
+# make demo: tune a real kernel. make test: run the tests. make check: lint, type check and tests.
+# Both set up .venv first. With PYTHON=… they use that interpreter, whose environment must have the packages already,
+# and install nothing.
+
+SYSTEM_PYTHON ?= python3
+WORKLOAD := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo examples/gemm.py || echo examples/gemm_cpu.py)
+
+ifdef PYTHON
+PY := PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
+SETUP :=
+else
+PY := .venv/bin/python
+SETUP := .venv/installed
+endif
+
+.PHONY: demo test check lint clean
+
+demo: $(SETUP)
+	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
+
+test: $(SETUP)
+	$(PY) -m pytest
+
+check: lint test
+
+lint: $(SETUP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atune needs Python 3.11 or newer; say which with SYSTEM_PYTHON=…")'
+	$(SYSTEM_PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . --group dev
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
