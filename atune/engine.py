@@ -201,9 +201,7 @@ class Engine:
     async def _compile_lane(self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]) -> None:
         with deliver:
             while True:
-                if self._stopping:
-                    self._drop_queues()
-                self.state.waiting = self._proposals.statistics().current_buffer_used
+                self._look()
                 job = self.state.next_job()
                 if job is None:
                     if self.state.finished:
@@ -386,10 +384,10 @@ class Engine:
         self.recorder.emit(RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx)
 
     async def _compile_ended(self) -> None:
+        self._look()
         while not self.state.finished:
-            if self._stopping:
-                self._drop_queues()
             await self._changed.wait()
+            self._look()
         self._compiled.set()
 
     async def _keep_time(self) -> None:
@@ -402,6 +400,12 @@ class Engine:
         while True:
             await self.recorder.sync()
             await anyio.sleep(0.1)
+
+    def _look(self) -> None:
+        """Bring the scheduler's state up to date."""
+        if self._stopping:
+            self._drop_queues()
+        self.state.waiting = self._proposals.statistics().current_buffer_used
 
     def _drop_queues(self) -> None:
         self.state.ready.clear()

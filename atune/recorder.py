@@ -44,12 +44,15 @@ class Recorder:
             self.journal.append(event)
         self._seq += 1
         self.state.apply(event)
+        dropped: list[Exception] = []
         for listener in list(self.listeners):
             try:
                 listener(event)
             except Exception as error:  # a listener's bug costs the listener, not the run
                 self.listeners.remove(listener)
-                self.emit(Warned, message=f"a listener of events raised and was dropped: {type(error).__name__}: {error}")
+                dropped.append(error)
+        for error in dropped:  # only now: the listeners after it get their events in order too
+            self.emit(Warned, message=f"a listener of events raised and was dropped: {type(error).__name__}: {error}")
 
     async def sync(self) -> None:
         """Return once everything recorded so far is on the disk."""

@@ -83,7 +83,7 @@ class CompileState:
             return Lower()
         if not self.ready and not self.lowering and not self.proposing and self.deferred:
             # Likely to spill means long in the compiler, and by how much nobody knows yet: small groups balance that.
-            size = self.group_size or max(1, math.ceil(len(self.deferred) / (2 * self.lanes)))
+            size = self.group_size or max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
             return self._build(self.deferred, size, "deferred by the screen")
         return None
 

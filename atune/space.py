@@ -56,8 +56,7 @@ class Space:
 
     def __getstate__(self) -> dict[str, Any]:
         # A generator does not travel; what it yields does.
-        if isinstance(self._configs, Iterator):
-            self._configs = list(self._configs)
+        self._read()
         return self.__dict__
 
     def configs(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,8 +73,7 @@ class Space:
 
     def _candidates(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if self._configs is not None:
-            if isinstance(self._configs, Iterator):
-                self._configs = list(self._configs)
+            self._read()
             configs = _ask("configs", self._configs, arguments) if callable(self._configs) else self._configs
             if isinstance(configs, (str, bytes, Mapping)) or not isinstance(configs, Iterable):
                 raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
@@ -96,6 +94,16 @@ class Space:
         if self._configs is None:
             for values in itertools.product(*axes.values()):
                 yield dict(zip(axes, values, strict=True))
+
+    def _read(self) -> None:
+        """Read a generator, which can be read once, and keep what it gave."""
+        if isinstance(self._configs, Iterator):
+            found: list[Mapping[str, Any]] = []
+            try:
+                found.extend(self._configs)
+            except Exception as error:
+                raise SpaceError(f"Space: the generator of configs raised after {len(found)}: {error!r}") from error
+            self._configs = found
 
     def _admits(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         return all(_ask(f"constraint on {dict(config)}", c, {**arguments, **config}) for c in self.where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-from anyio.streams.memory import MemoryObjectSendStream
+import anyio.lowlevel
 
 from atune.backend import Backend
 from atune.device import parse_target
@@ -38,12 +37,13 @@ class Tuner:
                 ...
             result = await tuner.result()
 
-    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`.
+    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`, and `backend`, which
+    brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
     """
 
     def __init__(
         self,
-        workload: Workload | FileRef | str,
+        workload: Workload | FileRef | str | None = None,
         *,
         target: str = "auto",
         devices: str | Sequence[str] = "all",
@@ -60,12 +60,14 @@ class Tuner:
     ) -> None:
         parse_target(target)
         make_strategy(strategy, 1, seed)
-        names = (devices,) if isinstance(devices, str) else tuple(devices)
+        names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Sequence) else ()
         if not names or not all(isinstance(name, str) for name in names):
             raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as ['0', '1'], got {devices!r}")
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if backend is None:
             reference = parse_file_ref(workload) if isinstance(workload, str) else workload
+            if not isinstance(reference, (Workload, FileRef)):
+                raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
             if isinstance(reference, Workload):
                 spec = describe(reference)
                 backend = LocalBackend(
@@ -89,13 +91,15 @@ class Tuner:
             keep=keep,
         )
         Budget.parse(budget)
-        self._subscribers: list[MemoryObjectSendStream[Event]] = []
         self._past: list[Event] = []
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
+        self._engine: Engine | None = None
+        self._stopped = False
 
     async def __aenter__(self) -> Tuner:
         self._done = anyio.Event()
+        self._more = anyio.Event()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._run)
@@ -112,18 +116,12 @@ class Tuner:
                 raise
             return False  # the body's own error, as it was raised
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Yield every event of the run from its first on, also those before this call, until the run ends."""
-        send, receive = anyio.create_memory_object_stream[Event](math.inf)
-        for event in self._past:
-            send.send_nowait(event)
-        if self._done.is_set():
-            send.close()
-        else:
-            self._subscribers.append(send)
-        with receive:
-            async for event in receive:
-                yield event
+    def events(self) -> AsyncIterator[Event]:
+        """Return every event of the run from its first on, also those before this call, until the run ends.
+
+        Each call starts anew; a reader may leave at any time, and holds up nobody.
+        """
+        return _Events(self)
 
     async def result(self) -> TuneResult:
         """Wait for the end and return the result. Raises what `tune` raises."""
@@ -134,7 +132,9 @@ class Tuner:
 
     def stop(self) -> None:
         """End the run early, in order: what is under way is measured, then comes the final."""
-        self._engine.stop()
+        self._stopped = True
+        if self._engine is not None:
+            self._engine.stop()
 
     def _result(self) -> TuneResult:
         assert self._recorder is not None
@@ -142,9 +142,8 @@ class Tuner:
 
     def _publish(self, event: Event) -> None:
         self._past.append(event)
-        for subscriber in self._subscribers:
-            with suppress(anyio.BrokenResourceError):  # a reader that left
-                subscriber.send_nowait(event)
+        self._more.set()
+        self._more = anyio.Event()
 
     async def _run(self) -> None:
         try:
@@ -162,15 +161,16 @@ class Tuner:
             self._error = error
         finally:
             self._done.set()
-            for subscriber in self._subscribers:
-                subscriber.close()
+            self._more.set()
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
         journal = None if self._journal_path is None else Journal.create(self._journal_path)
         self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
-        self._engine = self._make(recorder)
+        self._engine = engine = self._make(recorder)
+        if self._stopped:
+            engine.stop()
         try:
-            await self._engine.run()
+            await engine.run()
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
             cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
@@ -181,6 +181,26 @@ class Tuner:
         finally:
             if journal is not None:
                 journal.close()
+
+
+class _Events:
+    """One reader's place in a run's events. Not an async generator: those want closing when a reader leaves."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self._tuner, self._position = tuner, 0
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> Event:
+        await anyio.lowlevel.checkpoint()
+        tuner = self._tuner
+        while self._position == len(tuner._past):
+            if tuner._done.is_set():
+                raise StopAsyncIteration
+            await tuner._more.wait()
+        self._position += 1
+        return tuner._past[self._position - 1]
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
@@ -201,7 +221,7 @@ def no_winner_message(result: TuneResult) -> str:
     return "\n".join([f"no candidate worked ({counts}):", *lines])
 
 
-async def tune(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
+async def tune(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
     """Tune `workload` and return the result.
 
     Parameters
@@ -235,7 +255,7 @@ async def tune(workload: Workload | FileRef | str, **options: Any) -> TuneResult
         return await tuner.result()
 
 
-def run(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
+def run(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
     """Do what `tune` does, blocking; also inside a running event loop, such as a notebook's.
 
     Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
@@ -243,7 +263,7 @@ def run(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
     outcome: list[TuneResult] = []
     errors: list[BaseException] = []
     scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
-    ready = threading.Event()
+    ready, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
         async with anyio.from_thread.BlockingPortal() as portal:
@@ -259,20 +279,23 @@ def run(workload: Workload | FileRef | str, **options: Any) -> TuneResult:
             errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
         finally:
             ready.set()
+            ended.set()
 
     runner = threading.Thread(target=thread, name="atune-run", daemon=True)
     runner.start()
     try:
-        while runner.is_alive():
-            runner.join(0.1)  # with a timeout, so that a signal's handler gets its turn
+        # Not join(): before Python 3.13 one that KeyboardInterrupt ends takes the thread for ended too.
+        while not ended.wait(0.1):  # with a timeout, so that a signal's handler gets its turn
+            pass
     except BaseException:
         ready.wait()
         if scope:
             cancel, portal = scope[0]
             with suppress(RuntimeError):
                 portal.start_task_soon(cancel.cancel)
-        runner.join(5)
+        ended.wait(5)
         raise
+    runner.join()
     if errors:
         raise errors[0]
     return outcome[0]

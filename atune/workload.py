@@ -6,15 +6,17 @@ with their source text (tilelang reads the source of a kernel, also of one typed
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import msgspec
@@ -211,7 +213,7 @@ def ship(workload: Workload) -> PickleRef:
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        blob = cloudpickle.dumps(workload)
+        blob = cloudpickle.dumps((workload, _annotation_globals(functions)))
     except Exception as error:
         culprit = next((f"{n} " for n, f in _parts(workload) if not _pickles(f)), "")
         raise WorkloadError(
@@ -236,7 +238,9 @@ def load(ref: WorkloadRef) -> Workload:
             if entry not in sys.path:
                 sys.path.append(entry)
         _prime_linecache(ref.sources)
-        workload = cloudpickle.loads(ref.blob)
+        workload, annotations = cloudpickle.loads(ref.blob)
+        for function in _functions(workload):
+            _place(function, annotations)
     else:
         module = _run_file(ref.path)
         if not hasattr(module, ref.name):
@@ -295,15 +299,38 @@ def _functions(workload: Workload) -> list[Any]:
 def _identity(part: Any, depth: int = 0) -> bytes:
     function = _function(part)
     if not inspect.isfunction(function):
-        return repr(type(part)).encode() if not isinstance(part, (str, int, float, bool, tuple, type(None))) else repr(part).encode()
+        return _data_identity(part, depth)
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
-        text = repr((function.__code__.co_code, function.__code__.co_consts))
+        text = repr((function.__code__.co_code, [c for c in function.__code__.co_consts if not isinstance(c, CodeType)]))
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
-    used = [function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__ and depth < 4]
+    names = dict.fromkeys(_names(function.__code__)) if depth < 4 else {}
+    used = [function.__globals__[n] for n in names if n in function.__globals__]
     inner = [_identity(v, depth + 1) for v in (*cells, *used, *(function.__defaults__ or ())) if not isinstance(v, ModuleType)]
     return b"\0".join([text.encode(), *inner])
+
+
+def _data_identity(part: Any, depth: int) -> bytes:
+    """Tell data apart by value; other objects by their type, for their `repr` may hold an address."""
+    if part is None or isinstance(part, (str, bytes, int, float, complex)):
+        return repr(part).encode()
+    items: list[bytes] = []
+    if depth < 8 and isinstance(part, (list, tuple)):
+        items = [_identity(v, depth + 1) for v in part]
+    elif depth < 8 and isinstance(part, (set, frozenset)):
+        items = sorted(_identity(v, depth + 1) for v in part)
+    elif depth < 8 and isinstance(part, Mapping):
+        items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
+    return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Return the global names that `code` and the functions inside it, such as the PrimFunc's, use."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
 
 
 def _filled(cell: Any) -> bool:
@@ -321,6 +348,44 @@ def _pickles(part: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
+    """Return the globals that only annotations name.
+
+    Under ``from __future__ import annotations`` these are strings, which pickling by value does not look into.
+    """
+    found: dict[str, Any] = {}
+
+    def names(code: CodeType) -> Iterator[str]:
+        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
+        for text in texts:
+            if isinstance(text, CodeType):
+                yield from names(text)
+            elif isinstance(text, str) and len(text) < 1000:
+                with suppress(SyntaxError, ValueError):
+                    yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
+
+    for function in functions:
+        module = sys.modules.get(function.__module__ or "")
+        if module is not None and _importable(module):
+            continue
+        for name in names(function.__code__):
+            value = function.__globals__.get(name)
+            if value is not None and not isinstance(value, Workload) and _pickles(value):
+                found[name] = value
+    return found
+
+
+def _place(function: Any, annotations: Mapping[str, Any]) -> None:
+    """Give a function that came by value the globals and the module in which its annotations are looked up."""
+    for name, value in annotations.items():
+        function.__globals__.setdefault(name, value)
+    name = function.__module__
+    if name and (name == "__main__" or name not in sys.modules):
+        module = ModuleType(name)
+        module.__dict__.update(function.__globals__)
+        sys.modules[name] = module
 
 
 def _importable(module: ModuleType) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +73,7 @@ def _build_c(blobs: Sequence[Blob], path: str) -> None:
     compiler = shutil.which("g++") or shutil.which("c++") or "g++"
     flags = session().compile.flags
     command = [compiler, "-std=c++17", *(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
+    command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, and not the whole library on loading
     command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
@@ -95,13 +98,49 @@ def _build_cuda(blobs: Sequence[Blob], path: str) -> None:
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)
         library.import_module(device_codegen(device, context))
-    tvm.runtime.Executable(library).export_library(path, workspace_dir=_workspace())
+    with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
+        # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
+        tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
 
 
-def _workspace() -> str:
-    folder = os.path.join(session().run_dir, f"link-{os.getpid()}")
-    os.makedirs(folder, exist_ok=True)
-    return folder
+_BYTES = re.compile(r"const unsigned char (\w+)\[(\d+)\] = \{\s*([^{}]*?),?\s*\};")
+
+
+def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
+    """Make the library of the host's C and of the device code that tvm wrote as a C array of bytes.
+
+    Parsing that array takes gcc longer than all the rest; included by the assembler it takes nothing.
+    """
+    files = [_assembly(file) or file for file in files]
+    command = [shutil.which("gcc") or shutil.which("g++") or "gcc", "-shared", "-fPIC", "-w", "-o", output, *files, *options]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise CompileError(f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}")
+
+
+def _assembly(file: str) -> str | None:
+    """Write `file`, a C file that holds one array of bytes, as assembly; None where it is anything else."""
+    with open(file) as opened:
+        text = opened.read()
+    arrays = _BYTES.findall(text)
+    if len(arrays) != 1 or not file.endswith("devc.c"):
+        return None
+    name, size, values = arrays[0]
+    values = "".join(values.split()).replace(",0,", ",0x00,").replace(",0,", ",0x00,")
+    try:
+        data = bytes.fromhex(values.replace("0x", "").replace(",", ""))
+    except ValueError:
+        return None
+    if len(data) != int(size):
+        return None
+    with open(file + ".bin", "wb") as blob:
+        blob.write(data)
+    with open(file + ".s", "w") as assembly:
+        assembly.write(
+            f'.section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {size}\n.balign 16\n{name}:\n'
+            f'.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
+        )
+    return file + ".s"
 
 
 def _merge(tvm: Any, modules: Sequence[Any]) -> Any:

@@ -1,0 +1,53 @@
+"""What every test has: both event loops, a cache and a temporary folder of its own session, and GPU tests where one is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (why := why_no_gpu()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def why_no_gpu() -> str:
+    """Return why no GPU test can run here; empty when they can. Asks NVML: no CUDA context is made."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:
+        return f"no CUDA GPU: {error}"
+    with suppress(Exception):
+        count: int = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+        return "" if count else "no CUDA GPU: NVML finds none"
+    return "no CUDA GPU: NVML does not answer"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep tests out of the user's cache, and their leftovers out of the user's temporary folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "TMPDIR"):
+            folder = tmp_path_factory.mktemp(name.lower())
+            os.chmod(folder, 0o700)
+            patch.setenv(name, str(folder))
+        patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
+        yield

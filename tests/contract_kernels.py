@@ -1,0 +1,114 @@
+"""The contract suite's kernels: out = x * scale, and kernels that go wrong in every way. Loaded by workers alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+import atune
+
+N = 32
+MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
+
+
+def good(scale: float, threads: int) -> Any:
+    if threads:
+
+        @T.prim_func
+        def on_gpu(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+            with T.Kernel(1, threads=threads):
+                for i in T.Parallel(N):
+                    out[i] = x[i] * T.float32(scale)
+
+        return on_gpu
+
+    @T.prim_func
+    def on_cpu(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                out[i] = x[i] * T.float32(scale)
+
+    return on_cpu
+
+
+def endless(threads: int) -> Any:
+    @T.prim_func
+    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=threads or None):
+            for _a, _b in T.grid(2000000000, 2000000000):
+                out[0] = out[0] * x[1] + x[2]
+
+    return main
+
+
+def silent(threads: int) -> Any:
+    @T.prim_func
+    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=threads or None):
+            for i in T.serial(N // 2):
+                out[i] = x[i] * 2.0
+
+    return main
+
+
+def calling(name: str, threads: int, *arguments: int) -> Any:
+    """A kernel that calls the C or device function `name`."""
+
+    @T.prim_func
+    def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=threads or None):
+            T.evaluate(T.call_extern("int32", name, *arguments))
+            for i in T.serial(N):
+                out[i] = x[i] * 2.0
+
+    return main
+
+
+def scaled(scale: float, threads: int = 0) -> Any:
+    return good(scale, threads)
+
+
+def moody(mode: str, threads: int = 0) -> Any:
+    match mode:
+        case "ok":
+            return good(2.0, threads)
+        case "also ok":
+            return calling("__syncthreads" if threads else "rand", threads)
+        case "wrong":
+            return good(2.5, threads)
+        case "nan":
+            return good(float("nan"), threads)
+        case "skip":
+            return silent(threads)
+        case "crash":
+            return calling("__trap", threads) if threads else calling("raise", threads, 11)
+        case "loop":
+            return endless(threads)
+        case "refused":
+            return calling("no_such_function", threads)
+        case "slow":
+            return calling("slow_marker", threads)
+        case "slow lower":
+            time.sleep(300)
+    raise ValueError(f"the kernel does not like {mode!r}")
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.arange(1, N + 1, dtype=torch.float32)]
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+SCALED = atune.Workload(scaled, atune.Space(scale=[1.0, 2.0, 3.0, 4.0, 5.0]), inputs=inputs)
+MOODY = atune.Workload(moody, atune.Space(mode=MODES), inputs=inputs, reference=reference)
+SCALED_GPU = atune.Workload(
+    scaled, atune.Space(scale=[1.0, 2.0, 3.0, 4.0, 5.0]), arguments={"threads": 32}, inputs=inputs
+)
+MOODY_GPU = atune.Workload(
+    moody, atune.Space(mode=MODES), arguments={"threads": 32}, inputs=inputs, reference=reference
+)

@@ -1,0 +1,47 @@
+"""Finding every process that a program started, compilers of compilers included, by a mark in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+MARK = "ATUNE_TEST_MARK"
+
+
+def new_mark() -> str:
+    return uuid.uuid4().hex
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return {pid: command line} of the live processes that carry `mark`; zombies have no environment left."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}\0".encode() in (entry / "environ").read_bytes():
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found[int(entry.name)] = command or (entry / "comm").read_text().strip()
+    return found
+
+
+def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Wait for `condition` and return the seconds that took; fail with `what` when it does not come."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > within_s:
+            raise AssertionError(f"{what}: not within {within_s} s")
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def groups(pids: Iterator[int] | dict[int, str]) -> set[int]:
+    """Return the process groups of `pids`."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2]))
+    return found

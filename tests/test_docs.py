@@ -1,0 +1,137 @@
+"""README and docs say what is so: their examples run, and their tables and links hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from test_layers import LAYERS
+
+import atune
+from atune.artifact import FailureKind
+from atune.cli import _parser
+from atune.events import AnyEvent
+from atune.result import TuneResult
+from atune.stages.inputs import RTOL
+from atune.state import State
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, CONCEPTS = PAGES[0], ROOT / "docs" / "concepts.md"
+
+
+def section(page: Path, heading: str) -> str:
+    """Return the text below `heading`, up to the next heading of its level or a higher one."""
+    level, text = heading.split(" ")[0], page.read_text()
+    start = text.index(f"\n{heading}\n") + len(heading) + 2
+    end = re.search(rf"^#{{1,{len(level)}}} ", text[start:], re.MULTILINE)
+    return text[start : start + end.start()] if end else text[start:]
+
+
+def first_column(text: str) -> list[str]:
+    """Return what stands in backticks in the first column of the tables in `text`."""
+    return [name for row in re.findall(r"^\|([^|]*)\|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives `page`'s headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's example files, each under the name that the README gives it."""
+    files = tmp_path_factory.mktemp("readme")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", README.read_text(), re.DOTALL):
+        (files / name).write_text(text)
+    return files
+
+
+def run(folder: Path, *command: str) -> str:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    command = (sys.executable, "-W", "error", *command)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_example_runs(folder: Path) -> None:
+    output = run(folder, "transpose.py")
+    assert len(re.findall(r"^ .* block_M=", output, re.MULTILINE)) == 5
+    assert "failed" not in output
+    assert "best: {'block_M':" in output
+
+
+def test_the_example_with_events_runs(folder: Path) -> None:
+    output = run(folder, "watch.py")
+    results = re.findall(r"^(?:tuned|replayed): (<TuneResult .* 4 measured, 0 failed of 5>)$", output, re.MULTILINE)
+    assert len(results) == 2 and results[0] == results[1]
+    assert re.search(r"s  engine +RunStarted$", output, re.MULTILINE)
+    assert re.search(r"s  engine +RunFinished$", output, re.MULTILINE)
+
+
+def test_every_python_block_of_the_readme_is_run() -> None:
+    text = README.read_text()
+    assert text.count("```python") == len(re.findall(r"<!-- file: \S+ -->\n```python", text)) == 2
+    assert "```python" not in "".join(page.read_text() for page in PAGES[1:])
+
+
+def test_every_public_name_is_documented() -> None:
+    text = "".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+    missing = [name for name in atune.__all__ if not re.search(rf"`(?:atune\.)?{name}\b", text)]
+    assert not missing
+
+
+def test_every_option_of_tune_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["tune", "--help"])
+    there = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    table = set(re.findall(r"--[a-z][a-z-]+", " ".join(first_column(section(README, "## Command line")))))
+    assert table == there
+
+
+def test_json_keys_are_those_of_the_summary() -> None:
+    names = [n for n in first_column(section(README, "## Command line")) if re.fullmatch("[a-z_]+", n)]
+    assert names == list(TuneResult(State()).summary())
+    json.dumps(TuneResult(State()).summary())
+
+
+def test_failure_kinds_are_those_of_the_code() -> None:
+    assert first_column(section(CONCEPTS, "## Failure kinds")) == list(get_args(FailureKind))
+
+
+def test_default_tolerances_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.e-]+) \|$", section(CONCEPTS, "## Check"), re.MULTILINE)
+    assert {name: float(rtol) for name, rtol in rows} == RTOL
+
+
+def test_events_are_those_of_the_code() -> None:
+    tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
+    assert set(first_column(section(CONCEPTS, "## Events and journal"))) == tags
+
+
+def test_layers_are_those_of_the_check() -> None:
+    """docs/architecture.md and tests/test_layers.py have one table; the stages stand there as one."""
+    rows = re.findall(r"^\| (\w+) \| (.*?) \|", section(ROOT / "docs" / "architecture.md", "## Layers"), re.MULTILINE)
+    shown = {layer: set(re.findall(r"`([\w/*]+)`", modules)) for layer, modules in rows if layer != "layer"}
+    assert shown.pop("stages") == {"stages/*"}
+    checked = {layer: {name or "__init__" for name in names} for layer, names in LAYERS.items() if layer != "stages"}
+    assert shown == checked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"

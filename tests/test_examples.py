@@ -1,0 +1,82 @@
+"""The examples run: on the CPU whole, on CUDA as far as a machine without a GPU can, which is to the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atune.artifact import Artifact, Lowered
+from atune.candidate import Candidate, config_key, thaw
+from atune.local import LocalBackend
+from atune.settings import CompileSettings
+from atune.workload import FileRef
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+
+
+def test_gemm_cpu_runs_as_a_script(tmp_path: Path) -> None:
+    """`await tune()` inside it, and the winner's result is compared with torch's."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "gemm_cpu.py")], cwd=tmp_path, env=environment(tmp_path),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if "block_M=" in line]) == 36
+
+
+def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "atune"]
+    tune = [*command, "tune", f"{EXAMPLES / 'gemm_cpu.py'}:WORKLOAD", "--target", "c", "--journal", str(journal), "--json"]
+    done = subprocess.run(tune, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["total"] == 36
+    assert summary["measured"] + summary["failed"] + summary["pruned"] + summary["duplicates"] == 36
+    assert summary["failed"] == 0 and summary["latency_ms"] > 0 and summary["reference_ms"] > 0
+    replay = [*command, "replay", str(journal), "--json"]
+    again = subprocess.run(replay, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert json.loads(again.stdout.splitlines()[-1]) == summary
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(("name", "total"), [("gemm", 288), ("softmax", 15)])
+async def test_cuda_examples_compile(name: str, total: int, anyio_backend: object) -> None:
+    """Three candidates of each are lowered for sm_90a and built into one library."""
+    backend = LocalBackend(
+        FileRef(str(EXAMPLES / f"{name}.py"), "WORKLOAD"), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
+    )
+    async with backend.open():
+        spec = await backend.describe()
+        assert len(spec.configs) == total and spec.default is not None and spec.has_reference
+        await backend.discover()
+        lane = backend.compile_lanes()[0]
+        candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
+        lowered = [await lane.lower(candidate) for candidate in candidates[:3]]
+        assert all(isinstance(one, Lowered) for one in lowered), lowered
+        built = await lane.build([one for one in lowered if isinstance(one, Lowered)])
+        assert all(isinstance(one, Artifact) for one in built), built
+        assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
+        assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gemm", "softmax"])
+def test_cuda_examples_run_as_scripts(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),
+        capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,60 @@
+"""`import atune` is light and does nothing behind the caller's back."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import atune
+
+IMPORT = """
+import json, logging, os, sys, time
+before = set(os.listdir("."))
+started = time.perf_counter()
+import atune
+seconds = time.perf_counter() - started
+names = [name for name in atune.__all__ if getattr(atune, name) is None]
+heavy = [m for m in ("tilelang", "torch", "tvm", "tvm_ffi", "cuda", "pynvml", "numpy", "structlog", "rich") if m in sys.modules]
+print(json.dumps({
+    "seconds": seconds, "all_seconds": time.perf_counter() - started, "heavy": heavy, "names": names,
+    "handlers": len(logging.root.handlers), "files": sorted(set(os.listdir(".")) - before),
+}))
+"""
+
+
+def imported(tmp_path: Path) -> dict[str, object]:
+    root = Path(atune.__file__).parents[1]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", IMPORT], cwd=tmp_path, env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    return min((json.loads(run.stdout) for run in runs), key=lambda found: float(found["all_seconds"]))
+
+
+def test_import_is_light_and_silent(tmp_path: Path) -> None:
+    found = imported(tmp_path)
+    assert found["heavy"] == []
+    assert float(str(found["seconds"])) < 0.2
+    assert float(str(found["all_seconds"])) < 0.5  # every public name used
+    assert found["handlers"] == 0
+    assert found["files"] == []
+
+
+def test_all_is_what_the_page_says() -> None:
+    """`__all__`, the names for type checkers and the names loaded on first use are the same."""
+    tree = ast.parse(Path(atune.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = [alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(typed) == sorted(atune.__all__) == sorted(atune._MODULE_OF)
+    assert list(atune.__all__) == sorted(atune.__all__)
+    for name in atune.__all__:
+        assert getattr(atune, name).__module__.startswith("atune.")
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        assert [atune._MODULE_OF[alias.name] for alias in node.names] == [node.module]

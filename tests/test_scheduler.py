@@ -1,0 +1,191 @@
+"""The scheduler as a pure function, without a loop: what a free worker is told, and that nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+
+import pytest
+
+from atune.artifact import Lowered, StaticFacts
+from atune.scheduler import FIRST_GROUP, MAX_GROUP, MIN_GROUP, Build, CompileState, Lower, halves
+
+
+def lowered(index: int, merge_key: str = "") -> Lowered:
+    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"")
+
+
+def state(**fields: object) -> CompileState:
+    ready = [lowered(i) for i in range(int(str(fields.pop("ready", 0))))]
+    values = {"lanes": 2, "devices": 1, "total": 100, **fields}
+    return CompileState(ready=ready, **values)  # type: ignore[arg-type]
+
+
+def indices(job: object) -> list[int]:
+    assert isinstance(job, Build)
+    return [member.index for member in job.group]
+
+
+def test_with_nothing_to_do_a_worker_waits() -> None:
+    assert state().next_job() is None and not state().finished
+    assert state(proposing=False).next_job() is None and state(proposing=False).finished
+
+
+@pytest.mark.parametrize("field", ["waiting", "lowering", "building"])
+def test_work_under_way_is_not_the_end(field: str) -> None:
+    assert not state(proposing=False, **{field: 1}).finished
+
+
+def test_work_in_a_queue_is_not_the_end() -> None:
+    for queue, value in (("ready", lowered(0)), ("deferred", lowered(0)), ("retry", (lowered(0),))):
+        one = state(proposing=False)
+        getattr(one, queue).append(value)
+        assert not one.finished
+
+
+def test_a_proposed_candidate_is_lowered() -> None:
+    assert isinstance(state(waiting=1).next_job(), Lower)
+
+
+def test_the_first_group_is_small_and_one_a_device() -> None:
+    one = state(ready=3, waiting=5, devices=1)
+    assert indices(one.next_job()) == list(range(FIRST_GROUP))
+    assert isinstance(one.next_job(), Lower)  # the device has something to do now
+    two = state(ready=4, waiting=5, devices=2)
+    assert [indices(two.next_job()), indices(two.next_job())] == [[0, 1], [2, 3]]
+
+
+def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
+    assert isinstance(state(ready=3, waiting=5, pipeline=False).next_job(), Lower)
+
+
+@pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (60, 15), (42, 11)])
+def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: int) -> None:
+    """Two workers take a quarter each of what is left: 40 that are ready, and what is still to come."""
+    one = state(ready=40, waiting=3, total=total, seen=40, groups=1)
+    assert len(indices(one.next_job())) == expected
+
+
+def test_a_share_has_a_lower_bound() -> None:
+    one = state(ready=3, waiting=3, total=6, seen=3, groups=1)
+    assert isinstance(one.next_job(), Lower)
+    one.ready.append(lowered(3))
+    assert len(indices(one.next_job())) == MIN_GROUP
+
+
+def test_deferred_groups_have_an_upper_bound() -> None:
+    one = state(proposing=False)
+    one.deferred = [lowered(i) for i in range(200)]
+    assert len(indices(one.next_job())) == MAX_GROUP
+
+
+def test_the_rest_is_split_over_the_free_workers() -> None:
+    one = state(ready=3, lanes=3, proposing=False, seen=100, groups=9)
+    assert [indices(one.next_job()) for _ in range(1)] == [[0]]
+    one.busy = 2
+    assert indices(one.next_job()) == [1, 2]
+
+
+def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
+    one = state(proposing=False, group_size=4)
+    one.ready = [lowered(i, "ab"[i % 2]) for i in range(7)]
+    assert indices(one.next_job()) == [0, 2, 4, 6] and indices(one.next_job()) == [1, 3, 5]
+    assert one.next_job() is None and one.finished
+
+
+def test_a_group_size_asked_for_waits_until_it_is_full() -> None:
+    one = state(group_size=4, ready=3, lowering=1)
+    assert one.next_job() is None
+    one.ready.append(lowered(3))
+    assert indices(one.next_job()) == [0, 1, 2, 3]
+
+
+def test_parts_of_failed_groups_come_first() -> None:
+    one = state(ready=20, waiting=5)
+    one.retry += halves([lowered(7), lowered(8), lowered(9)])
+    assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
+
+
+def test_deferred_candidates_come_last() -> None:
+    one = state(group_size=None, waiting=1)
+    one.deferred = [lowered(i) for i in range(8)]
+    assert isinstance(one.next_job(), Lower)
+    one.waiting, one.lowering = 0, 1
+    assert one.next_job() is None
+    one.lowering, one.proposing = 0, False
+    assert indices(one.next_job()) == [0, 1]  # small groups: nobody knows how long they take
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
+def test_halves_keep_everything_in_order(size: int) -> None:
+    group = [lowered(i) for i in range(size)]
+    left, right = halves(group)
+    assert [*left, *right] == group and abs(len(left) - len(right)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
+    """Simulate workers with random times, merge keys, deferrals, failures and settings."""
+    rng = random.Random(seed)
+    total = rng.choice([1, 2, 3, 7, 20, 90, 288])
+    lanes, devices = rng.randint(1, 9), rng.randint(1, 4)
+    group_size = rng.choice([None, None, None, 1, 2, 5, 400])
+    keys = rng.randint(1, 3)
+    bad = {i for i in range(total) if rng.random() < rng.choice([0, 0.05, 0.5])}
+    deferred = {i for i in range(total) if rng.random() < rng.choice([0, 0.1, 1])}
+    dropped = {i for i in range(total) if rng.random() < 0.1}  # fails, is pruned or aliased in lowering
+    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8)
+    proposals = list(range(total))
+    buffer: list[int] = []
+    built: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    running: list[tuple[float, int, str, tuple[Lowered, ...] | int]] = []
+    now, number = 0.0, 0
+
+    def take() -> None:
+        nonlocal number
+        while one.busy < lanes:
+            while proposals and len(buffer) < 2 * lanes:
+                buffer.append(proposals.pop(0))
+            one.proposing = bool(proposals)
+            one.waiting = len(buffer)
+            job = one.next_job()
+            if job is None:
+                return
+            number += 1
+            one.busy += 1
+            if isinstance(job, Lower):
+                one.lowering += 1
+                heapq.heappush(running, (now + rng.random(), number, "lower", buffer.pop(0)))
+            else:
+                assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
+                assert len({member.merge_key for member in job.group}) == 1
+                one.building += 1
+                heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, "build", job.group))
+
+    take()
+    while running:
+        now, _, kind, what = heapq.heappop(running)
+        one.busy -= 1
+        if isinstance(what, int):
+            one.lowering -= 1
+            one.seen += 1
+            if what not in dropped:
+                queue = one.deferred if what in deferred else one.ready
+                queue.append(lowered(what, str(what % keys)))
+        else:
+            one.building -= 1
+            members = {member.index for member in what}
+            if not members & bad:
+                built.update(members)
+            elif len(what) == 1:
+                failed.update(members)
+            else:
+                one.retry += halves(what)
+        take()
+    one.waiting = len(buffer)
+    assert one.finished and not proposals and not buffer  # nobody waits for ever
+    expected = set(range(total)) - dropped
+    assert set(built) == expected - bad and set(failed) == expected & bad
+    assert set((built + failed).values()) <= {1}

@@ -1,0 +1,143 @@
+"""The space: order, axes, constraints, generators, callables of the problem, and one clear message for each mistake."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from atune.candidate import config_key, normalise, thaw
+from atune.errors import SpaceError
+from atune.space import Space
+
+
+def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:
+    return space.configs(arguments)
+
+
+def test_axes_make_a_product_whose_last_axis_varies_fastest() -> None:
+    found = configs(Space(b=[1, 2], a=["x", "y"]))
+    assert found == [{"b": 1, "a": "x"}, {"b": 1, "a": "y"}, {"b": 2, "a": "x"}, {"b": 2, "a": "y"}]
+    assert [list(c) for c in found] == [["b", "a"]] * 4
+
+
+def test_axes_may_be_given_as_a_dict() -> None:
+    assert configs(Space({"where": [1, 2], "self": (3,)})) == [{"where": 1, "self": 3}, {"where": 2, "self": 3}]
+
+
+def test_a_range_is_an_axis() -> None:
+    assert configs(Space(a=range(3))) == [{"a": 0}, {"a": 1}, {"a": 2}]
+
+
+def test_constraints_see_axes_and_arguments_by_name() -> None:
+    space = Space(a=[1, 2, 3], b=[1, 2], where=[lambda a, b: a <= b, lambda a, N: a * 2 <= N])
+    assert configs(space, N=2) == [{"a": 1, "b": 1}, {"a": 1, "b": 2}]
+    assert len(configs(Space(a=[1, 2], where=lambda **all: all["a"] == all["N"]), N=2)) == 1
+    assert len(configs(Space(a=[1, 2], where=lambda a, missing=5: a < missing))) == 2
+
+
+def test_a_fixed_list_keeps_its_order() -> None:
+    assert configs(Space([{"a": 3}, {"a": 1}, {"a": 2}])) == [{"a": 3}, {"a": 1}, {"a": 2}]
+
+
+def test_a_generator_is_read_once_and_can_be_asked_again() -> None:
+    reads: list[int] = []
+
+    def generate() -> Iterator[dict[str, int]]:
+        for i in range(3):
+            reads.append(i)
+            yield {"a": i}
+
+    space = Space(generate())
+    assert configs(space) == configs(space) == [{"a": 0}, {"a": 1}, {"a": 2}]
+    assert reads == [0, 1, 2]
+
+
+def test_a_space_over_a_generator_travels_by_its_values() -> None:
+    space = Space({"a": i} for i in range(3))
+    assert configs(pickle.loads(pickle.dumps(space))) == configs(space) == [{"a": 0}, {"a": 1}, {"a": 2}]
+
+
+def test_callables_of_the_problem() -> None:
+    assert configs(Space(lambda N: ({"a": i} for i in range(N))), N=2) == [{"a": 0}, {"a": 1}]
+    assert configs(Space(a=lambda N: [i for i in (1, 2, 4) if i <= N], b=[0]), N=2) == [
+        {"a": 1, "b": 0},
+        {"a": 2, "b": 0},
+    ]
+
+
+def test_what_is_given_is_not_changed() -> None:
+    axes = {"a": [1, 2]}
+    fixed = [{"a": 1}]
+    space = Space(axes)
+    Space(fixed).configs({})[0]["a"] = 7
+    space.configs({})
+    assert axes == {"a": [1, 2]} and fixed == [{"a": 1}]
+
+
+def test_keys_depend_on_names_and_values_alone() -> None:
+    assert config_key({"a": 1, "b": (2, 3)}) == config_key({"b": [2, 3], "a": 1})
+    assert len({config_key(c) for c in ({"a": 1}, {"a": 1.0}, {"a": "1"}, {"a": True}, {"a": None}, {"b": 1})}) == 6
+
+
+def test_keys_stay_as_they_are() -> None:
+    """Journals of older versions are resumed by these keys: they must never change."""
+    assert config_key({"block_M": 64, "swizzle": True, "policy": "full", "warp": (2, 4)}) == "b69e90576cf18eb6"
+
+
+def test_values_survive_a_journal() -> None:
+    value = {"a": (1, (2.5, None)), "b": {"c": ("x", True)}}
+    listed: Any = {"a": [1, [2.5, None]], "b": {"c": ["x", True]}}
+    assert normalise(listed, "") == value == thaw(listed)
+
+
+def boom(a: int) -> bool:
+    raise ZeroDivisionError("division by zero")
+
+
+def broken() -> Iterator[dict[str, int]]:
+    yield {"a": 1}
+    raise OSError("disk on fire")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Space(), "Space is empty: give axes, such as"),
+        (lambda: Space([]), "Space is empty: it has no configuration"),
+        (lambda: Space({}), "Space is empty"),
+        (lambda: Space(a=[]), "Space is empty: axis 'a' has no values"),
+        (lambda: Space(a=lambda: []), "Space is empty: axis 'a' has no values"),
+        (lambda: Space(lambda: []), "Space is empty: it has no configuration"),
+        (lambda: Space(a=[1], where=lambda a: a > 5), "Space is empty: no configuration satisfies the constraints"),
+        (lambda: Space([{"a": 1}], a=[1]), "a list of configs or axes, not both"),
+        (lambda: Space(a=5), "axis 'a' is 5; an axis is a list of values, such as a="),
+        (lambda: Space(a="64"), "axis 'a' is '64'; an axis is a list"),
+        (lambda: Space(a={"x": 1}), "axis 'a' is {'x': 1}; an axis is a list"),
+        (lambda: Space(7), "configs must be a list, a generator or a callable, got int"),  # type: ignore[arg-type]
+        (lambda: Space("abc"), "gave 'abc', and not a series of dicts"),  # type: ignore[arg-type]
+        (lambda: Space([1, 2]), "config 0 is 1; a config is a dict"),  # type: ignore[list-item]
+        (lambda: Space([{"a": 1}, None]), "config 1 is None; a config is a dict"),  # type: ignore[list-item]
+        (lambda: Space(lambda: 5), "gave 5, and not a series"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(a=[1], where=5), "a constraint must be callable, got 5"),  # type: ignore[arg-type]
+        (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
+        (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} wants b; there is only a"),
+        (lambda: Space(a=lambda Q: [Q]), "axis 'a' wants Q; there is only nothing"),
+        (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(lambda: 1 / 0), "configs raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
+        (lambda: Space(lambda: broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
+        (lambda: Space(broken()), "the generator of configs raised after 1: OSError('disk on fire')"),
+    ],
+)
+def test_mistakes_are_named(make: Any, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        configs(make())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [object(), 1j, b"x", {1: 2}, {1, 2}, print])
+def test_values_that_are_no_data_are_named(value: Any) -> None:
+    with pytest.raises(SpaceError, match=f"here: .*{type(value).__name__}.*values must be None, bool, int"):
+        normalise(value, "here")

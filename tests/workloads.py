@@ -1,0 +1,48 @@
+"""Workloads for the tests of whole runs; loaded by the workers through ``FILE.py:NAME``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+import atune
+
+
+def scale(n: int, factor: int = 1, block: int = 64) -> Any:
+    """B = A * factor."""
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * factor
+
+    return main
+
+
+def holds_the_gil(n: int, factor: int = 1) -> Any:
+    """Never comes back, inside native code that keeps the GIL."""
+    ctypes.PyDLL(None).sleep(600)
+    return scale(n, factor)
+
+
+def slow_compiler(n: int, factor: int = 1) -> Any:
+    """Puts a g++ on PATH that starts the real one on an endless program, as slow compilers do."""
+    folder = os.environ["ATUNE_TEST_SLOW_GXX"]
+    if folder not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = folder + os.pathsep + os.environ["PATH"]
+    return scale(n, factor)
+
+
+def doubled(A: torch.Tensor) -> torch.Tensor:
+    return A * 2
+
+
+SPACE = atune.Space(factor=[1, 2, 3], block=[16, 64])
+SCALE = atune.Workload(scale, SPACE, arguments={"n": 256}, reference=doubled, name="scale")
+GIL = atune.Workload(holds_the_gil, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="gil")
+SLOW = atune.Workload(slow_compiler, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="slow")
