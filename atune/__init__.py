@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from atune.version import __version__ as __version__
 
 if TYPE_CHECKING:
     # What to tune
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     # What came out
     from atune.measurement import Measurement as Measurement
     from atune.measurement import Timing as Timing
-    from atune.replay import replay as replay
+    from atune.playback import replay as replay
     from atune.result import Record as Record
     from atune.result import TuneResult as TuneResult
 
@@ -79,7 +79,7 @@ _HOME = {
     "atune.tuner": ("Tuner", "run", "tune",),
     "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
     "atune.measurement": ("Measurement", "Timing",),
-    "atune.replay": ("replay",),
+    "atune.playback": ("replay",),
     "atune.result": ("Record", "TuneResult",),
     "atune.errors": ("AtuneError", "DevicesLost", "JournalError", "NoWinner", "SpaceError", "TargetError", "UsageError", "WorkerError", "WorkloadError",),
 }

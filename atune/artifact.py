@@ -8,13 +8,13 @@ import msgspec
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "load", "launch", "fault", "out_of_memory",
-    "mismatch", "non_finite", "unwritten", "worker_lost", "reference",
+    "mismatch", "non_finite", "unwritten", "worker_lost",
 ]  # fmt: skip
 """Why a candidate failed.
 
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
 crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
-raised. fault: the device reported an error that poisons its context. mismatch / non_finite / unwritten: outputs
+raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context. mismatch / non_finite / unwritten: outputs
 differ from the reference, hold NaN or infinity, or were not written. worker_lost: the device's process died.
 """
 

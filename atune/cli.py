@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.interrupts import Interrupts
+from atune.version import __version__
 
 if TYPE_CHECKING:
     from atune.result import Ratio, TuneResult
@@ -128,7 +129,7 @@ def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.replay import replay
+    from atune.playback import replay
 
     return show(replay(arguments.journal), arguments)
 
@@ -152,17 +153,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({self.prog} --help lists what there is)")
 
 
-class _Version(argparse.Action):
-    def __call__(self, *_: object) -> NoReturn:
-        from importlib import metadata
-
-        try:
-            print(f"atune {metadata.version('atune')}")
-        except metadata.PackageNotFoundError:
-            print("atune (not installed)")
-        sys.exit(0)
-
-
 def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
     """Return an argparse type for a number of `unit`: whole or not, zero allowed or not."""
 
@@ -183,7 +173,7 @@ def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[s
 def _parser() -> argparse.ArgumentParser:
     switch = argparse.BooleanOptionalAction
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("--version", action="version", version=f"atune {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")

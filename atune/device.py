@@ -29,8 +29,8 @@ class Target(msgspec.Struct, frozen=True):
 class DeviceLimits(msgspec.Struct, frozen=True):
     """Hard limits a candidate must fit. None: no limit known.
 
-    CUDA's figures are queried from the device; without one they come from the CUDA C++ Programming Guide, table
-    «Technical Specifications per Compute Capability».
+    CUDA's figures are those of the compute capability, from the CUDA C++ Programming Guide, table «Technical
+    Specifications per Compute Capability».
     """
 
     smem_bytes: int | None = None
@@ -59,7 +59,7 @@ SMEM_BYTES_PER_BLOCK = {
 
 
 def default_limits(target: Target) -> DeviceLimits:
-    """Return the limits of `target`'s architecture, used where no device has been asked."""
+    """Return the limits of `target`'s architecture."""
     if target.kind != "cuda":
         return DeviceLimits()
     digits = re.sub(r"\D", "", target.arch)

@@ -21,9 +21,9 @@ from atune.cores import usable_cores
 TESTED = {
     "tilelang": ((0, 1, 15), (0, 1, 16)),
     "torch": ((2, 11), (2, 14)),
-    "anyio": ((4, 4), (5,)),
-    "msgspec": ((0, 19), (1,)),
-    "structlog": ((24, 1), (27,)),
+    "anyio": ((4, 12), (5,)),
+    "msgspec": ((0, 20), (0, 23)),
+    "structlog": ((25, 1), (27,)),
     "cloudpickle": ((3,), (4,)),
     "rich": ((13,), (16,)),
 }

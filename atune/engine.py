@@ -9,7 +9,6 @@ decision. The engine itself never compiles, loads or runs anything.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -56,7 +55,7 @@ PROPOSALS_PER_LANE = 2
 ARTIFACTS_PER_DEVICE = 64
 """Artifacts that wait for each device before the compile lanes have to."""
 DEVICE_STARTS = 3
-"""Times a device's process is started in a row, without a measurement in between, before it is given up."""
+"""Times that starting a device's process may fail in a row before the device is given up."""
 
 Keep = Callable[[Artifact], Artifact]
 
@@ -83,7 +82,6 @@ class Engine:
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the candidates that were measured: the final's."""
-        self._requeued: deque[Artifact] = deque()
         self._codes: dict[str, int] = {}
         self._changed = anyio.Event()
         self._compiled = anyio.Event()
@@ -132,8 +130,6 @@ class Engine:
                         artifacts.close()
                         await self._compile_ended()
                     timed.cancel_scope.cancel()
-                if self._requeued and not self._stopping:
-                    raise DevicesLost(f"every device was lost; {len(self._requeued)} candidates were not measured")
                 await self._final(device_lanes)
                 syncing.cancel_scope.cancel()
             await self._finish(spec)
@@ -287,7 +283,7 @@ class Engine:
             if not self.pipeline:
                 await self._compiled.wait()
             prepared = False
-            while (artifact := await self._next_artifact(artifacts)) is not None:
+            async for artifact in artifacts:
                 if self._stopping:
                     continue  # drained, so that no compile lane waits for ever
                 if not prepared:
@@ -299,14 +295,6 @@ class Engine:
                 self._settle(lane, artifact, await lane.measure(artifact), strategy)
                 if not lane.alive and not await self._start(lane):
                     return
-
-    async def _next_artifact(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        if self._requeued:
-            return self._requeued.popleft()
-        try:
-            return await artifacts.receive()
-        except anyio.EndOfStream:
-            return self._requeued.popleft() if self._requeued else None
 
     def _settle(self, lane: DeviceLane, artifact: Artifact, answer: Measurement | Failure, strategy: Strategy) -> None:
         emit, state = self.recorder.emit, self.recorder.state

@@ -25,6 +25,7 @@ from atune.measurement import FinalEntry, Measurement, Timing
 from atune.pool import ForkServer, Worker
 from atune.protocol import BuildJob, Discovery, Final, Finals, Session
 from atune.settings import BenchmarkSettings, CompileSettings
+from atune.version import __version__
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
 PRELOAD = (
@@ -35,7 +36,7 @@ LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
-VERSIONED = ("atune", "tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
+VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
 class LocalBackend:
@@ -114,7 +115,7 @@ class LocalBackend:
         return [LocalDeviceLane(self, info, cpus) for info in self._devices]
 
     def versions(self) -> dict[str, str]:
-        found = {}
+        found = {"atune": __version__}
         for name in VERSIONED:
             with suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
@@ -164,7 +165,7 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
         except WorkerLost as error:
-            return Failure(index, "crash", f"lowering ended its process: {error}", error.detail)
+            return Failure(index, "crash", f"lowering ended its process: {_end(error)}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
         return msgspec.msgpack.decode(reply, type=Lowered | Failure)
@@ -179,7 +180,7 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
         except WorkerLost as error:
-            kind, message, detail = "crash", f"compiling ended its process: {error}", error.detail
+            kind, message, detail = "crash", f"compiling ended its process: {_end(error)}", error.detail
         except RemoteError as error:
             kind, message, detail = "codegen", str(error), error.detail
         else:
@@ -229,7 +230,7 @@ class LocalDeviceLane:
         except WorkerLost as error:
             # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
             kind: FailureKind = "worker_lost" if "SIGKILL" in str(error) else "fault"
-            return Failure(artifact.index, kind, f"the device's process died: {error}", error.detail)
+            return Failure(artifact.index, kind, f"the device's process died: {_end(error)}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
         answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
@@ -258,7 +259,7 @@ class LocalDeviceLane:
             message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
             raise WorkloadError(message) from error
         except WorkerLost as error:
-            raise WorkloadError(f"making the inputs or running the reference ended the process: {error}") from error
+            raise WorkloadError(f"making the inputs or running the reference ended the process: {_end(error)}") from error
         self._prepared = True
         return msgspec.msgpack.decode(reply, type=Finals)
 
@@ -275,6 +276,11 @@ class LocalDeviceLane:
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None
+
+
+def _end(error: WorkerLost) -> str:
+    """Return how a worker ended, without its name: failures of one kind are counted together."""
+    return str(error).rpartition(": ")[2]
 
 
 def translated(error: RemoteError) -> errors.AtuneError:

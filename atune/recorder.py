@@ -51,8 +51,8 @@ class Recorder:
             except Exception as error:  # a listener's bug costs the listener, not the run
                 self.listeners.remove(listener)
                 dropped.append(error)
-        for error in dropped:  # only now: the listeners after it get their events in order too
-            self.emit(Warned, message=f"a listener of events raised and was dropped: {type(error).__name__}: {error}")
+        for why in dropped:  # only now: the listeners after it get their events in order too
+            self.emit(Warned, message=f"a listener of events raised and was dropped: {type(why).__name__}: {why}")
 
     async def sync(self) -> None:
         """Return once everything recorded so far is on the disk."""

@@ -75,8 +75,8 @@ class Tuner:
                 )
             else:
                 backend = LocalBackend(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
+        self._budget = Budget.parse(budget)
         self._journal_path = None if journal is None else Path(journal)
-        self._journal: Journal | None = None
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
         self._progress = progress
         self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
@@ -86,11 +86,10 @@ class Tuner:
             benchmark=benchmark,
             strategy=strategy,
             seed=seed,
-            budget=Budget.parse(budget),
+            budget=self._budget,
             pipeline=pipeline,
             keep=keep,
         )
-        Budget.parse(budget)
         self._past: list[Event] = []
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
@@ -150,7 +149,7 @@ class Tuner:
             if self._progress:
                 from atune.progress import Progress
 
-                with Progress() as progress:
+                with Progress(budget=self._budget) as progress:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)

@@ -102,7 +102,7 @@ class Workload:
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
-        parameters = inspect.signature(self.kernel).parameters
+        parameters = inspect.signature(_function(self.kernel)).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         required = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         for name in self.arguments:
@@ -136,7 +136,7 @@ class Workload:
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
         """Return the index of the default configuration, or None where the space does not hold it."""
-        parameters = inspect.signature(self.kernel).parameters
+        parameters = inspect.signature(_function(self.kernel)).parameters
         for candidate in candidates:
             config = self.default
             if config is None:
@@ -303,7 +303,7 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
-        text = repr((function.__code__.co_code, [c for c in function.__code__.co_consts if not isinstance(c, CodeType)]))
+        text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
     names = dict.fromkeys(_names(function.__code__)) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
@@ -323,6 +323,12 @@ def _data_identity(part: Any, depth: int) -> bytes:
     elif depth < 8 and isinstance(part, Mapping):
         items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _code_text(code: CodeType) -> str:
+    """Tell code apart whose source is nowhere. Its own `repr` holds an address."""
+    consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
+    return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What every test has: both event loops, a cache and a temporary folder of its own session, and GPU tests where one is."""
+"""What every test has: both event loops, folders of its session's own, and a GPU where it asks for one."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import atune
@@ -58,3 +60,24 @@ def test_all_is_what_the_page_says() -> None:
     for node in block.body:
         assert isinstance(node, ast.ImportFrom)
         assert [atune._MODULE_OF[alias.name] for alias in node.names] == [node.module]
+
+
+def test_doctor_knows_the_ranges_of_pyproject() -> None:
+    """One set of tested ranges, in two places that must agree."""
+    from atune.doctor import TESTED
+
+    project = tomllib.loads((Path(atune.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    ranges = {}
+    for requirement in project["dependencies"]:
+        name, bounds = re.fullmatch(r"([a-z-]+)(.+)", requirement).groups()  # type: ignore[union-attr]
+        if match := re.fullmatch(r">=([\d.]+),<([\d.]+)", bounds):
+            ranges[name] = tuple(tuple(map(int, bound.split("."))) for bound in match.groups())
+        else:
+            version = tuple(map(int, bounds.removeprefix("==").split(".")))
+            ranges[name] = (version, (*version[:-1], version[-1] + 1))
+
+    def trimmed(bound: tuple[int, ...]) -> tuple[int, ...]:
+        return bound[:-1] if len(bound) > 1 and bound[-1] == 0 else bound
+
+    for name, (low, high) in TESTED.items():
+        assert tuple(map(trimmed, ranges[name])) == (trimmed(low), trimmed(high)), name

@@ -19,7 +19,7 @@ from atune import journal as journal_module
 from atune.errors import JournalError
 from atune.events import SCHEMA, AnyEvent
 from atune.journal import Journal, JournalReader, read
-from atune.replay import replay
+from atune.playback import replay
 
 STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
 EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
@@ -329,7 +329,7 @@ def test_a_failed_sync_is_never_followed_by_a_success(tmp_path: Path, monkeypatc
 def test_replay_imports_nothing_heavy(path: Path) -> None:
     code = """
 import sys
-from atune.replay import replay
+from atune.playback import replay
 replay(sys.argv[1]).table()
 print([m for m in ("tilelang", "torch", "structlog", "rich", "cloudpickle", "toy") if m in sys.modules])
 """

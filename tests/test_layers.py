@@ -11,9 +11,9 @@ import atune
 
 PACKAGE = Path(atune.__file__).parent
 LAYERS = {
-    "leaves": ["errors", "space", "device", "settings", "cache", "cores"],
+    "leaves": ["errors", "space", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
-    "side": ["journal", "replay", "log", "progress", "recorder", "store"],
+    "side": ["journal", "playback", "log", "progress", "recorder", "store"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
     "drive": ["strategy", "screen", "scheduler", "backend", "forkserver", "pool", "local", "engine"],
     "edge": ["tuner", "cli", "cli_tune", "interrupts", "doctor", "testing", "__main__", ""],

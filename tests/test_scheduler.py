@@ -1,4 +1,4 @@
-"""The scheduler as a pure function, without a loop: what a free worker is told, and that nothing is lost or done twice."""
+"""The scheduler as a pure function, without a loop: what a free worker is told; nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     buffer: list[int] = []
     built: Counter[int] = Counter()
     failed: Counter[int] = Counter()
-    running: list[tuple[float, int, str, tuple[Lowered, ...] | int]] = []
+    running: list[tuple[float, int, tuple[Lowered, ...] | int]] = []
     now, number = 0.0, 0
 
     def take() -> None:
@@ -157,16 +157,16 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             one.busy += 1
             if isinstance(job, Lower):
                 one.lowering += 1
-                heapq.heappush(running, (now + rng.random(), number, "lower", buffer.pop(0)))
+                heapq.heappush(running, (now + rng.random(), number, buffer.pop(0)))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
                 assert len({member.merge_key for member in job.group}) == 1
                 one.building += 1
-                heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, "build", job.group))
+                heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
 
     take()
     while running:
-        now, _, kind, what = heapq.heappop(running)
+        now, _, what = heapq.heappop(running)
         one.busy -= 1
         if isinstance(what, int):
             one.lowering -= 1

@@ -27,7 +27,10 @@ class Arguments:
         import torch
 
         self.params = tuple(params)
-        self.out_idx = output_positions(params, work.out_idx or ())
+        try:
+            self.out_idx = output_positions(params, work.out_idx or ())
+        except IndexError as error:
+            raise WorkloadError(f"Workload {work.name}: {error}") from error
         torch.manual_seed(seed)
         given = _given(work)
         n_in = len(params) - len(self.out_idx)

@@ -37,7 +37,7 @@ def run(payload: bytes) -> bytes:
     candidate = candidate_of(payload)
     try:
         result: Lowered | Failure = lower(candidate)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         result = Failure(candidate.index, "lower", _one_line(error), _traceback())
     return msgspec.msgpack.encode(result)
 

@@ -79,6 +79,9 @@ def discover(payload: bytes) -> bytes:
     if missing := [d for d in wanted if d != "all" and d not in ids]:
         raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
     chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
+    if len({g.arch for g in chosen}) > 1:
+        models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
+        raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():
