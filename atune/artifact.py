@@ -75,6 +75,10 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """Seconds that building the library took, shared by its members."""
     calls: tuple[int | str, ...] = ()
     """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
+    compiler: str = ""
+    """What compiled the device code: ``nvcc``, ``nvrtc`` or ``g++``."""
+    why: str = ""
+    """Why that compiler."""
 
 
 Built = Artifact | Failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -66,7 +66,17 @@ class Backend(Protocol):
         """Resolve target ``auto`` and find the devices. Raises `TargetError` for what is not there."""
         ...
 
-    def compile_lanes(self) -> Sequence[CompileLane]: ...
+    def compile_lanes(self, candidates: int | None = None) -> Sequence[CompileLane]:
+        """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
+        ...
+
+    def hold_builds(self) -> bool:
+        """Whether building should wait, while there is something to lower, because it will soon be cheaper."""
+        ...
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when `hold_builds` may have changed."""
+        ...
 
     def device_lanes(self) -> Sequence[DeviceLane]: ...
 

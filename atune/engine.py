@@ -103,8 +103,9 @@ class Engine:
         async with self.backend.open():
             spec, strategy = await self._describe()
             candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-            compile_lanes, device_lanes = self.backend.compile_lanes(), self.backend.device_lanes()
             proposable = min(spec_total := len(candidates), self.budget.candidates or spec_total)
+            compile_lanes, device_lanes = self.backend.compile_lanes(proposable), self.backend.device_lanes()
+            self.backend.on_change(self._wake)
             self.state = CompileState(
                 lanes=len(compile_lanes),
                 devices=len(device_lanes),
@@ -272,7 +273,7 @@ class Engine:
         if good:
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
-            emit(ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=first.seconds, reason=reason)
+            emit(ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=first.seconds, reason=reason, compiler=first.compiler, why=first.why)
         for artifact in good:
             await deliver.send(artifact)
 
@@ -394,6 +395,7 @@ class Engine:
         if self._stopping:
             self._drop_queues()
         self.state.waiting = self._proposals.statistics().current_buffer_used
+        self.state.hold = self.backend.hold_builds()
 
     def _drop_queues(self) -> None:
         self.state.ready.clear()

@@ -88,6 +88,10 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     seconds: float
     reason: str = ""
     """Why the group had this size."""
+    compiler: str = ""
+    """``nvcc``, ``nvrtc`` (with a precompiled header) or ``g++``."""
+    why: str = ""
+    """Why that compiler."""
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from atune.device import DeviceInfo, Target
 from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.measurement import FinalEntry, Measurement, Timing
 from atune.pool import ForkServer, Worker
+from atune.nvrtc_service import NvrtcService
 from atune.protocol import BuildJob, Discovery, Final, Finals, Session
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.version import __version__
@@ -60,6 +61,7 @@ class LocalBackend:
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.server: ForkServer
+        self.nvrtc = NvrtcService(self)
         self.run_dir = ""
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
@@ -79,7 +81,10 @@ class LocalBackend:
                 # and then no fork of the server could use it; NVML can be asked without that.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
-            async with ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server:
+            async with (
+                ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server,
+                self.nvrtc,
+            ):
                 yield
 
     async def describe(self) -> WorkloadSpec:
@@ -101,11 +106,12 @@ class LocalBackend:
         self._devices = devices
         return self._target, devices
 
-    def compile_lanes(self) -> list[LocalCompileLane]:
+    def compile_lanes(self, candidates: int | None = None) -> list[LocalCompileLane]:
         """One lane a core, less one for each device's process, unless `CompileSettings.workers` says otherwise."""
         cores = usable_cores()
         n = self.compile.workers or max(1, len(cores) - len(self._devices))
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
+        self.nvrtc.expect(candidates, n)
         return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]
 
     def device_lanes(self) -> list[LocalDeviceLane]:
@@ -120,6 +126,12 @@ class LocalBackend:
             with suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
         return found
+
+    def hold_builds(self) -> bool:
+        return self.nvrtc.warming
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self.nvrtc.wake = wake
 
     @property
     def target(self) -> Target:
@@ -168,15 +180,19 @@ class LocalCompileLane:
             return Failure(index, "crash", f"lowering ended its process: {_end(error)}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
-        return msgspec.msgpack.decode(reply, type=Lowered | Failure)
+        lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)  # type: ignore[arg-type]
+        if isinstance(lowered, Lowered):
+            self.backend.nvrtc.saw(lowered)
+        return lowered
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
         path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
+        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready)
         try:
-            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit)
+            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(job), limit)
         except WorkerTimeout as error:
             kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
         except WorkerLost as error:
@@ -184,7 +200,8 @@ class LocalCompileLane:
         except RemoteError as error:
             kind, message, detail = "codegen", str(error), error.detail
         else:
-            return msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+            built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+            return [self.backend.nvrtc.explain(one) if isinstance(one, Artifact) else one for one in built]
         if len(group) > 1:
             raise GroupFailed(message)
         return [Failure(group[0].index, kind, message, detail)]

@@ -30,10 +30,20 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file its library goes to."""
+    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use."""
 
     group: tuple[Lowered, ...]
     path: str
+    nvrtc: bool = False
+
+
+class NvrtcReady(msgspec.Struct, frozen=True):
+    """Whether the NVRTC service compiles with its precompiled header, and the seconds it took to make and to use."""
+
+    ok: bool
+    reason: str = ""
+    header_s: float = 0.0
+    compile_s: float = 0.0
 
 
 class Final(msgspec.Struct, frozen=True):

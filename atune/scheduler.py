@@ -51,6 +51,8 @@ class CompileState:
     groups: int = 0
     ready: list[Lowered] = field(default_factory=list)
     deferred: list[Lowered] = field(default_factory=list)
+    hold: bool = False
+    """Whether building will soon be cheaper than it is now: then only the first groups, which devices wait for."""
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole."""
 
@@ -70,18 +72,21 @@ class CompileState:
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self.ready:
-            if self.group_size is not None:
+            first = min(FIRST_GROUP, self.total, self.group_size or FIRST_GROUP)
+            if self.pipeline and self.groups < self.devices and len(self.ready) >= first:
+                return self._build(self.ready, first, "small: a device waits")
+            elif self.hold:
+                pass
+            elif self.group_size is not None:
                 if len(self.ready) >= self.group_size or not self._more_to_lower:
                     return self._build(self.ready, self.group_size, "group size as asked")
-            elif self.pipeline and self.groups < self.devices and len(self.ready) >= min(FIRST_GROUP, self.total):
-                return self._build(self.ready, FIRST_GROUP, "small: a device waits")
             elif len(self.ready) >= self._share():
                 return self._build(self.ready, self._share(), "a worker's share of what is left")
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
             return Lower()
-        if not self.ready and not self.lowering and not self.proposing and self.deferred:
+        if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
             # Likely to spill means long in the compiler, and by how much nobody knows yet: small groups balance that.
             size = self.group_size or max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
             return self._build(self.deferred, size, "deferred by the screen")

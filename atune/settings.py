@@ -11,6 +11,7 @@ import msgspec
 from atune.errors import TargetError, UsageError
 
 Backend = Literal["auto", "tvm_ffi", "cython"]
+Compiler = Literal["auto", "nvcc", "nvrtc"]
 
 CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
@@ -32,6 +33,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
     `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
+    `compiler`: what compiles CUDA device code; ``nvrtc`` is NVRTC with a precompiled
+    header; ``auto`` takes it where it is there and pays.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
     """
 
@@ -41,11 +44,14 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] | None = None
     pass_configs: Mapping[str, Any] = {}
     backend: Backend = "auto"
+    compiler: Compiler = "auto"
 
     def __post_init__(self) -> None:
         _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
         _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
+        if self.compiler not in ("auto", "nvcc", "nvrtc"):
+            raise UsageError(f"CompileSettings: compiler {self.compiler!r} is unknown; use auto, nvcc or nvrtc")
         if self.backend in ("torch", "ctypes", "nvrtc", "cutedsl"):
             raise TargetError(f"backend {self.backend!r} is not supported; use auto, tvm_ffi (CUDA) or cython (CPU)")
         if self.backend not in ("auto", "tvm_ffi", "cython"):

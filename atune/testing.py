@@ -260,8 +260,14 @@ class FakeBackend:
         await anyio.lowlevel.checkpoint()
         return Target("c"), [lane.info for lane in self._device_lanes]
 
-    def compile_lanes(self) -> list[FakeCompileLane]:
+    def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
         return self._compile_lanes
+
+    def hold_builds(self) -> bool:
+        return False
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        pass
 
     def device_lanes(self) -> list[FakeDeviceLane]:
         return self._device_lanes

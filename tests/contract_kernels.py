@@ -35,9 +35,11 @@ def good(scale: float, threads: int) -> Any:
 
 
 def endless(threads: int) -> Any:
+    block = threads or None
+
     @T.prim_func
     def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=threads or None):
+        with T.Kernel(1, threads=block):
             for _a, _b in T.grid(2000000000, 2000000000):
                 out[0] = out[0] * x[1] + x[2]
 
@@ -45,9 +47,11 @@ def endless(threads: int) -> Any:
 
 
 def silent(threads: int) -> Any:
+    block = threads or None
+
     @T.prim_func
     def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=threads or None):
+        with T.Kernel(1, threads=block):
             for i in T.serial(N // 2):
                 out[i] = x[i] * 2.0
 
@@ -57,9 +61,11 @@ def silent(threads: int) -> Any:
 def calling(name: str, threads: int, *arguments: int) -> Any:
     """A kernel that calls the C or device function `name`."""
 
+    block = threads or None
+
     @T.prim_func
     def main(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=threads or None):
+        with T.Kernel(1, threads=block):
             T.evaluate(T.call_extern("int32", name, *arguments))
             for i in T.serial(N):
                 out[i] = x[i] * 2.0

@@ -27,7 +27,7 @@ KERNELS = Path(__file__).parent / "contract_kernels.py"
 N = 32
 SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
 MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
-BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 1.5, 3.0
+BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
 IMPATIENT = {
     "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S),
     "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),

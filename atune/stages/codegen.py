@@ -19,6 +19,7 @@ from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
 from atune.stages.lowering import Blob
+from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, options_for, prelude
 from atune.stages.session import session
 
 
@@ -33,7 +34,7 @@ def run(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     try:
-        built: Sequence[Built] = build(job.group, job.path)
+        built: Sequence[Built] = build(job.group, job.path, job.nvrtc)
     except Exception as error:
         if len(job.group) > 1:
             raise
@@ -44,7 +45,7 @@ def run(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(built)
 
 
-def build(group: Sequence[Lowered], path: str) -> list[Artifact]:
+def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
     """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
@@ -52,19 +53,22 @@ def build(group: Sequence[Lowered], path: str) -> list[Artifact]:
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
     kind = session().target.kind
-    (_build_c if kind == "c" else _build_cuda)(blobs, part)
+    if kind == "c":
+        compiler, why = _build_c(blobs, part), ""
+    else:
+        compiler, why = _build_cuda(blobs, part, nvrtc)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
     os.replace(part, path)
     seconds = round(time.perf_counter() - started, 4)
     return [
-        Artifact(lowered.index, path, blob.symbol, lowered.params, kind, seconds, blob.calls)
+        Artifact(lowered.index, path, blob.symbol, lowered.params, kind, seconds, blob.calls, compiler, why)
         for lowered, blob in zip(group, blobs, strict=True)
     ]
 
 
-def _build_c(blobs: Sequence[Blob], path: str) -> None:
+def _build_c(blobs: Sequence[Blob], path: str) -> str:
     from tilelang.env import TILELANG_TEMPLATE_PATH
 
     source = path + ".cpp"
@@ -80,27 +84,63 @@ def _build_c(blobs: Sequence[Blob], path: str) -> None:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
         raise CompileError(f"g++ failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
     os.remove(source)
+    return "g++"
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str) -> None:
+def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str]:
+    """Return the device compiler that was used, and why not NVRTC where it was there to use."""
     from tilelang import tvm
     from tilelang.backend.module import create_backend_context
     from tilelang.engine.lower import device_codegen, host_codegen
     from tilelang.transform.pass_config import normalize_pass_configs
 
     context = create_backend_context(session().target.tvm(), None, "auto")
-    pass_configs = dict(blobs[0].pass_configs)
-    flags = session().compile.flags
-    if flags:
-        pass_configs["tl.device_compile_flags"] = list(flags)
+    pass_configs = {**blobs[0].pass_configs, **flags_config()}
     host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
     device = _merge(tvm, [pickle.loads(blob.device) for blob in blobs])
+    device_compiler = DeviceCompiler(pass_configs, nvrtc)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)
-        library.import_module(device_codegen(device, context))
+        with device_compiler:
+            library.import_module(device_codegen(device, context))
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
         tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
+    return device_compiler.used, device_compiler.why
+
+
+class DeviceCompiler:
+    """While entered, tilelang's CUDA compile goes through NVRTC's service, and to nvcc where that cannot do it."""
+
+    NAME = "tilelang_callback_cuda_compile"
+
+    def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
+        self.options = options_for(session().target.arch, pass_configs) if nvrtc else None
+        self.used, self.why = "nvcc", ""
+
+    def __enter__(self) -> None:
+        import tvm_ffi
+
+        self._nvcc = tvm_ffi.get_global_func(self.NAME)
+        if self.options is not None:
+            tvm_ffi.register_global_func(self.NAME, self._compile, override=True)
+
+    def __exit__(self, *_: object) -> None:
+        import tvm_ffi
+
+        if self.options is not None:
+            tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
+
+    def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
+        assert self.options is not None
+        try:
+            cubin = compile_remotely(prelude(str(code)), self.options, session().run_dir)
+        except (NvrtcError, OSError) as error:
+            compiled = self._nvcc(code, target, pass_config)  # what both refuse is the kernel's own mistake
+            self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"
+            return compiled
+        self.used = "nvrtc"
+        return bytearray(cubin)
 
 
 _BYTES = re.compile(r"const unsigned char (\w+)\[(\d+)\] = \{\s*([^{}]*?),?\s*\};")
