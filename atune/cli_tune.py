@@ -51,6 +51,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             group_size=arguments.group_size,
             compile_timeout_s=arguments.compile_timeout,
             backend=arguments.backend,
+            compiler=arguments.compiler,
         ),
         "benchmark": BenchmarkSettings(
             n_warmup=arguments.warmup,

@@ -180,7 +180,7 @@ class LocalCompileLane:
             return Failure(index, "crash", f"lowering ended its process: {_end(error)}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
-        lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)  # type: ignore[arg-type]
+        lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
         if isinstance(lowered, Lowered):
             self.backend.nvrtc.saw(lowered)
         return lowered

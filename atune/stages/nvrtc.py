@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import glob
 import os
+import re
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -98,16 +101,38 @@ def _load_library() -> Any:
 
 def options_for(arch: str, pass_configs: dict[str, Any]) -> tuple[str, ...] | None:
     """Return NVRTC's options for nvcc's work as tilelang asks for it; None where only nvcc can do it."""
-    from tilelang.env import CUDA_HOME, CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
     if pass_configs.get("tl.device_compile_flags") or pass_configs.get("tl.ptxas_register_usage_level") is not None:
         return None
     options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20", "-lineinfo", "-pch"]
     options += [f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
-    options += [f"-I{CUDA_HOME}/include", f"-I{CUDA_HOME}/include/cccl"]
+    headers = cuda_headers()
+    if headers is None:
+        return None
+    options += [f"-I{headers}", f"-I{headers}/cccl"]
     if pass_configs.get("tl.enable_fast_math"):
         options.append("--use_fast_math")
     return tuple(options)
+
+
+@functools.cache
+def cuda_headers() -> str | None:
+    """Return the CUDA toolkit's include folder, which nvcc knows by itself and NVRTC does not."""
+    from tilelang.contrib.nvcc import get_nvcc_compiler
+    from tilelang.env import CUDA_HOME
+
+    def toolkits() -> Iterator[str]:
+        yield from (CUDA_HOME, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+        nvcc = get_nvcc_compiler()
+        yield os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
+        # nvcc may be a script that calls the real one: that one tells where it lies.
+        dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+        yield from re.findall(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
+        yield "/usr/local/cuda"
+
+    found = (os.path.join(toolkit, "include") for toolkit in toolkits() if toolkit)
+    return next((f for f in found if os.path.exists(os.path.join(f, "vector_types.h"))), None)
 
 
 def flags_config() -> dict[str, Any]:
@@ -140,7 +165,7 @@ def prepare(payload: bytes) -> bytes:
     try:
         options = options_for(session().target.arch, {**blob.pass_configs, **flags_config()})
         if options is None:
-            raise NvrtcError("compile flags are for nvcc")
+            raise NvrtcError("compile flags are for nvcc, or the CUDA headers are not found")
         _service.nvrtc = Nvrtc()
         _, status = _service.nvrtc.compile(source, options)
         if status:
@@ -161,15 +186,25 @@ def prepare(payload: bytes) -> bytes:
 
 def serve(_: bytes) -> NoReturn:
     """Entry point that never returns: fork a child for every request, until this process is killed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    signal.signal(signal.SIGCHLD, _reap)
     while True:
         connection, _address = _service.listener.accept()
         if os.fork() == 0:
             try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _answer(connection)
             finally:
                 os._exit(0)
         connection.close()
+
+
+def _reap(*_: object) -> None:
+    # Waited for, and not ignored: so their CPU time counts as their parents'.
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _answer(connection: socket.socket) -> None:
