@@ -14,8 +14,9 @@ FailureKind = Literal[
 
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
 crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
-raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context. mismatch / non_finite / unwritten: outputs
-differ from the reference, hold NaN or infinity, or were not written. worker_lost: the device's process died.
+raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context. mismatch /
+non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written. worker_lost: the
+device's process died.
 """
 
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # The reader of our output left (`… | head`). Python would complain again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return OK
-        except Exception as error:  # noqa: BLE001 - said in one line
+        except Exception as error:
             return report_error(error, debug=arguments is not None and arguments.debug)
 
 

@@ -112,7 +112,7 @@ async def _interruptible(
                     work.cancel()
                 try:
                     ended = await call()
-                except Exception as error:  # noqa: BLE001 - reported when all has ended
+                except Exception as error:
                     ended = error
             tasks.cancel_scope.cancel()
     when_done()

@@ -31,7 +31,7 @@ TESTED = {
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. `found`: what is there; `advice`: what to do where `ok` is false, or worth knowing where it is true."""
+    """One finding. `found`: what is there; `advice`: what to do where `ok` is false."""
 
     name: str
     ok: bool

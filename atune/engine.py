@@ -113,7 +113,9 @@ class Engine:
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
             )
-            propose, self._proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
+            propose, self._proposals = anyio.create_memory_object_stream[Candidate](
+                PROPOSALS_PER_LANE * len(compile_lanes)
+            )
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
             self._starting = len(device_lanes)
@@ -178,7 +180,9 @@ class Engine:
         )
         return spec, strategy
 
-    async def _propose(self, strategy: Strategy, candidates: Sequence[Candidate], propose: MemoryObjectSendStream[Candidate]) -> None:
+    async def _propose(
+        self, strategy: Strategy, candidates: Sequence[Candidate], propose: MemoryObjectSendStream[Candidate]
+    ) -> None:
         with propose:
             for _ in range(self.state.total):
                 index = strategy.ask()
@@ -195,7 +199,9 @@ class Engine:
 
     _stopping_reason = "exhausted"
 
-    async def _compile_lane(self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]) -> None:
+    async def _compile_lane(
+        self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]
+    ) -> None:
         with deliver:
             while True:
                 self._look()
@@ -225,7 +231,14 @@ class Engine:
             self.state.seen += 1
         emit = self.recorder.emit
         if isinstance(answer, Failure):
-            emit(BuildFailed, lane=lane.name, index=answer.index, kind=answer.kind, message=answer.message, detail=answer.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=answer.index,
+                kind=answer.kind,
+                message=answer.message,
+                detail=answer.detail,
+            )
             strategy.tell(candidate.index, None)
             return
         verdict, why = screen(answer.facts, self._limits)
@@ -268,16 +281,34 @@ class Engine:
             self.state.building -= 1
         good = [answer for answer in built if isinstance(answer, Artifact)]
         for failure in (answer for answer in built if isinstance(answer, Failure)):
-            emit(BuildFailed, lane=lane.name, index=failure.index, kind=failure.kind, message=failure.message, detail=failure.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=failure.index,
+                kind=failure.kind,
+                message=failure.message,
+                detail=failure.detail,
+            )
             strategy.tell(failure.index, None)
         if good:
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
-            emit(ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=first.seconds, reason=reason, compiler=first.compiler, why=first.why)
+            emit(
+                ArtifactBuilt,
+                lane=lane.name,
+                indices=indices,
+                file=file,
+                seconds=first.seconds,
+                reason=reason,
+                compiler=first.compiler,
+                why=first.why,
+            )
         for artifact in good:
             await deliver.send(artifact)
 
-    async def _device_lane(self, lane: DeviceLane, strategy: Strategy, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
+    async def _device_lane(
+        self, lane: DeviceLane, strategy: Strategy, artifacts: MemoryObjectReceiveStream[Artifact]
+    ) -> None:
         with artifacts:
             if not await self._start(lane):
                 return
@@ -370,7 +401,9 @@ class Engine:
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         reason = self._stopping or self._stopping_reason
-        self.recorder.emit(RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx)
+        self.recorder.emit(
+            RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+        )
 
     async def _compile_ended(self) -> None:
         self._look()

@@ -58,7 +58,7 @@ def main() -> NoReturn:
         server.serve(config["parent"])
     except BrokenPipeError:
         pass  # the parent hung up in the middle of a report
-    except BaseException:  # noqa: BLE001 - reported
+    except BaseException:
         traceback.print_exc()
     server.end()
 
@@ -86,7 +86,7 @@ def preload(modules: list[str]) -> dict[str, Any]:
     try:
         for module in modules:
             importlib.import_module(module)
-    except BaseException as exc:  # noqa: BLE001 - reported
+    except BaseException as exc:
         traceback.print_exc()
         error = f"{type(exc).__name__}: {exc}"
     gc.collect()
@@ -213,7 +213,7 @@ class Server:
             if order["cpus"] is not None:
                 os.sched_setaffinity(0, order["cpus"])
             work(replies, self.libc)
-        except BaseException:  # noqa: BLE001 - the last thing before the end
+        except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -226,7 +226,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         try:
             module, _, name = entry.decode().partition(":")
             reply = (b"", b"", memoryview(getattr(importlib.import_module(module), name)(payload)).cast("B"))
-        except BaseException as exc:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of the user's code, too
+        except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -242,7 +242,7 @@ def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
     """Describe `exc` as the three parts of a reply."""
     try:
         message = str(exc)
-    except Exception as broken:  # noqa: BLE001
+    except Exception as broken:
         message = f"<no message: str() raised {type(broken).__name__}>"
     text = "".join(traceback.format_exception(exc)).encode(errors="replace")[-TRACEBACK_BYTES:]
     return type(exc).__name__.encode(), message.encode(errors="replace"), memoryview(text)

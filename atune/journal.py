@@ -193,7 +193,7 @@ class JournalReader:
                     number += 1
                     if len(line) > MAX_LINE_BYTES:
                         raise JournalError(
-                            f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
+                            f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; no journal of atune"
                         )
                     following = file.readline(MAX_LINE_BYTES + 1)
                     body = self._body(line)
@@ -226,7 +226,7 @@ class JournalReader:
                 schema = msgspec.json.decode(body, type=_Header).schema
                 if schema > SCHEMA:
                     raise JournalError(
-                        f"{self.path} was written by a newer atune (schema {schema}; this one reads {SCHEMA}): update atune"
+                        f"{self.path} is from a newer atune (schema {schema}; this one reads {SCHEMA}): update atune"
                     )
             event = decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

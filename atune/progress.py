@@ -76,7 +76,7 @@ class Progress:
 
     @property
     def to_measure(self) -> int:
-        """Candidates that are worth measuring, as far as known: no duplicates, none pruned, none that failed to build."""
+        """Candidates worth measuring, as far as known: no duplicates, none pruned, none that failed to build."""
         unbuilt = sum(1 for e in self._state.entries.values() if not e.built and e.outcome is not None)
         return max(self.measured, self.total - self._state.counts["duplicate"] - unbuilt)
 

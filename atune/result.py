@@ -210,7 +210,7 @@ class TuneResult:
             )
         if not Path(artifact.path).is_file():
             raise AtuneError(
-                f"the winner's library {artifact.path} is gone (the cache was cleaned, or it is another machine's); tune again"
+                f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
             )
         return artifact
 
@@ -263,7 +263,7 @@ class TuneResult:
 
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
-    """Return why candidates failed or were pruned, grouped and counted, in at most `limit` lines and one for the rest."""
+    """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
     groups = result.failure_summary()
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])

@@ -72,9 +72,9 @@ class CompileState:
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self.ready:
-            first = min(FIRST_GROUP, self.total, self.group_size or FIRST_GROUP)
-            if self.pipeline and self.groups < self.devices and len(self.ready) >= first:
-                return self._build(self.ready, first, "small: a device waits")
+            waits = self.pipeline and self.groups < self.devices and self.group_size is None
+            if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
+                return self._build(self.ready, FIRST_GROUP, "small: a device waits")
             elif self.hold:
                 pass
             elif self.group_size is not None:
@@ -88,7 +88,9 @@ class CompileState:
             return Lower()
         if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
             # Likely to spill means long in the compiler, and by how much nobody knows yet: small groups balance that.
+            # The longest first, by what is known of them, so that none of those is the last.
             size = self.group_size or max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
+            self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
             return self._build(self.deferred, size, "deferred by the screen")
         return None
 

@@ -107,8 +107,8 @@ def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, cap
 def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
-        "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline --group-size 1"
-        " --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0 --skip-check"
+        "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
+        " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0 --skip-check"
         " --no-cache-inputs --input-seed 3 --quiet"
     )
     assert main(["tune", workload, *options.split()]) == 0
@@ -126,7 +126,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         9.5,
     )
     assert msgspec.structs.asdict(benchmark) | {
-        "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3, "n_final": 0,
+        "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
+        "n_final": 0,
     } == msgspec.structs.asdict(benchmark)  # fmt: skip
 
 

@@ -19,7 +19,8 @@ started = time.perf_counter()
 import atune
 seconds = time.perf_counter() - started
 names = [name for name in atune.__all__ if getattr(atune, name) is None]
-heavy = [m for m in ("tilelang", "torch", "tvm", "tvm_ffi", "cuda", "pynvml", "numpy", "structlog", "rich") if m in sys.modules]
+names_of_heavy = "tilelang torch tvm tvm_ffi cuda pynvml numpy structlog rich".split()
+heavy = [m for m in names_of_heavy if m in sys.modules]
 print(json.dumps({
     "seconds": seconds, "all_seconds": time.perf_counter() - started, "heavy": heavy, "names": names,
     "handlers": len(logging.root.handlers), "files": sorted(set(os.listdir(".")) - before),

@@ -21,7 +21,8 @@ from atune.stages.timer import Timer, make_timer
 
 _POISONED = re.compile(
     r"illegal memory|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
-    r"invalid program counter|hardware stack|ECC|CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT|HARDWARE|INVALID_PC|ECC)",
+    r"invalid program counter|hardware stack|ECC|"
+    r"CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT|HARDWARE|INVALID_PC|ECC)",
     re.IGNORECASE,
 )
 """What the driver says once a context is beyond repair (CUDA driver API, «CUresult»: «This leaves the process in an
@@ -124,7 +125,9 @@ def outputs(payload: bytes) -> bytes:
     arguments.poison()
     load(artifact)(*arguments.values)
     _device.timer.synchronise()
-    return msgspec.msgpack.encode([bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs])
+    return msgspec.msgpack.encode(
+        [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
+    )
 
 
 def _make_arguments(artifact: Artifact) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,7 +94,9 @@ def compare(outputs: Sequence[Any], expected: Sequence[Any], work: Workload) -> 
     worst = 0.0
     for position, (out, ref) in enumerate(zip(outputs, expected, strict=True)):
         if out.shape != ref.shape:
-            return Mismatch("mismatch", f"output {position}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"), worst
+            return Mismatch(
+                "mismatch", f"output {position}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"
+            ), worst
         written = ~_poisoned(out)
         exact = not out.dtype.is_floating_point
         got, want = out.to(torch.float64), ref.to(torch.float64)
@@ -140,7 +143,7 @@ def expected_outputs(work: Workload, arguments: Arguments) -> list[Any]:
     found = list(answer) if isinstance(answer, (tuple, list)) else [answer]
     if len(found) != len(arguments.outputs) or not all(isinstance(t, torch.Tensor) for t in found):
         raise WorkloadError(
-            f"Workload {work.name}: the reference returned {len(found)} value(s) of {[type(t).__name__ for t in found]}; "
+            f"Workload {work.name}: the reference returned {[type(t).__name__ for t in found]}; "
             f"the kernel has {len(arguments.outputs)} output(s), by out_idx {work.out_idx}"
         )
     return [t.to(o.device) for t, o in zip(found, arguments.outputs, strict=True)]
@@ -152,7 +155,10 @@ def _given(work: Workload) -> list[Any] | None:
     if not callable(work.inputs):
         return list(work.inputs)
     try:
-        return list(work.inputs(**work.arguments))
+        parameters = inspect.signature(work.inputs).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        wanted = {p.name for p in parameters}
+        return list(work.inputs(**{k: v for k, v in work.arguments.items() if takes_all or k in wanted}))
     except Exception as error:
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 
@@ -176,16 +182,17 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
     if param.shape is None:
         return value
     if not isinstance(value, torch.Tensor):
-        raise WorkloadError(f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor")
+        raise WorkloadError(
+            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
+        )
     fits = len(value.shape) == len(param.shape)
     for want, got in zip(param.shape, value.shape, strict=False):
-        if isinstance(want, str):
-            fits = fits and sizes.setdefault(want, int(got)) == int(got)
-        else:
-            fits = fits and want == got
+        size = sizes.setdefault(want, int(got)) if isinstance(want, str) else want
+        fits = fits and size == int(got)
     if not fits or value.dtype != torch_dtype(param.dtype):
         raise WorkloadError(
-            f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; the kernel takes {param.dtype} {list(param.shape)}"
+            f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
+            f"the kernel takes {param.dtype} {list(param.shape)}"
         )
     return value.detach().to(device).contiguous().clone()
 

@@ -91,7 +91,9 @@ class Kernel:
             return None
         if len(tensors) != len(params) - len(self.out_idx):
             n_in = len(params) - len(self.out_idx)
-            raise TypeError(f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}")
+            raise TypeError(
+                f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}"
+            )
         arguments = with_outputs(params, self.out_idx, tensors)
         self._check(arguments)
         self._function(*arguments)
@@ -110,7 +112,8 @@ class Kernel:
             if not fits or dtype != param.dtype or not tensor.is_contiguous():
                 layout = "" if tensor.is_contiguous() else ", not contiguous"
                 raise ValueError(
-                    f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, contiguous; got {dtype} {list(shape)}{layout}"
+                    f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, contiguous; "
+                    f"got {dtype} {list(shape)}{layout}"
                 )
 
     def __repr__(self) -> str:

@@ -96,7 +96,9 @@ def _load_library() -> Any:
             continue
         if hasattr(library, "nvrtcSetPCHHeapSize"):
             return library
-    raise NvrtcError("libnvrtc (12.8 or newer) is not there; pip install nvidia-cuda-nvrtc, or the CUDA toolkit, has it")
+    raise NvrtcError(
+        "libnvrtc (12.8 or newer) is not there; pip install nvidia-cuda-nvrtc, or the CUDA toolkit, has it"
+    )
 
 
 def options_for(arch: str, pass_configs: dict[str, Any]) -> tuple[str, ...] | None:
@@ -105,7 +107,7 @@ def options_for(arch: str, pass_configs: dict[str, Any]) -> tuple[str, ...] | No
 
     if pass_configs.get("tl.device_compile_flags") or pass_configs.get("tl.ptxas_register_usage_level") is not None:
         return None
-    options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20", "-lineinfo", "-pch"]
+    options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20", "-pch"]
     options += [f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
     headers = cuda_headers()
     if headers is None:

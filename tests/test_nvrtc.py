@@ -1,0 +1,144 @@
+"""NVRTC with a precompiled header: chosen by cost, used where it is there, never in nvcc's way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from processes import wait_until
+
+from atune.artifact import Artifact, Lowered
+from atune.candidate import Candidate, config_key, thaw
+from atune.device_compiler import CompileCosts, choose, estimate
+from atune.local import LocalBackend, LocalCompileLane
+from atune.settings import CompileSettings
+from atune.workload import FileRef
+
+SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def lowered(
+    n: int, settings: CompileSettings
+) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
+    backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
+    async with backend.open():
+        spec = await backend.describe()
+        await backend.discover()
+        (lane,) = backend.compile_lanes(len(spec.configs))
+        answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
+        assert all(isinstance(answer, Lowered) for answer in answers), answers
+        with anyio.fail_after(60):
+            while backend.hold_builds():
+                await anyio.sleep(0.05)
+        yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
+
+
+def artifacts(built: list[object]) -> list[Artifact]:
+    assert all(isinstance(one, Artifact) for one in built), built
+    return [one for one in built if isinstance(one, Artifact)]
+
+
+@needs_nvcc
+@pytest.mark.anyio
+async def test_a_group_is_compiled_with_the_header() -> None:
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    async with lowered(3, CompileSettings(workers=1, compiler="nvrtc")) as (_, lane, group):
+        built = artifacts(list(await lane.build(group)))
+        assert [one.compiler for one in built] == ["nvrtc"] * 3
+        assert len({one.path for one in built}) == 1
+        assert "as asked; header made in" in built[0].why
+        library = Path(built[0].path).read_bytes()
+        assert all(f"{one.symbol}_kernel".encode() in library for one in built)
+
+
+@needs_nvcc
+@pytest.mark.anyio
+async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    async with lowered(1, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
+        assert backend.nvrtc.ready
+        (service,) = [w.pid for w in backend.server._workers.values() if w.name.startswith("nvrtc")]
+        os.killpg(service, signal.SIGKILL)
+        with anyio.fail_after(5):
+            while backend.nvrtc.ready:
+                await anyio.sleep(0.01)
+        (built,) = artifacts(list(await lane.build(group)))
+        assert built.compiler == "nvcc"
+        assert "SIGKILL" in built.why
+
+
+@needs_nvcc
+@pytest.mark.anyio
+async def test_flags_are_for_nvcc() -> None:
+    settings = CompileSettings(workers=1, compiler="nvrtc", flags=("-DATUNE_TEST=1",))
+    async with lowered(1, settings) as (_, lane, group):
+        (built,) = artifacts(list(await lane.build(group)))
+        assert built.compiler == "nvcc"
+        assert "compile flags are for nvcc" in built.why
+
+
+@needs_nvcc
+@pytest.mark.anyio
+async def test_a_compile_that_is_given_up_ends() -> None:
+    """The child compiles in native code, in no group of the lane's; it ends with the one who asked."""
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    async with lowered(2, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
+        (service,) = [w.pid for w in backend.server._workers.values() if w.name.startswith("nvrtc")]
+
+        def children() -> list[int]:
+            found = []
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdigit():
+                    with suppress(OSError):
+                        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                        if int(parent) == service and state != "Z":
+                            found.append(int(entry.name))
+            return found
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lane.build, group)
+            with anyio.fail_after(10):
+                while not children():
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        wait_until(lambda: not children(), 0.5, "the end of NVRTC's child")
+        assert backend.nvrtc.ready
+        (built, _) = artifacts(list(await lane.build(group)))
+        assert built.compiler == "nvrtc"
+
+
+def test_the_choice_follows_the_costs() -> None:
+    costs = CompileCosts()
+    assert choose(288, 15, costs)[0] == "nvrtc"
+    assert choose(48, 2, costs)[0] == "nvrtc"
+    assert choose(1, 1, costs)[0] == "nvcc"
+    assert choose(15, 15, costs)[0] == "nvcc"  # one group each: all would wait for the header
+    _, why = choose(288, 15, costs)
+    assert "288 candidates on 15 workers" in why
+    free_header = CompileCosts(header_s=0.0)
+    assert choose(2, 1, free_header)[0] == "nvrtc"
+
+
+def test_costs_scale_with_the_machine() -> None:
+    slow = CompileCosts().scaled(CompileCosts().lower_s * 2)
+    fast_estimate, slow_estimate = estimate(288, 15, CompileCosts()), estimate(288, 15, slow)
+    assert slow_estimate == pytest.approx([2 * seconds for seconds in fast_estimate])
+
+
+def test_more_candidates_never_take_less_time() -> None:
+    for lanes in (1, 7, 15):
+        estimates = [estimate(n, lanes, CompileCosts())[0] for n in range(1, 400)]
+        assert estimates == sorted(estimates)
