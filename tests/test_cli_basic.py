@@ -108,8 +108,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
-        " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0 --skip-check"
-        " --no-cache-inputs --input-seed 3 --quiet"
+        " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
+        " --skip-check --no-cache-inputs --input-seed 3 --quiet"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
