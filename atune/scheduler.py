@@ -11,6 +11,8 @@ from atune.artifact import Lowered
 MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small."""
 MIN_GROUP = 4
+HEAVY_REGISTERS = 512
+"""Accumulators, in registers a thread, that a group of deferred candidates has together at most, or one member."""
 FIRST_GROUP = 2
 """Groups are this small until every device has something to do."""
 
@@ -87,11 +89,9 @@ class CompileState:
         if self.waiting:
             return Lower()
         if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
-            # Likely to spill means long in the compiler, and by how much nobody knows yet: small groups balance that.
             # The longest first, by what is known of them, so that none of those is the last.
-            size = self.group_size or max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
             self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
-            return self._build(self.deferred, size, "deferred by the screen")
+            return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
         return None
 
     @property
@@ -105,6 +105,16 @@ class CompileState:
     def _split(self, queue: Sequence[Lowered]) -> int:
         free = max(1, self.lanes - self.busy)
         return max(1, min(MAX_GROUP, math.ceil(len(queue) / free)))
+
+    def _heavy(self) -> int:
+        """Return how many of the deferred to build together.
+
+        Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
+        workers end at the same time.
+        """
+        share = math.ceil(len(self.deferred) / (2 * self.lanes))
+        registers = max(self.deferred[0].facts.accumulators or 1, 1)
+        return max(1, min(MAX_GROUP, share, HEAVY_REGISTERS // registers))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
         """Take up to `size` members that compile together, the oldest first."""

@@ -40,7 +40,7 @@ class Run:
         self.env = {
             **os.environ,
             MARK: self.mark,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "TMPDIR": str(tmp_path),
             "ATUNE_TEST_SLOW_GXX": str(slow),
