@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atune.tuner import Tuner as Tuner
     from atune.tuner import run as run
     from atune.tuner import tune as tune
+    from atune.server_process import shutdown as shutdown
     from atune.settings import BenchmarkSettings as BenchmarkSettings
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
@@ -69,6 +70,7 @@ __all__ = [
     "WorkloadError",
     "replay",
     "run",
+    "shutdown",
     "tune",
 ]
 
@@ -76,6 +78,7 @@ __all__ = [
 _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
+    "atune.server_process": ("shutdown",),
     "atune.tuner": (
         "Tuner",
         "run",

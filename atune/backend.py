@@ -22,6 +22,10 @@ class CompileLane(Protocol):
         """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards."""
         ...
 
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        """Return the artifact of the same code where an earlier run left it."""
+        ...
+
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group` into one library: an answer for each member, in order.
 

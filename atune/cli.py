@@ -200,6 +200,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
     group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
     group.add_argument("--backend", default="auto", help="auto, tvm_ffi (CUDA) or cython (CPU) (auto)")
+    group.add_argument(
+        "--store", action=argparse.BooleanOptionalAction, default=True, help="use and keep compiled libraries (yes)"
+    )
     group.add_argument("--compiler", default="auto", help="of CUDA device code: auto, nvcc or nvrtc (auto)")
     group.add_argument(
         "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"

@@ -52,6 +52,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             compile_timeout_s=arguments.compile_timeout,
             backend=arguments.backend,
             compiler=arguments.compiler,
+            store=arguments.store,
         ),
         "benchmark": BenchmarkSettings(
             n_warmup=arguments.warmup,

@@ -215,20 +215,35 @@ class Engine:
                 self.state.busy += 1
                 try:
                     if isinstance(job, Lower):
-                        await self._lower(lane, self._proposals.receive_nowait(), strategy)
+                        await self._lower(lane, self._proposals.receive_nowait(), strategy, deliver)
                     else:
                         await self._build(lane, job.group, job.reason, strategy, deliver)
                 finally:
                     self.state.busy -= 1
                     self._wake()
 
-    async def _lower(self, lane: CompileLane, candidate: Candidate, strategy: Strategy) -> None:
+    async def _lower(
+        self,
+        lane: CompileLane,
+        candidate: Candidate,
+        strategy: Strategy,
+        deliver: MemoryObjectSendStream[Artifact],
+    ) -> None:
         self.state.lowering += 1
         try:
-            answer = await lane.lower(candidate)
+            await self._lower_one(lane, candidate, strategy, deliver)
         finally:
             self.state.lowering -= 1
             self.state.seen += 1
+
+    async def _lower_one(
+        self,
+        lane: CompileLane,
+        candidate: Candidate,
+        strategy: Strategy,
+        deliver: MemoryObjectSendStream[Artifact],
+    ) -> None:
+        answer = await lane.lower(candidate)
         emit = self.recorder.emit
         if isinstance(answer, Failure):
             emit(
@@ -258,8 +273,27 @@ class Engine:
         elif verdict == "prune":
             emit(CandidatePruned, lane=lane.name, index=answer.index, reason=why)
             strategy.tell(candidate.index, None)
+        elif (known := await self._find(lane, answer)) is not None:
+            await deliver.send(known)
         else:
             (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
+
+    async def _find(self, lane: CompileLane, lowered: Lowered) -> Artifact | None:
+        """Return the candidate's library where an earlier run built it; deferring such a candidate saves nothing."""
+        known = await lane.find(lowered)
+        if known is not None:
+            file = known.path.rpartition("/")[2]
+            self.recorder.emit(
+                ArtifactBuilt,
+                lane=lane.name,
+                indices=(known.index,),
+                file=file,
+                seconds=0.0,
+                reason="compiled before",
+                compiler=known.compiler,
+                why=known.why,
+            )
+        return known
 
     async def _build(
         self,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
+import anyio.to_thread
 import msgspec
 
 from atune import errors
@@ -24,7 +27,9 @@ from atune.measurement import FinalEntry, Measurement, Timing
 from atune.nvrtc_service import NvrtcService
 from atune.pool import ForkServer, Worker
 from atune.protocol import BuildJob, Discovery, Final, Finals, Session
+from atune.server_process import ServerProcess, parked
 from atune.settings import BenchmarkSettings, CompileSettings
+from atune.store import ArtifactStore
 from atune.version import __version__
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
@@ -36,6 +41,13 @@ LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
+SERVER_ENV = {
+    "TILELANG_DISABLE_CACHE": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
+    # and then no fork of the server could use it; NVML can be asked without that.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
@@ -61,30 +73,47 @@ class LocalBackend:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.server: ForkServer
         self.nvrtc = NvrtcService(self)
+        self.store: ArtifactStore | None = None
         self.run_dir = ""
+        self.run_env: dict[str, str] = {}
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """Start the fork server; on leaving, kill every process and remove the run's folder."""
+        """Start the fork server, or take the one that the run before left warm; kill every worker on leaving.
+
+        A run that ends well leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
+        """
         with run_folder() as run_dir:
             self.run_dir = run_dir
-            env = {
+            self.run_env = {
                 "TMPDIR": _made(run_dir, "tmp"),
                 "TILELANG_CACHE_DIR": _made(run_dir, "tilelang"),
                 "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
-                "TILELANG_DISABLE_CACHE": "1",
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
-                # and then no fork of the server could use it; NVML can be asked without that.
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
+            kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
+            process = parked.take(kind) or ServerProcess(PRELOAD, server_folder(), SERVER_ENV)
             async with (
-                ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server,
+                ForkServer(
+                    process=process,
+                    park=functools.partial(parked.park, kind),
+                ) as self.server,
                 self.nvrtc,
             ):
-                yield
+                self.store = ArtifactStore() if self.compile.store else None
+                try:
+                    yield
+                finally:
+                    if self.store is not None:
+                        self.store.close()
+                        self.store.evict()
+
+    async def spawn(
+        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
+    ) -> Worker:
+        """Fork a worker of this run."""
+        return await self.server.spawn(lane, env={**self.run_env, **(env or {})}, cpus=cpus, nice=nice)
 
     async def describe(self) -> WorkloadSpec:
         if self.spec is None:
@@ -95,7 +124,9 @@ class LocalBackend:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         payload = msgspec.msgpack.encode((self.target_text, self.device_names))
-        reply = await self._ask_once("discover", "atune.stages.session:discover", payload)
+        known = self.server.facts  # of the same process: devices do not come and go
+        reply = known.get(payload) or await self._ask_once("discover", "atune.stages.session:discover", payload)
+        known[payload] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
         self._target, devices = found.target, list(found.devices)
         if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
@@ -150,7 +181,7 @@ class LocalBackend:
 
     async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
-        worker = await self.server.spawn(lane)
+        worker = await self.spawn(lane)
         try:
             return await worker.call(entry, payload, LOAD_TIMEOUT_S)
         except RemoteError as error:
@@ -186,6 +217,12 @@ class LocalCompileLane:
             self.backend.nvrtc.saw(lowered)
         return lowered
 
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        store = self.backend.store
+        if store is None:
+            return None
+        return await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
+
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
         path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
@@ -202,14 +239,25 @@ class LocalCompileLane:
             kind, message, detail = "codegen", str(error), error.detail
         else:
             built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+            await self._keep(group, built)
             return [self.backend.nvrtc.explain(one) if isinstance(one, Artifact) else one for one in built]
         if len(group) > 1:
             raise GroupFailed(message)
         return [Failure(group[0].index, kind, message, detail)]
 
+    async def _keep(self, group: Sequence[Lowered], built: Sequence[Built]) -> None:
+        store = self.backend.store
+        codes = zip((lowered.code_key for lowered in group), built, strict=True)
+        good = [(code_key, one) for code_key, one in codes if isinstance(one, Artifact)]
+        if store is not None and good:
+            try:
+                await anyio.to_thread.run_sync(store.put, good)
+            except OSError:
+                self.backend.store = None  # full or gone: this run does without
+
     async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
         if self._worker is None or not self._worker.alive:
-            self._worker = await self.backend.server.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
+            self._worker = await self.backend.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
             await self.backend.session(self._worker)
         return await self._worker.call(entry, payload, timeout_s)
 
@@ -227,7 +275,7 @@ class LocalDeviceLane:
     async def start(self) -> DeviceInfo:
         await self._stop()
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
-        self._worker = await self.backend.server.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        self._worker = await self.backend.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
         await self.backend.session(self._worker, self.info.id)
         reply = await self._worker.call(
             "atune.stages.benchmark:begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S
@@ -315,9 +363,23 @@ def translated(error: RemoteError) -> errors.AtuneError:
     return WorkerError(str(error), error.detail)
 
 
-@contextmanager
-def run_folder() -> Generator[str, None, None]:
-    """Make a private folder for one run, gone afterwards; remove those of runs that were killed."""
+def server_folder() -> Path:
+    """Return a new folder for a fork server, which may outlive the run; it goes when its program has ended."""
+    folder = Path(tempfile.mkdtemp(prefix="server-", dir=_root()))
+    lock = _locked(folder)
+    if lock is not None:
+        atexit.register(_remove, folder, lock, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, lock: ExitStack, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def _root() -> Path:
+    """Return the private folder of this user's runs, without those of programs that were killed."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
@@ -326,7 +388,13 @@ def run_folder() -> Generator[str, None, None]:
         if (stack := _locked(old)) is not None:
             with stack:
                 shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+    return root
+
+
+@contextmanager
+def run_folder() -> Generator[str, None, None]:
+    """Make a private folder for one run, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=_root()))
     lock = _locked(folder)
     try:
         yield str(folder)

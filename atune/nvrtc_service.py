@@ -76,7 +76,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         backend = self.backend
         payload = msgspec.msgpack.encode((lowered.blob, lowered.index))
         try:
-            worker = await backend.server.spawn("nvrtc")
+            worker = await backend.spawn("nvrtc")
             await backend.session(worker)
             reply = await worker.call("atune.stages.nvrtc:prepare", payload, PREPARE_TIMEOUT_S)
             answer = msgspec.msgpack.decode(reply, type=NvrtcReady)

@@ -10,20 +10,17 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
-from itertools import count
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
 
-from atune import forkserver
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.forkserver import CONTROL_BYTES, FRAME, describe
+from atune.server_process import ServerProcess
 
 TAIL_BYTES = 4096
 REAP_S = 1.0
@@ -37,16 +34,28 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes
     are doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env`
     goes to all processes on top of the parent's environment.
+
+    With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
+    ended without an error is handed to it instead of being ended; its workers are ended all the same.
     """
 
-    def __init__(self, *, preload: Sequence[str] = (), run_dir: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        run_dir: str = "",
+        env: Mapping[str, str] | None = None,
+        process: ServerProcess | None = None,
+        park: Callable[[ServerProcess], None] | None = None,
+    ) -> None:
         self.preload = tuple(preload)
-        self.run_dir = Path(run_dir)
+        self.run_dir = Path(run_dir) if process is None else process.folder
         self.env = dict(env or {})
         self.preload_s: float | None = None
         """Seconds that importing `preload` took; None until that is done."""
+        self._given, self._park = process, park
+        self._process: ServerProcess
         self._workers: dict[int, Worker] = {}
-        self._numbers = count()
         self._failure = ""
         self._running = False
 
@@ -55,7 +64,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
-                await self._start()
+                self._start()
                 tasks.start_soon(self._listen)
                 try:
                     yield self
@@ -63,7 +72,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     error = exc
                     raise
                 finally:
-                    await self._stop()
+                    if error is not None or not await self._detach():
+                        await self._stop()
         except BaseExceptionGroup:
             if error is None:
                 raise
@@ -86,8 +96,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             raise WorkerError("the fork server is not open")
         await self._ready.wait()
         if self._failure:
-            raise WorkerError(self._failure, read_tail(self._log))
-        number = next(self._numbers)
+            raise WorkerError(self._failure, read_tail(self._process.log))
+        number = next(self._process.numbers)
         name = f"{lane}-{number}"
         path = self.run_dir / f"{name.replace('/', '_')}.stderr"
         order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
@@ -104,49 +114,43 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 await worker.kill(CANCEL_S)
                 raise
         if not worker.pid:
-            raise WorkerError(f"{name} did not start: {worker._end}", read_tail(self._log))
+            raise WorkerError(f"{name} did not start: {worker._end}", read_tail(self._process.log))
         return worker
+
+    @property
+    def facts(self) -> dict[Any, Any]:
+        """What runs learned with this process and the next may use."""
+        return self._process.facts
 
     def pids(self) -> list[int]:
         """Return the pids, which are the process groups too, of the server and of the workers that live."""
         server = [self._process.pid] if self._running and self._process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
-    async def _start(self) -> None:
-        """Start the server's process; it goes on by itself."""
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._log = self.run_dir / "forkserver.log"
+    def _start(self) -> None:
+        """Start the server's process, which goes on by itself, or attach to one."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
-        with ExitStack() as stack:
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._control.setblocking(False)
-            stack.callback(theirs.close)
-            lifeline, self._lifeline = os.pipe()
-            stack.callback(os.close, lifeline)
-            config = {
-                "control": theirs.fileno(),
-                "lifeline": lifeline,
-                "parent": os.getpid(),
-                "preload": self.preload,
-                "path": [os.path.abspath(entry) for entry in sys.path],
-            }
-            try:
-                log = stack.enter_context(self._log.open("ab"))
-                with anyio.CancelScope(shield=True):  # a start cancelled halfway would leave a process without owner
-                    self._process = await anyio.open_process(
-                        [sys.executable, "-P", forkserver.__file__, json.dumps(config)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        env={**os.environ, **self.env},
-                        pass_fds=(theirs.fileno(), lifeline),
-                    )
-            except BaseException:
-                self._control.close()
-                os.close(self._lifeline)
-                raise
+        self._process = self._given or ServerProcess(self.preload, self.run_dir, self.env)
+        self._control = self._process.control
+        if self._process.preload_s is not None:
+            self.preload_s = self._process.preload_s
+            self._ready.set()
         self._running = True
+
+    async def _detach(self) -> bool:
+        """Leave the server parked for the next run; False where it is in no state for that."""
+        if self._park is None or self._failure or not self._ready.is_set():
+            return False
+        async with anyio.create_task_group() as tasks:
+            for worker in list(self._workers.values()):
+                tasks.start_soon(worker.kill)
+        if self._workers or self._failure or self._process.returncode is not None:
+            return False
+        self._running = False
+        self._listening.cancel()
+        self._park(self._process)
+        return True
 
     async def _send(self, message: dict[str, Any], fds: list[int]) -> None:
         data = json.dumps(message).encode()
@@ -167,7 +171,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 message = json.loads(data)
                 worker = self._workers.get(message.get("id", -1))
                 if message["op"] == "ready":
-                    self.preload_s = message["seconds"]
+                    self.preload_s = self._process.preload_s = message["seconds"]
                     if message["error"]:
                         self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
                     self._ready.set()
@@ -204,15 +208,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         Closing the lifeline is the kernel's part, and free of races; the rest is for the case that a process forked
         off this program holds the lifeline too.
         """
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        for pid in self.pids():
+        workers = [worker.pid for worker in self._workers.values() if worker.pid]
+        self._process.hang_up()
+        for pid in workers:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # the server may not have come to make its group yet
-            if self._process.returncode is None:
-                os.kill(self._process.pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
         """End every process: first in order, so that all are reaped, then with the hammer. Shielded and bounded."""
@@ -229,6 +229,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     with anyio.move_on_after(HAMMER_S):
                         await self._process.wait()
                 finally:
+                    self._process.reap()
                     self._lost("the fork server was closed")
                     self._running = False
                     self._listening.cancel()

@@ -35,6 +35,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
     `compiler`: what compiles CUDA device code; ``nvrtc`` is NVRTC with a precompiled
     header; ``auto`` takes it where it is there and pays.
+    `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
     """
 
@@ -45,6 +46,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     pass_configs: Mapping[str, Any] = {}
     backend: Backend = "auto"
     compiler: Compiler = "auto"
+    store: bool = True
 
     def __post_init__(self) -> None:
         _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)

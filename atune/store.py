@@ -1,9 +1,23 @@
-"""Where a winner's library stays after the run: the cache folder, by content."""
+"""Built libraries, kept in the cache folder by content, so that what was compiled once is not compiled again.
+
+    artifacts/<sha256>.so                  a library; its name is its content's hash
+    artifacts/<sha256>.<symbol>.source     one member's source
+    artifacts/codes/<code key>.json        where the code of a candidate is: library, symbol, how to call it
+    artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
+
+Safe for several processes at once: files appear whole, by renaming, and a library is removed only when it is in no
+pin of a living program. Lookups hash the library before it is used.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,25 +25,145 @@ import msgspec
 from atune.artifact import Artifact, source_path
 from atune.cache import cache_folder
 
+MAX_BYTES = 4 << 30
+"""Size that the store is cut back to, least recently used libraries first."""
+GRACE_S = 300.0
+"""Libraries used this recently stay: their program may be about to pin them."""
+
+
+class ArtifactStore:
+    """One program's view of the store. `max_bytes` bounds the libraries' size."""
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = folder or cache_folder() / "artifacts"
+        self.max_bytes = max_bytes
+        self._pins: set[str] = set()
+        self._pin_file: int | None = None
+
+    def find(self, code_key: str, index: int) -> Artifact | None:
+        """Return the artifact of candidate `index`, whose code has `code_key`, where the store has it intact.
+
+        It is pinned until `close`.
+        """
+        try:
+            found = msgspec.json.decode(self._code(code_key).read_bytes(), type=Artifact)
+            library = self.folder / Path(found.path).name  # a name, never a path that leads elsewhere
+            data = library.read_bytes()
+            if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
+                library.unlink()
+                return None
+            os.utime(library)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        self._pin(library.name)
+        return msgspec.structs.replace(
+            found, index=index, path=str(library), seconds=0.0, why="from the artifact store"
+        )
+
+    def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
+        """Keep artifacts of one library, each under its code's key. Raises `OSError`."""
+        library: Path | None = None
+        for code_key, artifact in built:
+            if library is None:
+                library = self._keep_library(artifact)
+            self._keep_source(artifact, library)
+            _write(self._code(code_key), msgspec.json.encode(msgspec.structs.replace(artifact, path=library.name)))
+
+    def keep(self, artifact: Artifact) -> Artifact:
+        """Keep a winner's library and source; return the artifact as it stands here. Raises `OSError`."""
+        library = self._keep_library(artifact)
+        self._keep_source(artifact, library)
+        return msgspec.structs.replace(artifact, path=str(library))
+
+    def evict(self) -> int:
+        """Remove the least recently used libraries beyond `max_bytes`; return how many. Pinned ones stay."""
+        with contextlib.suppress(OSError):
+            found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
+            total, removed = sum(size for _, size, _ in found), 0
+            pinned = self._pinned() if total > self.max_bytes else set()
+            for used, size, library in found:
+                if total <= self.max_bytes or used > time.time() - GRACE_S:
+                    break
+                if library.name not in pinned:
+                    for source in self.folder.glob(f"{library.stem}.*.source"):
+                        source.unlink(missing_ok=True)
+                    library.unlink(missing_ok=True)  # its codes then lead nowhere, and are written anew
+                    total, removed = total - size, removed + 1
+            return removed
+        return 0
+
+    def close(self) -> None:
+        """Let go of the pins."""
+        if self._pin_file is not None:
+            self._pin_path.unlink(missing_ok=True)
+            os.close(self._pin_file)
+            self._pin_file = None
+
+    def _code(self, code_key: str) -> Path:
+        return self.folder / "codes" / f"{code_key}.json"
+
+    def _keep_library(self, artifact: Artifact) -> Path:
+        data = Path(artifact.path).read_bytes()
+        path = self.folder / f"{hashlib.sha256(data).hexdigest()}.so"
+        self._pin(path.name)
+        if path.exists():
+            os.utime(path)
+        else:
+            _write(path, data)
+        return path
+
+    def _keep_source(self, artifact: Artifact, library: Path) -> None:
+        source, kept = (
+            Path(source_path(artifact.path, artifact.symbol)),
+            Path(source_path(str(library), artifact.symbol)),
+        )
+        if source.exists() and not kept.exists():
+            _write(kept, source.read_bytes())
+
+    def _pin(self, name: str) -> None:
+        if name in self._pins:
+            return
+        if self._pin_file is None:
+            folder = self.folder / "pins"
+            _make(folder)
+            self._pin_file, path = tempfile.mkstemp(dir=folder)
+            self._pin_path = Path(path)
+            fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+        self._pins.add(name)
+        os.write(self._pin_file, f"{name}\n".encode())
+
+    def _pinned(self) -> set[str]:
+        """Return what living programs pin; forget the pins of dead ones, whose locks ended with them."""
+        found: set[str] = set()
+        for pin in (self.folder / "pins").glob("*"):
+            with contextlib.suppress(OSError), pin.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    pin.unlink()
+                except BlockingIOError:
+                    found.update(file.read().decode().split())
+        return found
+
 
 def keep(artifact: Artifact) -> Artifact:
-    """Copy `artifact`'s library, and the kernel's own source, into the store; return the artifact as it stands there.
+    """Keep a winner's library in the store; return the artifact as it stands there. Raises `OSError`."""
+    store = ArtifactStore()
+    try:
+        return store.keep(artifact)
+    finally:
+        store.close()
 
-    The library's name is its content's SHA-256, so that keeping it twice writes it once. Raises `OSError`.
-    """
-    data = Path(artifact.path).read_bytes()
-    folder = cache_folder() / "artifacts"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(data).hexdigest()}.so"
-    source = Path(source_path(artifact.path, artifact.symbol))
-    if source.exists():
-        _write(Path(source_path(str(path), artifact.symbol)), source.read_bytes())
-    _write(path, data)
-    return msgspec.structs.replace(artifact, path=str(path))
+
+def _make(folder: Path) -> None:
+    """Make a private folder, its parents private too."""
+    if not folder.exists():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _write(path: Path, data: bytes) -> None:
-    if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_bytes(data)
-        os.replace(part, path)
+    _make(path.parent)
+    fd, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
+    with open(fd, "wb") as file:
+        file.write(data)
+    os.replace(part, path)

@@ -333,6 +333,9 @@ class FakeCompileLane:
             blob=b"",
         )
 
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        return None
+
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         backend, script = self.backend, self.backend.script
         limit = backend.compile.compile_timeout_s

@@ -22,6 +22,7 @@ LAYERS = {
         "nvrtc_service",
         "scheduler",
         "backend",
+        "server_process",
         "forkserver",
         "pool",
         "local",

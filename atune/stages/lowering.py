@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import pickle
 import re
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -86,7 +90,8 @@ def lower(candidate: Candidate) -> Lowered:
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = session().compile.flags
-    same_code = (source.replace(symbol, "K"), host_source.replace(symbol, "K"), str(target), flags, pass_configs)
+    sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
+    same_code = (*sources, str(target), flags, pass_configs, _toolchain(target.kind))
     merge = (str(target), flags, pass_configs, sorted(map(str, dict(device.attrs or {}).items())))
     blob = Blob(
         symbol,
@@ -105,6 +110,23 @@ def lower(candidate: Candidate) -> Lowered:
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
     )
+
+
+@functools.cache
+def _toolchain(kind: str) -> tuple[str, ...]:
+    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
+    import tilelang
+
+    found = [tilelang.__version__, str(sys.implementation.cache_tag)]
+    for name in ("g++", "gcc") if kind == "c" else ("nvcc", "gcc"):
+        path = shutil.which(name)
+        if path is not None:
+            status = os.stat(os.path.realpath(path))
+            found.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    if kind == "c":
+        with open("/proc/cpuinfo") as info:
+            found += sorted({line for line in info if line.startswith(("model name", "flags"))})
+    return tuple(found)
 
 
 def _without_ir(blob: Blob) -> Blob:

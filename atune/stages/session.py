@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ def begin(payload: bytes) -> bytes:
     """Entry point: remember the session. The workload is loaded when it is first needed."""
     _state.session = msgspec.msgpack.decode(payload, type=Session)
     _state.workload = None
+    tempfile.tempdir = None  # the server may have asked for it; this run has a folder of its own
     return b""
 
 
