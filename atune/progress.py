@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from atune.candidate import Config
-from atune.events import Event, RunFinished, RunInterrupted, Warned
+from atune.events import Event, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.result import describe_config, printable
 from atune.settings import Budget
 from atune.state import State
@@ -26,7 +26,7 @@ class Progress:
         self._interval_s = interval_s
         self._budget = budget or Budget()
         self._state = State()
-        self._mono = self._shown_mono = 0.0
+        self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
         self._bars: _Bars | None = None
 
@@ -48,6 +48,8 @@ class Progress:
         """Take `event` in, and show what changed when it is time to."""
         self._state.apply(event)
         self._mono = event.mono
+        if isinstance(event, RunStarted):
+            self._started_mono = event.mono  # the imports before it say nothing of the rate
         if isinstance(event, Warned):
             self._warn(event.message)
         # Not at every event: showing looks at every candidate, and there may be thousands.
@@ -87,10 +89,12 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far; None while there is no rate."""
-        done, ends = self._state.settled, []
-        if done:
-            ends.append(self._mono / done * max(0, self.total - done))
+        """Seconds left at the rate so far, lowering and settling counted alike; None while too little is done."""
+        ends: list[float] = []
+        work = 2 * max(self.total, 1)
+        done = min(self._state.lowered, self.total) + self._state.settled
+        if done >= work * 0.1:
+            ends.append((self._mono - self._started_mono) / done * max(0, work - done))
         if self._budget.seconds is not None:
             ends.append(max(0.0, self._budget.seconds - self._mono))
         return min(ends, default=None)
