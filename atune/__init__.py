@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atune.tuner import Tuner as Tuner
     from atune.tuner import run as run
     from atune.tuner import tune as tune
+    from atune.continuation import resume as resume
     from atune.settings import BenchmarkSettings as BenchmarkSettings
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
@@ -68,6 +69,7 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "replay",
+    "resume",
     "run",
     "tune",
 ]
@@ -77,6 +79,7 @@ _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
     "atune.tuner": ("Tuner", "run", "tune",),
+    "atune.continuation": ("resume",),
     "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
     "atune.measurement": ("Measurement", "Timing",),
     "atune.playback": ("replay",),

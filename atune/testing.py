@@ -185,6 +185,8 @@ class FakeBackend:
         Settings, of which the two deadlines matter here.
     default
         Index of the default configuration.
+    fingerprint, device_name
+        What `describe` and `discover` tell, for tests of what a journal is compared by.
     """
 
     def __init__(
@@ -200,12 +202,17 @@ class FakeBackend:
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
         default: int | None = None,
+        fingerprint: str = "",
+        device_name: str = "a fake device",
     ) -> None:
         self.configs = [{"x": i} for i in range(configs)] if isinstance(configs, int) else [dict(c) for c in configs]
         self.script = script or Script()
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
+        self.described = self.configs
+        """The configurations as `describe` gives them; of another order or number for tests of a space that changed."""
+        self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
         """How often `open` was entered, and left."""
         self.lowered: list[int] = []
@@ -227,7 +234,7 @@ class FakeBackend:
         factors = [*speeds, *[1.0] * devices][:devices]
         self._compile_lanes = [FakeCompileLane(self, f"compile-{i}") for i in range(lanes)]
         self._device_lanes = [
-            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", "a fake device", limits=limits or DeviceLimits()), speed)
+            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
             for i, speed in enumerate(factors)
         ]
 
@@ -249,9 +256,9 @@ class FakeBackend:
             name="fake",
             origin="",
             arguments={},
-            configs=tuple(self.configs),
+            configs=tuple(self.described),
             default=self.default,
-            fingerprint=config_key({"configs": self.configs}),
+            fingerprint=self.fingerprint,
             has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
         )

@@ -13,10 +13,10 @@ PACKAGE = Path(atune.__file__).parent
 LAYERS = {
     "leaves": ["errors", "space", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
-    "side": ["journal", "playback", "log", "progress", "recorder", "store"],
+    "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
-    "drive": ["strategy", "screen", "scheduler", "backend", "forkserver", "pool", "local", "engine"],
-    "edge": ["tuner", "cli", "cli_tune", "interrupts", "doctor", "testing", "__main__", ""],
+    "drive": ["strategy", "screen", "scheduler", "resumption", "backend", "forkserver", "pool", "local", "engine"],
+    "edge": ["tuner", "continuation", "cli", "cli_tune", "cli_journal", "interrupts", "doctor", "testing", "__main__", ""],
 }
 MAY_IMPORT = {
     "leaves": {"leaves"},
