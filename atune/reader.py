@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from atune.errors import JournalError
-from atune.events import SCHEMA, AnyEvent, CandidateAliased, CandidateProposed, RunStarted, decode
+from atune.events import SCHEMA, AnyEvent, ArtifactBuilt, CandidateAliased, CandidateProposed, RunStarted, decode
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused: no event is that large, and what a reader makes of a line takes many times its size."""
@@ -98,6 +98,11 @@ class JournalReader:
         for event in events:
             if isinstance(event, CandidateProposed):
                 proposed.add(event.index)
+            if isinstance(event, ArtifactBuilt):
+                known = tuple(index for index in event.indices if index in proposed)
+                if known:
+                    yield msgspec.structs.replace(event, indices=known)
+                continue
             index: int | None = getattr(event, "index", None)
             other = event.same_as if isinstance(event, CandidateAliased) else index
             if index is None or {index, other} <= proposed:
@@ -122,7 +127,8 @@ class JournalReader:
                 schema = msgspec.json.decode(body, type=_Header).schema
                 if schema > SCHEMA:
                     raise JournalError(
-                        f"{self.path} was written by a newer atune (schema {schema}; this one reads {SCHEMA}): update atune"
+                        f"{self.path} was written by a newer atune (schema {schema}; this one reads {SCHEMA}): "
+                        "update atune"
                     )
             event = decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -148,8 +154,8 @@ class JournalReader:
         if number == 1:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
         return JournalError(
-            f"{self.path}, line {number}: damaged, it does not match its checksum; the {number - 1} lines before it are "
-            "whole, and `atune replay --salvage` leaves out what is damaged"
+            f"{self.path}, line {number}: damaged, it does not match its checksum; the {number - 1} lines before it "
+            "are whole, and `atune replay --salvage` leaves out what is damaged"
         )
 
 
