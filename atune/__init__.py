@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from atune.measurement import Measurement as Measurement
     from atune.measurement import Timing as Timing
     from atune.playback import replay as replay
+    from atune.playback import simulate as simulate
+    from atune.merging import merge as merge
     from atune.result import Record as Record
     from atune.result import TuneResult as TuneResult
 
@@ -68,9 +70,11 @@ __all__ = [
     "WorkerError",
     "Workload",
     "WorkloadError",
+    "merge",
     "replay",
     "resume",
     "run",
+    "simulate",
     "tune",
 ]
 
@@ -82,7 +86,8 @@ _HOME = {
     "atune.continuation": ("resume",),
     "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
     "atune.measurement": ("Measurement", "Timing",),
-    "atune.playback": ("replay",),
+    "atune.playback": ("replay", "simulate",),
+    "atune.merging": ("merge",),
     "atune.result": ("Record", "TuneResult",),
     "atune.errors": ("AtuneError", "DevicesLost", "JournalError", "NoWinner", "SpaceError", "TargetError", "UsageError", "WorkerError", "WorkloadError",),
 }

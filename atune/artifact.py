@@ -36,7 +36,7 @@ class KernelParam(msgspec.Struct, frozen=True):
     shape: tuple[int | str, ...] | None
 
 
-class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What lowering tells about a kernel before it is compiled. None: not applicable to the target."""
 
     smem_bytes: int | None = None

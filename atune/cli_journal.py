@@ -1,4 +1,4 @@
-"""The commands that take a journal. Only ``resume`` runs code of the workload; what each needs is imported inside it."""
+"""The commands that take a journal. Only ``resume`` runs code of the workload; what each needs is imported there."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser = add("replay", _replay, "Show a journal's result; runs no code")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--salvage", action="store_true", help="leave out what is damaged, and say what")
+
+    parser = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
+    parser.add_argument("--speed", type=float, metavar="X", help="play the recording, X times as fast as it was")
+    parser.add_argument("--poll", type=float, default=0.5, metavar="S", help="seconds between looks at the file (0.5)")
+    parser.add_argument("--table", action="store_true", help="print every candidate at the end")
+
+    parser = add("report", _report, "Write a journal's HTML page, which needs no other file; runs no code")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where (the journal's name with .html)")
+
+    parser = add("export", _export, "Write a journal's records for other tools; runs no code")
+    parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+
+    parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
 
 
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
@@ -85,3 +101,98 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     complain("nothing is lost" if not lost else "the result below is without that", kind="salvage: ")
     sys.stderr.flush()
     return show(result, arguments)
+
+
+def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import time
+
+    import anyio
+
+    from atune.cli import complain, show
+    from atune.errors import UsageError
+    from atune.playback import follow, simulate
+    from atune.progress import Progress
+    from atune.result import TuneResult
+    from atune.state import State
+
+    if not arguments.poll > 0:
+        raise UsageError(f"--poll must be above zero, got {arguments.poll}")
+    state = State()
+
+    async def look(progress: Progress) -> None:
+        if arguments.speed is not None:
+            async for event in simulate(arguments.journal, arguments.speed):
+                state.apply(event)
+                progress.on_event(event)
+            return
+        last, noted = time.time(), False
+        async for each in follow(arguments.journal, arguments.poll):
+            if each is not None:
+                state.apply(each)
+                progress.on_event(each)
+                last, noted = time.time(), False
+            elif not noted and time.time() - last > QUIET_S:
+                complain(f"nothing new for {QUIET_S} s: the run may have been killed; Ctrl-C leaves", kind="")
+                noted = True
+
+    with Progress(interval_s=1.0) as progress:
+        anyio.run(look, progress)
+    return show(TuneResult(state, arguments.journal, replayed=True), arguments)
+
+
+QUIET_S = 60
+
+
+def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.report import report
+
+    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    page = report(arguments.journal)
+    _write(output, page.encode())
+    _done(arguments, output, f"report     {output}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.exporting import export
+
+    data = export(arguments.journal, arguments.to)
+    if arguments.output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    else:
+        _write(arguments.output, data)
+        _done(arguments, arguments.output, f"exported   {arguments.output}")
+    return 0
+
+
+def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli import complain, show
+    from atune.merging import merge
+    from atune.result import printable
+
+    result = merge(arguments.journal, arguments.output)
+    for text in result.warnings:
+        complain(printable(text), kind="merge: ")
+    return show(result, arguments)
+
+
+def _write(path: str, data: bytes) -> None:
+    import os
+
+    from atune.errors import UsageError
+
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
+    import json
+
+    print(json.dumps({"output": output}) if arguments.json else text, flush=True)

@@ -18,8 +18,11 @@ SCHEMA = 1
 """Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
-    """What every event has. `seq` counts from 0 without a gap within a run."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
+    """What every event has. `seq` counts from 0 without a gap within a run.
+
+    Plain data without cycles, which the garbage collector need not look at: a run may have millions.
+    """
 
     seq: int
     time: float

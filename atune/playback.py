@@ -1,4 +1,4 @@
-"""Journals played back: their result, and their events in their own time. No GPU, no tilelang, no code of a workload."""
+"""Journals played back: their result, and their events in their own time. Runs no code of a workload."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
                         return
         except OSError as error:
             raise cannot("read", str(path), error) from error
-        if line and line.endswith(b"\n"):
+        if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
             for _ in JournalReader(path):  # raises where the damage is before the last line
                 pass
         yield None

@@ -72,10 +72,14 @@ class JournalReader:
             raise JournalError(f"{self.path} is no journal: it is not a regular file")
         with open(self.path, "rb") as file:
             number, expected = 0, 0
-            line = self._line(file.readline(MAX_LINE_BYTES + 1), 1)
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if len(line) > MAX_LINE_BYTES:
+                raise self._too_long(1)
             while line:
                 number += 1
-                following = self._line(file.readline(MAX_LINE_BYTES + 1), number + 1)
+                following = file.readline(MAX_LINE_BYTES + 1)
+                if len(following) > MAX_LINE_BYTES:
+                    raise self._too_long(number + 1)
                 body = _body(line)
                 if body is None or not line.endswith(b"\n"):
                     if not following:
@@ -85,7 +89,7 @@ class JournalReader:
                         raise self._damaged(number)
                     self.lost.append(f"line {number} is damaged and left out ({len(line)} bytes)")
                 else:
-                    event = self._event(number, body, expected)
+                    event = self._event(number, body, expected, _too_deep(line))
                     if event is not None:
                         expected = event.seq + 1
                         yield event
@@ -110,18 +114,15 @@ class JournalReader:
             else:
                 self.lost.append(f"event {event.seq} is left out: candidate {index}'s configuration is lost")
 
-    def _line(self, line: bytes, number: int) -> bytes:
-        if len(line) > MAX_LINE_BYTES:
-            raise JournalError(
-                f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
-            )
-        return line
+    def _too_long(self, number: int) -> JournalError:
+        return JournalError(
+            f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; it is no journal of atune"
+        )
 
-    def _event(self, number: int, body: msgspec.Raw, expected: int) -> AnyEvent | None:
+    def _event(self, number: int, body: msgspec.Raw, expected: int, too_deep: bool) -> AnyEvent | None:
         """Return the event of a whole line; None where salvage leaves it out."""
-        where = f"{self.path}, line {number}"
         try:
-            if _too_deep(body):
+            if too_deep:
                 raise msgspec.DecodeError(f"nested deeper than {MAX_DEPTH}")
             if number == 1:
                 schema = msgspec.json.decode(body, type=_Header).schema
@@ -135,11 +136,12 @@ class JournalReader:
             if self.salvage and number > 1:
                 self.lost.append(f"line {number} is no event that this atune knows, and left out")
                 return None
-            raise JournalError(f"{where}: no event that this atune knows ({error})") from error
+            raise JournalError(f"{self.path}, line {number}: no event that this atune knows ({error})") from error
+        if event.seq == expected and (number == 1) == (type(event) is RunStarted):
+            return event
+        where = f"{self.path}, line {number}"
         if (number == 1) != isinstance(event, RunStarted) and (number == 1 or event.seq == expected):
             raise JournalError(f"{where}: the header must be the first line, and stand only there")
-        if event.seq == expected:
-            return event
         if self.salvage and event.seq > expected and number > 1:
             self.lost.append(f"before line {number}: {event.seq - expected} events are missing")
             return event
@@ -168,7 +170,7 @@ def parse_line(line: bytes) -> AnyEvent | None:
     """Return the event of one whole line, its newline included; None where it is half-written, damaged or unknown."""
     body = _body(line) if line.endswith(b"\n") else None
     try:
-        return None if body is None or _too_deep(body) else decode(body)
+        return None if body is None or _too_deep(line) else decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
@@ -182,8 +184,7 @@ def _body(line: bytes) -> msgspec.Raw | None:
     return parsed.event if f"{zlib.crc32(parsed.event):08x}" == parsed.crc else None
 
 
-def _too_deep(body: msgspec.Raw) -> bool:
-    text = bytes(body)
+def _too_deep(text: bytes) -> bool:
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
     depth, quoted, escaped = 0, False, False

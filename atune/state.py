@@ -97,9 +97,6 @@ class State:
         if not isinstance(event, RunResumed):
             self._part_s = max(self._part_s, event.mono - self._part_started)
         match event:
-            case RunStarted():
-                self.header = event
-                self.totals = [event.total]
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
@@ -123,6 +120,9 @@ class State:
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
+            case RunStarted():
+                self.header = event
+                self.totals = [event.total]
             case DeviceReady():
                 self.devices[event.device.id] = event.device
             case ReferenceMeasured():
@@ -157,9 +157,9 @@ class State:
 
     def first(self, index: int) -> Entry:
         """Return the first candidate, in the space's order, with the code of candidate `index`."""
-        entry = self.entry(index)
+        entry = self.entries.get(index) or Entry(index)
         while entry.parent is not None:
-            entry = self.entry(entry.parent)
+            entry = self.entries.get(entry.parent) or Entry(entry.parent)
         return entry
 
     def outcome(self, index: int) -> Outcome | None:

@@ -124,6 +124,19 @@ class FakeClock:
             seen = self._activity
 
 
+class InstantClock(FakeClock):
+    """Virtual time in which every sleep ends at once, whoever else sleeps: for what an engine costs by itself.
+
+    One that is infinite does not end.
+    """
+
+    async def sleep(self, seconds: float) -> None:
+        if math.isinf(seconds):
+            await anyio.sleep_forever()
+        self.now += seconds
+        await anyio.lowlevel.checkpoint()
+
+
 @dataclass(frozen=True)
 class Script:
     """What the fakes do, by configuration or by candidate index. Times are in virtual seconds.

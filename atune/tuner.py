@@ -96,6 +96,7 @@ class Tuner:
             accept=accept,
         )
         self._past: list[Event] = []
+        self._keeps_past = True
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
@@ -147,6 +148,8 @@ class Tuner:
         return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
 
     def _publish(self, event: Event) -> None:
+        if not self._keeps_past:
+            return
         self._past.append(event)
         self._more.set()
         self._more = anyio.Event()
@@ -263,7 +266,9 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
     measured.
     """
-    async with Tuner(workload, **options) as tuner:
+    tuner = Tuner(workload, **options)
+    tuner._keeps_past = False  # nobody can ask this one for its events, and there may be hundreds of thousands
+    async with tuner:
         return await tuner.result()
 
 

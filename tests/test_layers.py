@@ -13,7 +13,7 @@ PACKAGE = Path(atune.__file__).parent
 LAYERS = {
     "leaves": ["errors", "space", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
-    "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store"],
+    "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store", "merging", "exporting", "report"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
     "drive": ["strategy", "screen", "scheduler", "resumption", "backend", "forkserver", "pool", "local", "engine"],
     "edge": ["tuner", "continuation", "cli", "cli_tune", "cli_journal", "interrupts", "doctor", "testing", "__main__", ""],
