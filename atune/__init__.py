@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atune.tuner import run as run
     from atune.tuner import tune as tune
     from atune.server_process import shutdown as shutdown
+    from atune.continuation import resume as resume
     from atune.settings import BenchmarkSettings as BenchmarkSettings
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from atune.measurement import Measurement as Measurement
     from atune.measurement import Timing as Timing
     from atune.playback import replay as replay
+    from atune.playback import simulate as simulate
+    from atune.merging import merge as merge
     from atune.result import Record as Record
     from atune.result import TuneResult as TuneResult
 
@@ -68,9 +71,12 @@ __all__ = [
     "WorkerError",
     "Workload",
     "WorkloadError",
+    "merge",
     "replay",
+    "resume",
     "run",
     "shutdown",
+    "simulate",
     "tune",
 ]
 
@@ -84,6 +90,7 @@ _HOME = {
         "run",
         "tune",
     ),
+    "atune.continuation": ("resume",),
     "atune.settings": (
         "BenchmarkSettings",
         "Budget",
@@ -93,7 +100,11 @@ _HOME = {
         "Measurement",
         "Timing",
     ),
-    "atune.playback": ("replay",),
+    "atune.playback": (
+        "replay",
+        "simulate",
+    ),
+    "atune.merging": ("merge",),
     "atune.result": (
         "Record",
         "TuneResult",

@@ -8,7 +8,7 @@ import msgspec
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "load", "launch", "fault", "out_of_memory",
-    "mismatch", "non_finite", "unwritten", "worker_lost",
+    "mismatch", "non_finite", "unwritten", "worker_lost", "suspect",
 ]  # fmt: skip
 """Why a candidate failed.
 
@@ -16,7 +16,7 @@ lower: elaborating or lowering raised. codegen: source generation raised. compil
 crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
 raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context. mismatch /
 non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written. worker_lost: the
-device's process died.
+device's process died. suspect: the whole program died twice while it was being measured; it is not tried a third time.
 """
 
 
@@ -36,7 +36,7 @@ class KernelParam(msgspec.Struct, frozen=True):
     shape: tuple[int | str, ...] | None
 
 
-class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What lowering tells about a kernel before it is compiled. None: not applicable to the target."""
 
     smem_bytes: int | None = None

@@ -60,4 +60,6 @@ def thaw(config: Mapping[str, Any]) -> Config:
             return {k: tuples(v) for k, v in value.items()}
         return value
 
+    if not any(isinstance(v, (list, dict)) for v in config.values()):
+        return dict(config)
     return {k: tuples(v) for k, v in config.items()}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from atune.cli_journal import add_journal_commands
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.interrupts import Interrupts
 from atune.version import __version__
@@ -128,12 +129,6 @@ def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return tune_command(arguments, interrupts)
 
 
-def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.playback import replay
-
-    return show(replay(arguments.journal), arguments)
-
-
 def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
@@ -228,12 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
     group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 
-    replay = commands.add_parser(
-        "replay", parents=[shown], help="show a journal's result", description="Show a journal's result; runs no code."
-    )
-    replay.set_defaults(command=_replay)
-    replay.add_argument("journal", metavar="J", help="the journal's path")
-    replay.add_argument("--table", action="store_true", help="print every candidate")
+    add_journal_commands(commands, shown)
 
     doctor = commands.add_parser(
         "doctor",

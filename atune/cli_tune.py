@@ -6,8 +6,9 @@ import argparse
 import math
 import os
 import re
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,22 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             n_final=arguments.n_final,
         ),
     }
+    from atune.tuner import tune
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return tune(workload, **options, on_event=on_event)
+
+    return drive(call, budget, journal, arguments, interrupts)
+
+
+def drive(
+    call: Callable[[Callable[[Event], None]], Awaitable[TuneResult]],
+    budget: Budget,
+    journal: str,
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+) -> int:
+    """Await what `call` returns, given a listener, while showing progress and minding signals; print how it ended."""
     state = State()
     listeners: list[Callable[[Event], None]] = []
     with ExitStack() as stack:
@@ -84,14 +101,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 except OSError:  # stderr's reader left: go on without it, the result is still wanted
                     listeners.remove(listener)
 
-        from atune.tuner import tune
-
-        async def call() -> TuneResult:
-            result: TuneResult = await tune(workload, **options, on_event=on_event)
-            return result
-
         with interrupts.counted():
-            ended = anyio.run(_interruptible, call, interrupts, stack.close, backend="asyncio")
+            ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
             return _report(ended, state, journal, arguments)
 
 
@@ -128,7 +139,8 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         result = TuneResult(state, journal if kept else None)
         if arguments.table or arguments.json:
             show(result, arguments)
-        complain(f"interrupted; {result.measured} measured" + (f" are kept in {journal}" if kept else ""), kind="")
+        how = f" are kept in {journal}; atune resume {shlex.quote(journal)} goes on" if kept else ""
+        complain(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
         if arguments.debug:

@@ -8,8 +8,10 @@ decision. The engine itself never compiles, loads or runs anything.
 
 from __future__ import annotations
 
-import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from atune.artifact import Artifact, Failure, Lowered
 from atune.backend import Backend, CompileLane, DeviceLane, GroupFailed
-from atune.candidate import Candidate, config_key, thaw
+from atune.candidate import Candidate, config_key
 from atune.device import DeviceLimits
 from atune.errors import AtuneError, DevicesLost, WorkerError
 from atune.events import (
@@ -37,17 +39,21 @@ from atune.events import (
     DeviceReady,
     FinalOrdered,
     GroupSplit,
+    JournalRepaired,
     ReferenceMeasured,
     RunFinished,
+    RunResumed,
     RunStarted,
     Warned,
 )
 from atune.measurement import Measurement
 from atune.recorder import Recorder
+from atune.resumption import Plan, finished, plan_new, plan_rest, space_hash
 from atune.scheduler import CompileState, Lower, halves
 from atune.screen import screen
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.strategy import Strategy, make_strategy
+from atune.state import State
+from atune.strategy import Strategy
 from atune.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -58,6 +64,17 @@ DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""
 
 Keep = Callable[[Artifact], Artifact]
+Find = Callable[[Artifact], Artifact | None]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A candidate's outcome that is recorded and not yet known to be on the disk."""
+
+    index: int
+    latency_ms: float | None
+    best: tuple[int, float] | None
+    lane: str
 
 
 class Engine:
@@ -75,20 +92,27 @@ class Engine:
         budget: Budget | None = None,
         pipeline: bool = True,
         keep: Keep = lambda artifact: artifact,
+        find: Find = lambda artifact: None,
+        accept: Sequence[str] = (),
     ) -> None:
         self.backend, self.recorder = backend, recorder
         self.compile, self.benchmark = compile, benchmark
         self.strategy_name, self.seed = strategy, seed
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
+        self.find, self.accept = find, accept
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the candidates that were measured: the final's."""
         self._codes: dict[str, int] = {}
+        self._unsynced: deque[_Outcome] = deque()
+        self._to_sync = anyio.Event()
+        self._acknowledging = anyio.Lock()
         self._changed = anyio.Event()
         self._compiled = anyio.Event()
         self._stopping = ""
         self._limits = DeviceLimits()
         self._starting = 0
         self.state: CompileState
+        self._strategy: Strategy
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more; what is under way ends, then comes the final."""
@@ -101,15 +125,16 @@ class Engine:
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
         async with self.backend.open():
-            spec, strategy = await self._describe()
-            candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-            proposable = min(spec_total := len(candidates), self.budget.candidates or spec_total)
-            compile_lanes, device_lanes = self.backend.compile_lanes(proposable), self.backend.device_lanes()
+            spec, plan = await self._describe()
+            if plan is None:
+                return
+            self._strategy = plan.strategy
+            compile_lanes, device_lanes = self.backend.compile_lanes(plan.proposable), self.backend.device_lanes()
             self.backend.on_change(self._wake)
             self.state = CompileState(
                 lanes=len(compile_lanes),
                 devices=len(device_lanes),
-                total=proposable,
+                total=len(plan.redo) + plan.proposable,
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
             )
@@ -120,26 +145,27 @@ class Engine:
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
             self._starting = len(device_lanes)
             async with anyio.create_task_group() as syncing:
-                syncing.start_soon(self._sync_now_and_then)
+                syncing.start_soon(self._sync_outcomes)
                 async with anyio.create_task_group() as timed:
                     timed.start_soon(self._keep_time)
                     async with anyio.create_task_group() as tasks, self._proposals, deliver, artifacts:
-                        tasks.start_soon(self._propose, strategy, candidates, propose)
+                        tasks.start_soon(self._propose, plan, propose)
                         for compile_lane in compile_lanes:
-                            tasks.start_soon(self._compile_lane, compile_lane, strategy, deliver.clone())
+                            tasks.start_soon(self._compile_lane, compile_lane, deliver.clone())
                         for device_lane in device_lanes:
-                            tasks.start_soon(self._device_lane, device_lane, strategy, artifacts.clone())
+                            tasks.start_soon(self._device_lane, device_lane, artifacts.clone())
                         deliver.close()
                         artifacts.close()
                         await self._compile_ended()
                     timed.cancel_scope.cancel()
-                await self._final(device_lanes)
+                await self._acknowledge()
+                await self._final(device_lanes, compile_lanes, plan)
                 syncing.cancel_scope.cancel()
             await self._finish(spec)
         await self.recorder.sync()
 
-    async def _describe(self) -> tuple[WorkloadSpec, Strategy]:
-        """Learn what to tune and on what, and write the header."""
+    async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
+        """Learn what to tune and on what, and record the start; no plan where nothing is left of a run before."""
         specs: list[WorkloadSpec] = []
 
         async def describe() -> None:
@@ -149,7 +175,6 @@ class Engine:
             tasks.start_soon(describe)
             target, devices = await self.backend.discover()
         spec = specs[0]
-        strategy = make_strategy(self.strategy_name, len(spec.configs), self.seed)
         limits = [d.limits for d in devices]
         smem = [limit.smem_bytes for limit in limits if limit.smem_bytes is not None]
         threads = [limit.threads for limit in limits if limit.threads is not None]
@@ -161,47 +186,74 @@ class Engine:
             "seed": self.seed,
             "budget": msgspec.to_builtins(self.budget),
         }
-        keys = "".join(config_key(config) for config in spec.configs)
-        self.recorder.emit(
-            RunStarted,
-            schema=SCHEMA,
-            workload=spec.name,
-            origin=spec.origin,
-            fingerprint=spec.fingerprint,
-            space=hashlib.sha256(keys.encode()).hexdigest(),
-            total=len(spec.configs),
-            default=spec.default,
-            arguments=spec.arguments,
-            target=target,
-            devices=tuple(d.id for d in devices),
-            strategy=strategy.name,
-            settings=settings,
-            versions=self.backend.versions(),
-        )
-        return spec, strategy
+        header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "workload": spec.name,
+            "origin": spec.origin,
+            "fingerprint": spec.fingerprint,
+            "space": space_hash(config_key(config) for config in spec.configs),
+            "total": len(spec.configs),
+            "default": spec.default,
+            "arguments": spec.arguments,
+            "target": target,
+            "devices": tuple(d.id for d in devices),
+            "strategy": self.strategy_name,
+            "settings": settings,
+            "versions": self.backend.versions(),
+        }
+        state = self.recorder.state
+        if state.header is None:
+            plan = plan_new(spec, self.strategy_name, self.seed, self.budget)
+            self.recorder.emit(RunStarted, **header)
+        else:
+            now = RunStarted(seq=0, time=0, mono=0, **header)
+            plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
+            if finished(state, self.budget) and plan.empty:
+                return spec, None
+            self._resume(state, plan, header["versions"])
+        self._to_sync.set()
+        return spec, plan
 
-    async def _propose(
-        self, strategy: Strategy, candidates: Sequence[Candidate], propose: MemoryObjectSendStream[Candidate]
-    ) -> None:
+    def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
+        """Record that a further part begins, and settle what needs no work."""
+        emit, journal = self.recorder.emit, self.recorder.journal
+        if journal is not None and journal.torn_bytes:
+            emit(JournalRepaired, cut_bytes=journal.torn_bytes)
+        part = state.resumed.part + 1 if state.resumed else 1
+        total = plan.total if plan.total != state.total else None
+        emit(RunResumed, part=part, versions=versions, total=total, accepted=plan.accepted)
+        for index, device in plan.suspects.items():
+            message = "suspect: the whole program died twice while this candidate was being measured"
+            emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
+        for index in plan.gone:
+            emit(CandidatePruned, index=index, reason="the space does not hold it any more")
+        self._codes.update(plan.codes)
+
+    async def _propose(self, plan: Plan, propose: MemoryObjectSendStream[Candidate]) -> None:
+        proposed = 0
         with propose:
-            for _ in range(self.state.total):
-                index = strategy.ask()
-                if index is None or self._stopping:
+            for candidate in plan.redo:
+                await propose.send(candidate)
+                self._wake()
+            while proposed < plan.proposable and not self._stopping:
+                index = plan.strategy.ask()
+                if index is None:
                     break
-                candidate = candidates[index]
+                if (candidate_or_none := plan.candidates.get(index)) is None:
+                    continue  # the space does not hold it any more
+                candidate = candidate_or_none
+                proposed += 1
                 self.recorder.emit(CandidateProposed, index=index, key=candidate.key, config=candidate.config)
                 await propose.send(candidate)
                 self._wake()
         self.state.proposing = False
-        if self.budget.candidates is not None and self.state.total < len(candidates):
+        if self.budget.candidates is not None and self.budget.candidates < len(plan.candidates):
             self._stopping_reason = "budget"
         self._wake()
 
     _stopping_reason = "exhausted"
 
-    async def _compile_lane(
-        self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]
-    ) -> None:
+    async def _compile_lane(self, lane: CompileLane, deliver: MemoryObjectSendStream[Artifact]) -> None:
         with deliver:
             while True:
                 self._look()
@@ -215,23 +267,17 @@ class Engine:
                 self.state.busy += 1
                 try:
                     if isinstance(job, Lower):
-                        await self._lower(lane, self._proposals.receive_nowait(), strategy, deliver)
+                        await self._lower(lane, self._proposals.receive_nowait(), deliver)
                     else:
-                        await self._build(lane, job.group, job.reason, strategy, deliver)
+                        await self._build(lane, job.group, job.reason, deliver)
                 finally:
                     self.state.busy -= 1
                     self._wake()
 
-    async def _lower(
-        self,
-        lane: CompileLane,
-        candidate: Candidate,
-        strategy: Strategy,
-        deliver: MemoryObjectSendStream[Artifact],
-    ) -> None:
+    async def _lower(self, lane: CompileLane, candidate: Candidate, deliver: MemoryObjectSendStream[Artifact]) -> None:
         self.state.lowering += 1
         try:
-            await self._lower_one(lane, candidate, strategy, deliver)
+            await self._lower_one(lane, candidate, deliver)
         finally:
             self.state.lowering -= 1
             self.state.seen += 1
@@ -240,7 +286,6 @@ class Engine:
         self,
         lane: CompileLane,
         candidate: Candidate,
-        strategy: Strategy,
         deliver: MemoryObjectSendStream[Artifact],
     ) -> None:
         answer = await lane.lower(candidate)
@@ -254,7 +299,7 @@ class Engine:
                 message=answer.message,
                 detail=answer.detail,
             )
-            strategy.tell(candidate.index, None)
+            self._settled(candidate.index)
             return
         verdict, why = screen(answer.facts, self._limits)
         emit(
@@ -269,10 +314,10 @@ class Engine:
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
             emit(CandidateAliased, lane=lane.name, index=answer.index, same_as=same_as)
-            strategy.tell(candidate.index, None)
+            self._settled(candidate.index)
         elif verdict == "prune":
             emit(CandidatePruned, lane=lane.name, index=answer.index, reason=why)
-            strategy.tell(candidate.index, None)
+            self._settled(candidate.index)
         elif (known := await self._find(lane, answer)) is not None:
             await deliver.send(known)
         else:
@@ -300,7 +345,6 @@ class Engine:
         lane: CompileLane,
         group: tuple[Lowered, ...],
         reason: str,
-        strategy: Strategy,
         deliver: MemoryObjectSendStream[Artifact],
     ) -> None:
         emit = self.recorder.emit
@@ -323,7 +367,7 @@ class Engine:
                 message=failure.message,
                 detail=failure.detail,
             )
-            strategy.tell(failure.index, None)
+            self._settled(failure.index)
         if good:
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
@@ -340,9 +384,7 @@ class Engine:
         for artifact in good:
             await deliver.send(artifact)
 
-    async def _device_lane(
-        self, lane: DeviceLane, strategy: Strategy, artifacts: MemoryObjectReceiveStream[Artifact]
-    ) -> None:
+    async def _device_lane(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
         with artifacts:
             if not await self._start(lane):
                 return
@@ -358,18 +400,18 @@ class Engine:
                         self.recorder.emit(ReferenceMeasured, lane=lane.name, device=lane.name, timing=reference)
                     prepared = True
                 self.recorder.emit(BenchmarkStarted, lane=lane.name, index=artifact.index, device=lane.name)
-                self._settle(lane, artifact, await lane.measure(artifact), strategy)
+                self._settle(lane, artifact, await lane.measure(artifact))
                 if not lane.alive and not await self._start(lane):
                     return
 
-    def _settle(self, lane: DeviceLane, artifact: Artifact, answer: Measurement | Failure, strategy: Strategy) -> None:
+    def _settle(self, lane: DeviceLane, artifact: Artifact, answer: Measurement | Failure) -> None:
         emit, state = self.recorder.emit, self.recorder.state
         where = {"lane": lane.name, "index": answer.index, "device": lane.name}
         if isinstance(answer, Failure):
             emit(BenchmarkFailed, **where, kind=answer.kind, message=answer.message, detail=answer.detail)  # type: ignore[arg-type]
             if not lane.alive:
                 emit(DeviceLost, lane=lane.name, device=lane.name, reason=f"{answer.kind}: {answer.message}")
-            strategy.tell(answer.index, None)
+            self._settled(answer.index)
             return
         before = state.best
         self.artifacts[answer.index] = artifact
@@ -381,9 +423,39 @@ class Engine:
             max_error=answer.max_error,
             seconds=answer.seconds,
         )
-        strategy.tell(answer.index, answer.timing.latency_ms)
-        if (best := state.best) is not None and best != before:
-            emit(BestChanged, lane=lane.name, index=best[0], latency_ms=best[1])
+        best = state.best
+        self._settled(answer.index, answer.timing.latency_ms, best if best != before else None, lane.name)
+
+    def _settled(
+        self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, lane: str = "engine"
+    ) -> None:
+        """Acknowledge a candidate's outcome as soon as it is on the disk; the lane goes on meanwhile."""
+        self._unsynced.append(_Outcome(index, latency_ms, best, lane))
+        if self.recorder.journal is None:
+            self._tell(1)
+        else:
+            self._to_sync.set()
+
+    def _tell(self, count: int) -> None:
+        for _ in range(count):
+            outcome = self._unsynced.popleft()
+            self._strategy.tell(outcome.index, outcome.latency_ms)
+            if outcome.best is not None:
+                self.recorder.emit(BestChanged, lane=outcome.lane, index=outcome.best[0], latency_ms=outcome.best[1])
+
+    async def _sync_outcomes(self) -> None:
+        """Sync again and again while there is something new: outcomes that come during one sync share the next."""
+        while True:
+            await self._to_sync.wait()
+            self._to_sync = anyio.Event()
+            await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
+        """Sync, then tell the strategy and everyone about the outcomes that were recorded before."""
+        async with self._acknowledging:
+            count = len(self._unsynced)
+            await self.recorder.sync()
+            self._tell(count)
 
     async def _start(self, lane: DeviceLane) -> bool:
         """Start a device's process; False once it is given up. Raises `DevicesLost` for the last one."""
@@ -404,12 +476,15 @@ class Engine:
                 return True
         return False
 
-    async def _final(self, lanes: Sequence[DeviceLane]) -> None:
+    async def _final(self, lanes: Sequence[DeviceLane], compile_lanes: Sequence[CompileLane], plan: Plan) -> None:
         """Time the best few in turn, with the default and the slowest beside them, while nothing compiles."""
         state = self.recorder.state
-        ranked = [m.index for m in state.ranked() if m.index in self.artifacts]
+        ranked = [m.index for m in state.ranked()]
         lane = next((lane for lane in lanes if lane.alive), None)
-        if self.benchmark.n_final == 0 or len(ranked) < 2:
+        if self.benchmark.n_final == 0 or len(ranked) < 2 or state.final is not None:
+            await self._recover(
+                ranked[:1] if state.final is None else [state.final.entries[0].index], compile_lanes, plan
+            )
             return
         if lane is None:
             self.recorder.emit(Warned, message="no final: no device is left to time it on")
@@ -418,6 +493,10 @@ class Engine:
         if state.header is not None and state.header.default is not None:
             chosen += [i for i in ranked if state.first(i) is state.first(state.header.default)]
         chosen = list(dict.fromkeys(chosen))
+        await self._recover(chosen, compile_lanes, plan)
+        chosen = [i for i in chosen if i in self.artifacts]
+        if len(chosen) < 2:
+            return
         try:
             entries, reference = await lane.final([self.artifacts[i] for i in chosen], self.benchmark.n_final_rounds)
         except WorkerError as error:
@@ -425,6 +504,43 @@ class Engine:
             return
         entries.sort(key=lambda e: (e.timing.latency_ms, state.entries[e.index].key))
         self.recorder.emit(FinalOrdered, lane=lane.name, device=lane.name, entries=tuple(entries), reference=reference)
+
+    async def _recover(self, wanted: Sequence[int], lanes: Sequence[CompileLane], plan: Plan) -> None:
+        """Get the libraries of candidates that an earlier part measured: from the store, else by compiling again."""
+        state = self.recorder.state
+        missing = [index for index in wanted if index not in self.artifacts]
+        if missing and state.kept is not None and state.kept.index in missing:
+            found = await anyio.to_thread.run_sync(self.find, state.kept)
+            if found is not None:
+                self.artifacts[found.index] = found
+                missing.remove(found.index)
+
+        async def rebuild(lane: CompileLane) -> None:
+            while missing:
+                index = missing.pop(0)
+                failed = await self._rebuild(lane, plan.candidates[index])
+                if failed:
+                    message = f"candidate {index} was measured before and could not be compiled again ({failed})"
+                    self.recorder.emit(Warned, lane=lane.name, message=f"{message}: it is not in the final")
+
+        async with anyio.create_task_group() as tasks:
+            for lane in lanes[: len(missing)]:
+                tasks.start_soon(rebuild, lane)
+
+    async def _rebuild(self, lane: CompileLane, candidate: Candidate) -> str:
+        """Compile one candidate again; return why not, where that fails."""
+        lowered = await lane.lower(candidate)
+        if isinstance(lowered, Failure):
+            return lowered.message
+        if lowered.code_key != self.recorder.state.entries[candidate.index].code_key:
+            return "it has other code now"
+        [built] = await lane.build([lowered])
+        if isinstance(built, Failure):
+            return built.message
+        self.artifacts[candidate.index] = built
+        where = {"indices": (candidate.index,), "file": built.path.rpartition("/")[2], "seconds": built.seconds}
+        self.recorder.emit(ArtifactBuilt, lane=lane.name, **where, reason="measured before: again for the final")
+        return ""
 
     async def _finish(self, spec: WorkloadSpec) -> None:
         state, winner = self.recorder.state, None
@@ -436,7 +552,7 @@ class Engine:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         reason = self._stopping or self._stopping_reason
         self.recorder.emit(
-            RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+            RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
         )
 
     async def _compile_ended(self) -> None:
@@ -451,11 +567,6 @@ class Engine:
             await anyio.sleep(max(0.0, self.budget.seconds - self.recorder.elapsed_s))
             self.stop("budget")
         await anyio.sleep_forever()
-
-    async def _sync_now_and_then(self) -> None:
-        while True:
-            await self.recorder.sync()
-            await anyio.sleep(0.1)
 
     def _look(self) -> None:
         """Bring the scheduler's state up to date."""

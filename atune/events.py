@@ -18,8 +18,11 @@ SCHEMA = 1
 """Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
-    """What every event has. `seq` counts from 0 without a gap within a run."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
+    """What every event has. `seq` counts from 0 without a gap within a run.
+
+    Plain data without cycles, which the garbage collector need not look at: a run may have millions.
+    """
 
     seq: int
     time: float
@@ -183,14 +186,28 @@ class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
+    """A further part of the run began, with what the parts before had left."""
+
     part: int
+    """Counts from 1; the run's first part is 0."""
     versions: dict[str, str]
+    total: int | None = None
+    """Size of the space, where it has grown since."""
+    accepted: tuple[str, ...] = ()
+    """What is not as it was and was accepted: a sentence each."""
+
+
+class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
+    """A half-written last line was cut off when the journal was opened to go on with it."""
+
+    cut_bytes: int
 
 
 AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
     | BuildFailed | GroupSplit | DeviceReady | DeviceLost | ReferenceMeasured | BenchmarkStarted | CandidateMeasured
     | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
+    | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

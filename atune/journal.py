@@ -1,7 +1,4 @@
-"""The journal: a run's events, one checksummed line each. Data only; reading one executes nothing.
-
-A line is ``{"crc":"xxxxxxxx","event":{…}}``; crc is the CRC-32, in hex, of the event's bytes as they stand there.
-"""
+"""The journal's one writer: appends whole lines, syncs them in groups off the event loop, and holds the lock."""
 
 from __future__ import annotations
 
@@ -10,32 +7,17 @@ import fcntl
 import os
 import stat
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from atune.errors import JournalError
-from atune.events import SCHEMA, AnyEvent, Event, RunStarted, decode, encode
-
-MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is refused: no event is that large, and a reader must not fill the memory."""
-
-
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    crc: str
-    event: msgspec.Raw
-
-
-class _Header(msgspec.Struct, tag_field="event", tag="run_started"):
-    schema: int
-
-
-_read_line = msgspec.json.Decoder(_Line)
+from atune.events import AnyEvent, Event, encode
+from atune.reader import MAX_LINE_BYTES, JournalReader, cannot
+from atune.reader import read as read
 
 
 class Journal:
@@ -50,6 +32,8 @@ class Journal:
         self._size = size
         self._next_seq = next_seq
         self._remove_if_empty = remove_if_empty
+        self.torn_bytes = 0
+        """Length of a torn last line that the next append cuts off."""
         self._written = self._synced = 0
         self._syncing: anyio.Event | None = None
         self._broken: JournalError | None = None
@@ -64,7 +48,7 @@ class Journal:
         try:
             _make_folder(os.path.dirname(os.path.abspath(path)))
         except OSError as error:
-            raise _cannot("create the folder of", path, error) from error
+            raise cannot("create the folder of", path, error) from error
         existed = os.path.lexists(path)
         fd = _open_locked(path, os.O_CREAT)
         if os.fstat(fd).st_size:
@@ -75,7 +59,7 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Open a journal to go on with it: return it with its events. A torn tail is cut off.
+        """Open a journal to go on with it: return it with its events. The first append cuts a torn tail off.
 
         Raises `JournalError` as `create` and `read` do.
         """
@@ -84,14 +68,22 @@ class Journal:
         try:
             reader = JournalReader(path)
             events = list(reader)
-            os.ftruncate(fd, reader.whole_bytes)
-        except OSError as error:
-            os.close(fd)
-            raise _cannot("write", path, error) from error
         except BaseException:
             os.close(fd)
             raise
-        return cls(path, fd, reader.whole_bytes, len(events)), events
+        journal = cls(path, fd, reader.whole_bytes, len(events))
+        journal.torn_bytes = reader.torn_bytes
+        return journal, events
+
+    @classmethod
+    def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
+        """Reopen the journal at `path` with its events; create it where there is none, or an empty file."""
+        try:
+            if os.stat(path).st_size or not os.path.isfile(path):
+                return cls.reopen(path)
+        except OSError:
+            pass
+        return cls.create(path), []
 
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
@@ -104,8 +96,13 @@ class Journal:
             raise ValueError(f"event {event.seq} out of turn: the journal's next is {self._next_seq}")
         body = encode(event)
         line = b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
+        if len(line) > MAX_LINE_BYTES:
+            raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
         done = 0
         try:
+            if self.torn_bytes:  # only now: a journal that is opened and not gone on with stays as it was
+                os.ftruncate(self._fd, self._size)
+                self.torn_bytes = 0
             while done < len(line):
                 done += os.write(self._fd, line[done:])
         except OSError as error:
@@ -129,7 +126,7 @@ class Journal:
             self._syncing = done = anyio.Event()
             covers = self._written
             try:
-                await anyio.to_thread.run_sync(os.fsync, self._fd, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
                 self._synced = max(self._synced, covers)
             except OSError as error:
                 # Sticky: after a failed fsync Linux drops the dirty pages, and the next fsync would wrongly succeed.
@@ -147,6 +144,8 @@ class Journal:
                 os.unlink(self.path)
             except OSError:
                 pass
+        # By hand: a sync that was abandoned may still run in its thread, and would hold the lock until its end.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
         self._fd = -1
 
@@ -164,92 +163,8 @@ class Journal:
                 os.ftruncate(self._fd, self._size)
             except OSError:
                 pass  # the torn line is then cut off by the next reader
-        self._broken = _cannot(doing, self.path, error)
+        self._broken = cannot(doing, self.path, error)
         raise self._broken from error
-
-
-class JournalReader:
-    """Iterates over the events of the journal at `path`, from its header on.
-
-    After the iteration `torn` tells whether a last, half-written line was left out, and `whole_bytes` where it starts.
-    Raises `JournalError` where the file cannot be read, is no journal or one of a newer atune, or is damaged before
-    its last line.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        self.torn = False
-        self.whole_bytes = 0
-
-    def __iter__(self) -> Iterator[AnyEvent]:
-        self.torn, self.whole_bytes = False, 0
-        try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
-                raise JournalError(f"{self.path} is no journal: it is not a regular file")
-            with open(self.path, "rb") as file:
-                number = 0
-                line = file.readline(MAX_LINE_BYTES + 1)
-                while line:
-                    number += 1
-                    if len(line) > MAX_LINE_BYTES:
-                        raise JournalError(
-                            f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; no journal of atune"
-                        )
-                    following = file.readline(MAX_LINE_BYTES + 1)
-                    body = self._body(line)
-                    if body is None or not line.endswith(b"\n"):
-                        if following:
-                            raise self._damaged(number)
-                        self.torn = True
-                        break
-                    yield self._event(number, body)
-                    self.whole_bytes += len(line)
-                    line = following
-        except OSError as error:
-            raise _cannot("read", self.path, error) from error
-        if not self.whole_bytes:
-            why = "its only line is incomplete" if self.torn else "it is empty"
-            raise JournalError(f"{self.path} is no journal of atune: {why}")
-
-    def _body(self, line: bytes) -> msgspec.Raw | None:
-        """Return the event's bytes; None where the line is not as it was written."""
-        try:
-            parsed = _read_line.decode(line)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return None
-        return parsed.event if f"{zlib.crc32(parsed.event):08x}" == parsed.crc else None
-
-    def _event(self, number: int, body: msgspec.Raw) -> AnyEvent:
-        where = f"{self.path}, line {number}"
-        try:
-            if number == 1:
-                schema = msgspec.json.decode(body, type=_Header).schema
-                if schema > SCHEMA:
-                    raise JournalError(
-                        f"{self.path} is from a newer atune (schema {schema}; this one reads {SCHEMA}): update atune"
-                    )
-            event = decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise JournalError(f"{where}: no event that this atune knows ({error})") from error
-        if event.seq != number - 1:
-            raise JournalError(
-                f"{where}: event {event.seq} stands where {number - 1} belongs; lines are missing or were moved"
-            )
-        if isinstance(event, RunStarted) != (number == 1):
-            raise JournalError(f"{where}: the header must be the first line, and stand only there")
-        return event
-
-    def _damaged(self, number: int) -> JournalError:
-        if number == 1:
-            return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
-        return JournalError(
-            f"{self.path}, line {number}: damaged, it does not match its checksum; the lines before it are whole"
-        )
-
-
-def read(path: str | Path) -> list[AnyEvent]:
-    """Return the events of the journal at `path`, a torn tail left out. Raises `JournalError` as `JournalReader`."""
-    return list(JournalReader(path))
 
 
 def _make_folder(folder: str) -> None:
@@ -260,6 +175,13 @@ def _make_folder(folder: str) -> None:
         except FileExistsError:
             if not os.path.isdir(folder):
                 raise
+
+
+def _sync_file(fd: int) -> None:
+    os.fsync(fd)
+    if os.fstat(fd).st_nlink == 0:
+        # Writing to a removed file succeeds for ever, and nothing of it is kept.
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def _sync_folder(path: str) -> None:
@@ -281,7 +203,7 @@ def _open_locked(path: str, flags: int) -> int:
         # Not O_WRONLY: opening a pipe to write would wait for its reader.
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     except OSError as error:
-        raise _cannot("write", path, error) from error
+        raise cannot("write", path, error) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise JournalError(f"the journal {path} must be a regular file: give another path")
@@ -293,31 +215,8 @@ def _open_locked(path: str, flags: int) -> int:
         ) from error
     except OSError as error:
         os.close(fd)
-        raise _cannot("lock", path, error) from error
+        raise cannot("lock", path, error) from error
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-_ADVICE = {
-    errno.EISDIR: "it is a folder: give a file in it",
-    errno.ENOTDIR: "a part of the path is a file: give another path",
-    errno.EEXIST: "a part of the path is a file: give another path",
-    errno.ENOENT: "there is no such file or folder",
-    errno.EACCES: "no permission: give a path that you may write",
-    errno.EPERM: "no permission: give a path that you may write",
-    errno.EROFS: "the file system is read-only: give another path",
-    errno.ENOSPC: "the disk is full: free some space or give another path",
-    errno.EDQUOT: "your disk quota is used up: free some space or give another path",
-    errno.EFBIG: "the file is larger than the limit of this process (ulimit -f)",
-    errno.ENAMETOOLONG: "the name is too long: give a shorter one",
-    errno.ENOLCK: "the file system has no locks: give a path on a local disk",
-    errno.EOPNOTSUPP: "the file system has no locks: give a path on a local disk",
-}
-
-
-def _cannot(doing: str, path: str, error: OSError) -> JournalError:
-    return JournalError(
-        f"cannot {doing} the journal {path}: {_ADVICE.get(error.errno or 0, error.strerror or str(error))}"
-    )

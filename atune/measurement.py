@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Samples of one kernel's time on one device, and how they were taken."""
 
     latency_ms: float

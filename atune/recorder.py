@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from atune.events import Event, Warned
@@ -16,7 +16,8 @@ Listener = Callable[[Event], None]
 class Recorder:
     """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order.
 
-    `clock` is monotonic, in seconds; `wall` is the wall clock.
+    `clock` is monotonic, in seconds; `wall` is the wall clock. `past`: the events of a run that goes on; listeners get
+    them first, and the run's clock goes on where it stopped.
     """
 
     def __init__(
@@ -24,18 +25,33 @@ class Recorder:
         journal: Journal | None = None,
         listeners: tuple[Listener, ...] = (),
         *,
+        past: Iterable[Event] = (),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.state = State()
         self.journal = journal
         self.listeners = list(listeners)
-        self._clock, self._wall, self._started = clock, wall, clock()
-        self._seq = 0
+        self._clock, self._wall = clock, wall
+        dropped: list[Exception] = []
+        for event in past:
+            self.state.apply(event)
+            self._hand_on(event, dropped)
+        self._seq = self.state.last_seq + 1
+        self.emitted = 0
+        """Events of this part."""
+        self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
+        self._started = clock()
+
+    @property
+    def part_s(self) -> float:
+        """Seconds since this part of the run started."""
+        return self._clock() - self._started
 
     @property
     def elapsed_s(self) -> float:
-        return self._clock() - self._started
+        """Seconds of the run, its earlier parts included."""
+        return self._before_s + self.part_s
 
     def emit(self, kind: type[Event], /, *, lane: str = "engine", **fields: Any) -> None:
         """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
@@ -43,14 +59,10 @@ class Recorder:
         if self.journal is not None:
             self.journal.append(event)
         self._seq += 1
+        self.emitted += 1
         self.state.apply(event)
         dropped: list[Exception] = []
-        for listener in list(self.listeners):
-            try:
-                listener(event)
-            except Exception as error:  # a listener's bug costs the listener, not the run
-                self.listeners.remove(listener)
-                dropped.append(error)
+        self._hand_on(event, dropped)
         for why in dropped:  # only now: the listeners after it get their events in order too
             self.emit(Warned, message=f"a listener of events raised and was dropped: {type(why).__name__}: {why}")
 
@@ -58,3 +70,11 @@ class Recorder:
         """Return once everything recorded so far is on the disk."""
         if self.journal is not None:
             await self.journal.sync()
+
+    def _hand_on(self, event: Event, dropped: list[Exception]) -> None:
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception as error:  # a listener's bug costs the listener, not the run
+                self.listeners.remove(listener)
+                dropped.append(error)

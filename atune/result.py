@@ -221,6 +221,8 @@ class TuneResult:
         fast = self._final.get(self.best_index)
         if timing is None or fast is None or len(timing.samples_us) != len(fast.samples_us):
             return None
+        if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
+            return None
         return ratio_interval(timing, fast)
 
     def _pick_reference(self, state: State) -> Timing | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from atune.artifact import StaticFacts
+from atune.artifact import Artifact, StaticFacts
 from atune.candidate import Config, thaw
 from atune.device import DeviceInfo
 from atune.events import (
     ArtifactBuilt,
     BenchmarkFailed,
+    BenchmarkStarted,
     BuildFailed,
     CandidateAliased,
     CandidateLowered,
@@ -72,8 +73,17 @@ class State:
         self.finished: RunFinished | None = None
         """How the last part ended; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
+        self.resumed: RunResumed | None = None
+        """The start of the latest part, where the run has several."""
+        self.kept: Artifact | None = None
+        """The latest winner's library in the cache folder."""
+        self.totals: list[int] = []
+        """Size of the space at the start, and each time it had grown when the run was resumed."""
         self.warnings: list[str] = []
         self.last_seq = -1
+        self.last_mono = 0.0
+        self._measuring: dict[int, str] = {}
+        self._deaths: Counter[int] = Counter()
         self._resumed_after_final = False
         self._ended_s = 0.0
         self._part_s = 0.0
@@ -83,12 +93,10 @@ class State:
 
     def apply(self, event: Event) -> None:
         """Take one event in. Events must come in the order of their `seq`."""
-        self.last_seq = event.seq
+        self.last_seq, self.last_mono = event.seq, event.mono
         if not isinstance(event, RunResumed):
             self._part_s = max(self._part_s, event.mono - self._part_started)
         match event:
-            case RunStarted():
-                self.header = event
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
@@ -104,12 +112,17 @@ class State:
                     entry = self.first(index)
                     self.built += not entry.built
                     entry.built = True
+            case BenchmarkStarted():
+                self._measuring[event.index] = event.device
             case CandidateMeasured():
                 if self._resumed_after_final:  # the final did not time this one: it no longer decides
                     self.final, self._resumed_after_final = None, False
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
+            case RunStarted():
+                self.header = event
+                self.totals = [event.total]
             case DeviceReady():
                 self.devices[event.device.id] = event.device
             case ReferenceMeasured():
@@ -120,13 +133,21 @@ class State:
                 self.warnings.append(event.message)
             case RunFinished():
                 self.finished, self.interrupted = event, None
+                self.kept = event.kernel or self.kept
+                self._measuring.clear()
                 self._end_part(event.wall_s)
             case RunInterrupted():
                 self.finished, self.interrupted = None, event
+                self._measuring.clear()
                 self._end_part(event.wall_s)
             case RunResumed():
                 self._end_part(self._part_s)  # adds nothing where the part before ended properly
                 self._part_started = event.mono
+                self._deaths.update(self._measuring.keys())
+                self._measuring.clear()
+                self.resumed = event
+                if event.total is not None:
+                    self.totals.append(event.total)
                 self.finished = self.interrupted = None
                 self._resumed_after_final = self.final is not None
 
@@ -136,9 +157,9 @@ class State:
 
     def first(self, index: int) -> Entry:
         """Return the first candidate, in the space's order, with the code of candidate `index`."""
-        entry = self.entry(index)
+        entry = self.entries.get(index) or Entry(index)
         while entry.parent is not None:
-            entry = self.entry(entry.parent)
+            entry = self.entries.get(entry.parent) or Entry(entry.parent)
         return entry
 
     def outcome(self, index: int) -> Outcome | None:
@@ -162,9 +183,18 @@ class State:
             self._best_is_stale = False
         return None if self._best is None else (self._best, _rank(self.entries[self._best])[0])
 
+    def deaths(self, index: int) -> int:
+        """Return how often the whole program died while candidate `index` was being measured, this part included."""
+        return self._deaths[index] + (index in self._measuring)
+
+    @property
+    def measuring(self) -> dict[int, str]:
+        """Candidates that are being measured, or were when the program died, with their device."""
+        return dict(self._measuring)
+
     @property
     def total(self) -> int:
-        return self.header.total if self.header else 0
+        return self.totals[-1] if self.totals else 0
 
     @property
     def settled(self) -> int:
@@ -187,6 +217,7 @@ class State:
 
     def _settle(self, event: Outcome) -> None:
         self._made(event.index)
+        self._measuring.pop(event.index, None)
         first = self.first(event.index)
         self._count(first, -1)
         first.outcome = event

@@ -161,6 +161,18 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def find(artifact: Artifact) -> Artifact | None:
+    """Return `artifact` where its library still lies in the store and its content is what its name says, else None."""
+    path = Path(artifact.path)
+    if path.parent.resolve() != (cache_folder() / "artifacts").resolve():
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return artifact if f"{hashlib.sha256(data).hexdigest()}.so" == path.name else None
+
+
 def _write(path: Path, data: bytes) -> None:
     _make(path.parent)
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")

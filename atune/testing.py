@@ -124,6 +124,19 @@ class FakeClock:
             seen = self._activity
 
 
+class InstantClock(FakeClock):
+    """Virtual time in which every sleep ends at once, whoever else sleeps: for what an engine costs by itself.
+
+    One that is infinite does not end.
+    """
+
+    async def sleep(self, seconds: float) -> None:
+        if math.isinf(seconds):
+            await anyio.sleep_forever()
+        self.now += seconds
+        await anyio.lowlevel.checkpoint()
+
+
 @dataclass(frozen=True)
 class Script:
     """What the fakes do, by configuration or by candidate index. Times are in virtual seconds.
@@ -185,6 +198,8 @@ class FakeBackend:
         Settings, of which the two deadlines matter here.
     default
         Index of the default configuration.
+    fingerprint, device_name
+        What `describe` and `discover` tell, for tests of what a journal is compared by.
     """
 
     def __init__(
@@ -200,12 +215,17 @@ class FakeBackend:
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
         default: int | None = None,
+        fingerprint: str = "",
+        device_name: str = "a fake device",
     ) -> None:
         self.configs = [{"x": i} for i in range(configs)] if isinstance(configs, int) else [dict(c) for c in configs]
         self.script = script or Script()
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
+        self.described = self.configs
+        """The configurations as `describe` gives them; of another order or number for tests of a space that changed."""
+        self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
         """How often `open` was entered, and left."""
         self.lowered: list[int] = []
@@ -227,7 +247,7 @@ class FakeBackend:
         factors = [*speeds, *[1.0] * devices][:devices]
         self._compile_lanes = [FakeCompileLane(self, f"compile-{i}") for i in range(lanes)]
         self._device_lanes = [
-            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", "a fake device", limits=limits or DeviceLimits()), speed)
+            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
             for i, speed in enumerate(factors)
         ]
 
@@ -249,9 +269,9 @@ class FakeBackend:
             name="fake",
             origin="",
             arguments={},
-            configs=tuple(self.configs),
+            configs=tuple(self.described),
             default=self.default,
-            fingerprint=config_key({"configs": self.configs}),
+            fingerprint=self.fingerprint,
             has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
         )

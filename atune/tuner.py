@@ -23,8 +23,9 @@ from atune.journal import Journal
 from atune.local import LocalBackend
 from atune.recorder import Listener, Recorder
 from atune.result import TuneResult
+from atune.resumption import check_parts
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.store import keep
+from atune.store import find, keep
 from atune.strategy import make_strategy
 from atune.workload import FileRef, Workload, describe, parse_file_ref, ship
 
@@ -56,9 +57,11 @@ class Tuner:
         benchmark: BenchmarkSettings | None = None,
         on_event: Callable[[Event], None] | None = None,
         progress: bool = False,
+        force_parts: Sequence[str] = (),
         backend: Backend | None = None,
     ) -> None:
         parse_target(target)
+        accept = check_parts(force_parts)
         make_strategy(strategy, 1, seed)
         names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Sequence) else ()
         if not names or not all(isinstance(name, str) for name in names):
@@ -89,8 +92,11 @@ class Tuner:
             budget=self._budget,
             pipeline=pipeline,
             keep=keep,
+            find=find,
+            accept=accept,
         )
         self._past: list[Event] = []
+        self._keeps_past = True
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
@@ -118,6 +124,8 @@ class Tuner:
     def events(self) -> AsyncIterator[Event]:
         """Return every event of the run from its first on, also those before this call, until the run ends.
 
+        For a run that goes on, those of its earlier parts come first.
+
         Each call starts anew; a reader may leave at any time, and holds up nobody.
         """
         return _Events(self)
@@ -140,6 +148,8 @@ class Tuner:
         return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
 
     def _publish(self, event: Event) -> None:
+        if not self._keeps_past:
+            return
         self._past.append(event)
         self._more.set()
         self._more = anyio.Event()
@@ -163,8 +173,11 @@ class Tuner:
             self._more.set()
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
-        journal = None if self._journal_path is None else Journal.create(self._journal_path)
-        self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
+        journal: Journal | None = None
+        past: Sequence[Event] = ()
+        if self._journal_path is not None:
+            journal, past = Journal.start(self._journal_path)
+        self._recorder = recorder = Recorder(journal, (self._publish, *listeners), past=past)
         self._engine = engine = self._make(recorder)
         if self._stopped:
             engine.stop()
@@ -204,10 +217,10 @@ class _Events:
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
     """Record that the run ended early. Short and shielded; a journal that broke is left as it is."""
-    if recorder.state.header is None or recorder.state.finished is not None:
+    if not recorder.emitted or recorder.state.finished is not None:
         return
     with suppress(Exception), anyio.move_on_after(0.3, shield=True):
-        recorder.emit(RunInterrupted, wall_s=round(recorder.elapsed_s, 4), reason=reason[:500])
+        recorder.emit(RunInterrupted, wall_s=round(recorder.part_s, 4), reason=reason[:500])
         await recorder.sync()
 
 
@@ -238,7 +251,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     budget
         Candidates (``40``), seconds (``"90s"``) or a `Budget`; None tries the whole space.
     journal
-        Path of a new journal; None writes none.
+        Path of the journal; None writes none. One that holds a run of the same work already is gone on with, as by
+        `resume`; one of other work is refused.
     pipeline
         False starts measuring when all compiling is done; for comparison.
     compile, benchmark
@@ -247,12 +261,16 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
         Called with each event, in the event loop: keep it short.
     progress
         Show progress on stderr.
+    force_parts
+        Parts of the work in which an existing journal may differ; see `resume`.
 
     Raises `UsageError` (and its branches) for what cannot work, `NoWinner` when no candidate worked, `DevicesLost`
     when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
     measured.
     """
-    async with Tuner(workload, **options) as tuner:
+    tuner = Tuner(workload, **options)
+    tuner._keeps_past = False  # nobody can ask this one for its events, and there may be hundreds of thousands
+    async with tuner:
         return await tuner.result()
 
 

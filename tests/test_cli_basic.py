@@ -295,7 +295,7 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     assert out.startswith("clean\n")
     said = json.loads(out.splitlines()[-1])
     assert (said["measured"], said["remaining"], said["best_config"], said["journal"]) == (1, 8, {"block": 0}, journal)
-    assert err == f"atune: interrupted; 1 measured are kept in {journal}\n"
+    assert err == f"atune: interrupted; 1 measured are kept in {journal}; atune resume {journal} goes on\n"
 
 
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:

@@ -16,14 +16,16 @@ from test_layers import LAYERS
 import atune
 from atune.artifact import FailureKind
 from atune.cli import _parser
-from atune.events import AnyEvent
+from atune.events import SCHEMA, AnyEvent, Event, RunStarted, encode
+from atune.reader import parse_line
 from atune.result import TuneResult
+from atune.resumption import PARTS
 from atune.stages.inputs import RTOL
 from atune.state import State
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-README, CONCEPTS = PAGES[0], ROOT / "docs" / "concepts.md"
+README, CONCEPTS, JOURNAL = PAGES[0], ROOT / "docs" / "concepts.md", ROOT / "docs" / "journal.md"
 
 
 def section(page: Path, heading: str) -> str:
@@ -95,6 +97,33 @@ def test_every_option_of_tune_is_documented(capsys: pytest.CaptureFixture[str]) 
     there = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     table = set(re.findall(r"--[a-z][a-z-]+", " ".join(first_column(section(README, "## Command line")))))
     assert table == there
+
+
+def test_every_option_of_the_journal_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    there = set()
+    for command in ("resume", "replay", "watch", "report", "export", "merge"):
+        with pytest.raises(SystemExit):
+            _parser().parse_args([command, "--help"])
+        there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    table = set(re.findall(r"--[a-z][a-z-]+", " ".join(first_column(section(JOURNAL, "## Commands")))))
+    assert table == there - {"--help"}
+
+
+def test_the_parts_that_can_be_accepted_are_those_of_the_code() -> None:
+    assert first_column(section(JOURNAL, "## Going on")) == list(PARTS)
+
+
+def test_the_journal_page_describes_the_header() -> None:
+    names = first_column(section(JOURNAL, "## Format"))
+    assert set(names) == set(RunStarted.__struct_fields__) - set(Event.__struct_fields__)
+
+
+def test_the_line_of_the_journal_page_is_one() -> None:
+    """Its checksum is right, so a reader written after the page can be tried on it."""
+    [line] = re.findall(r"^\{\"crc\".*$", section(JOURNAL, "## Format"), re.MULTILINE)
+    event = parse_line(line.encode() + b"\n")
+    assert event is not None and encode(event) in line.encode()
+    assert f"`schema` | version of the format: {SCHEMA} |" in JOURNAL.read_text()
 
 
 def test_json_keys_are_those_of_the_summary() -> None:

@@ -15,11 +15,12 @@ import anyio
 import pytest
 from event_streams import Stream
 
-from atune import journal as journal_module
+from atune import reader as reader_module
 from atune.errors import JournalError
 from atune.events import SCHEMA, AnyEvent
-from atune.journal import Journal, JournalReader, read
+from atune.journal import Journal, read
 from atune.playback import replay
+from atune.reader import JournalReader
 
 STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
 EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
@@ -121,7 +122,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes, message: 
 
 
 def test_an_endless_line_is_refused_without_reading_it_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_LINE_BYTES", 2000)
+    monkeypatch.setattr(reader_module, "MAX_LINE_BYTES", 2000)
     path.write_bytes(path.read_bytes() + b"x" * 5000)
     with pytest.raises(JournalError, match="longer than"):
         read(path)

@@ -13,7 +13,7 @@ PACKAGE = Path(atune.__file__).parent
 LAYERS = {
     "leaves": ["errors", "space", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
-    "side": ["journal", "playback", "log", "progress", "recorder", "store"],
+    "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store", "merging", "exporting", "report"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
     "drive": [
         "strategy",
@@ -21,6 +21,7 @@ LAYERS = {
         "device_compiler",
         "nvrtc_service",
         "scheduler",
+        "resumption",
         "backend",
         "server_process",
         "forkserver",
@@ -28,7 +29,18 @@ LAYERS = {
         "local",
         "engine",
     ],
-    "edge": ["tuner", "cli", "cli_tune", "interrupts", "doctor", "testing", "__main__", ""],
+    "edge": [
+        "tuner",
+        "continuation",
+        "cli",
+        "cli_tune",
+        "cli_journal",
+        "interrupts",
+        "doctor",
+        "testing",
+        "__main__",
+        "",
+    ],
 }
 MAY_IMPORT = {
     "leaves": {"leaves"},

@@ -1,0 +1,147 @@
+"""What the journal and the engine cost by themselves: events a second, replay, and time and memory a candidate.
+
+    python bench/journal.py [FOLDER]
+
+FOLDER is where the journals are written: its disk is what the syncs are of. Compilers and devices are the fakes of
+`atune.testing`, which take no time. Each figure comes from a process of its own, so that peaks of memory do not mix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+SIZES = (1_000, 10_000, 100_000)
+EVENTS = 100_000
+
+
+def appending(folder: Path, synced: bool) -> dict[str, Any]:
+    """Append events of the size of a measurement; with `synced`, in groups as the engine does."""
+    from atune.events import CandidateMeasured
+    from atune.journal import Journal
+    from atune.measurement import Timing
+
+    timing = Timing.of([1000.0 + i / 7 for i in range(20)], "events")
+    syncs = 0
+
+    async def main() -> None:
+        nonlocal syncs
+
+        async def sync() -> None:
+            nonlocal syncs
+            while not done.is_set():
+                await journal.sync()
+                syncs += 1
+                await anyio.sleep(0)
+
+        done = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            if synced:
+                tasks.start_soon(sync)
+            for seq in range(EVENTS):
+                journal.append(
+                    CandidateMeasured(
+                        seq=seq, time=1.8e9, mono=seq / 10, index=seq, device="0", timing=timing, checked=True
+                    )
+                )
+                if synced and seq % 10 == 0:
+                    await anyio.sleep(0)
+            await journal.sync()
+            done.set()
+
+    with Journal.create(folder / "append.jsonl") as journal:
+        started = time.perf_counter()
+        anyio.run(main)
+        seconds = time.perf_counter() - started
+    return {"events_per_s": round(EVENTS / seconds), "syncs": syncs + 1}
+
+
+def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
+    """Run the engine over `total` candidates that take no time."""
+    from atune.testing import FakeBackend, InstantClock, Script
+    from atune.tuner import tune
+
+    script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
+    backend = FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
+    path = folder / f"tune-{total}.jsonl" if journal else None
+    before = peak_bytes()
+    started = time.perf_counter()
+    result = anyio.run(lambda: tune(backend=backend, journal=path))
+    seconds = time.perf_counter() - started
+    assert result.measured == total
+    figures: dict[str, Any] = {
+        "ms_per_candidate": round(1e3 * seconds / total, 4),
+        "bytes_per_candidate": round((peak_bytes() - before) / total),
+    }
+    if path is not None:
+        figures["journal_bytes_per_candidate"] = round(path.stat().st_size / total)
+        figures["events"] = path.read_bytes().count(b"\n")
+    return figures
+
+
+def replaying(folder: Path, journal: Path) -> dict[str, Any]:
+    """Fold the first `EVENTS` events of a journal into a result."""
+    import itertools
+
+    from atune.reader import JournalReader
+    from atune.result import TuneResult
+
+    before = peak_bytes()
+    started = time.perf_counter()
+    result = TuneResult.from_events(itertools.islice(JournalReader(journal), EVENTS))
+    seconds = time.perf_counter() - started
+    return {"seconds": round(seconds, 3), "candidates": len(result.records), "peak_bytes": peak_bytes() - before}
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def asked(folder: Path, *question: str) -> dict[str, Any]:
+    """Answer a question in a fresh process."""
+    command = [sys.executable, __file__, str(folder), *question]
+    answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(" ".join(question), answer, file=sys.stderr, flush=True)
+    return answer
+
+
+def answer(folder: Path, question: list[str]) -> dict[str, Any]:
+    match question:
+        case ["append", how]:
+            return appending(folder, how == "synced")
+        case ["tune", total, how]:
+            return tuning(folder, int(total), how == "journal")
+        case ["replay", journal]:
+            return replaying(folder, Path(journal))
+    raise SystemExit(f"unknown question {question}")
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        print(json.dumps(answer(Path(sys.argv[1]), sys.argv[2:])))
+        return
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
+        folder = Path(name)
+        figures: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+        figures["append"] = asked(folder, "append", "unsynced")
+        (folder / "append.jsonl").unlink()
+        figures["append_synced"] = asked(folder, "append", "synced")
+        for total in SIZES:
+            figures[f"engine_{total}"] = asked(folder, "tune", str(total), "nothing")
+            figures[f"engine_{total}_journal"] = asked(folder, "tune", str(total), "journal")
+        figures[f"replay_{EVENTS}"] = asked(folder, "replay", str(folder / f"tune-{SIZES[-1]}.jsonl"))
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""SIGKILL of the whole process tree at random instants; `bench/crash.py` does the same for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+from crashing import Crash, finish, one_round
+
+ROUNDS = 6
+
+
+def test_nothing_measured_is_lost_or_repeated_and_the_end_is_the_same(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    anyio.run(finish, whole)
+    found = Crash()
+    for seed in range(ROUNDS):
+        one_round(tmp_path, seed, whole, found)
+    assert found.rounds == ROUNDS and found.kills >= ROUNDS and found.measurements > 0

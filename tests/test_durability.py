@@ -1,0 +1,156 @@
+"""What is acknowledged is on the disk; what breaks ends the run with a clear error and keeps what is there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune.errors import JournalError
+from atune.events import BestChanged, CandidateMeasured, Event, RunFinished
+from atune.journal import read
+from atune.reader import JournalReader
+from atune.strategy import STRATEGIES, Exhaustive
+from atune.testing import FakeBackend, FakeClock, Script
+from atune.tuner import tune
+
+pytestmark = pytest.mark.anyio
+fsync = os.fsync
+
+
+class Disk:
+    """Counts the bytes of the journal that the last sync covered."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.syncs = self.covered = 0
+        self.slow_s = 0.0
+        self.thread = threading.get_ident()
+        patch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        fsync(fd)
+        if threading.get_ident() != self.thread:  # not the folder's, at the start
+            threading.Event().wait(self.slow_s)
+            self.syncs, self.covered = self.syncs + 1, size
+
+
+class Listening(Exhaustive):
+    """Remembers how much of the journal was on the disk when it was told of an outcome."""
+
+    name = "listening"
+    disk: Disk
+    told: list[tuple[int, int, int]]
+
+    def tell(self, index: int, latency_ms: float | None) -> None:
+        self.told.append((index, self.disk.covered, self.disk.syncs))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    Listening.disk, Listening.told = Disk(monkeypatch), []
+    monkeypatch.setitem(STRATEGIES, "listening", Listening)
+    return Listening.disk
+
+
+async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path: Path, disk: Disk) -> None:
+    """Measured, failed, pruned and aliased alike; and BestChanged stands behind a sync too."""
+    path = tmp_path / "j"
+    script = Script(fails={3: "compile", 5: "mismatch"}, code_key=lambda c: str(c["x"] % 25))
+    clock = FakeClock(pace=0.01)
+    await tune(backend=FakeBackend(30, script, clock=clock), journal=path, strategy="listening")
+    ends, size = {}, 0
+    for line, event in zip(path.read_bytes().splitlines(keepends=True), read(path), strict=True):
+        size += len(line)
+        if type(event).__name__ in ("CandidateMeasured", "BenchmarkFailed", "BuildFailed", "CandidateAliased"):
+            ends[event.index] = size  # type: ignore[union-attr]
+    assert sorted(index for index, _, _ in Listening.told) == list(range(30)) == sorted(ends)
+    assert all(covered >= ends[index] for index, covered, _ in Listening.told)
+    syncs = [n for _, _, n in Listening.told]
+    assert syncs == sorted(syncs) and syncs[0] >= 1 and disk.syncs >= 4
+    assert disk.covered == path.stat().st_size  # the last one is at the end, and covers RunFinished
+
+
+async def test_a_slow_disk_does_not_hold_the_device_up(tmp_path: Path, disk: Disk) -> None:
+    """Each sync takes 0.2 s; twenty candidates are measured during a few of them, which they share."""
+    disk.slow_s = 0.2
+    path = tmp_path / "j"
+    events: list[Event] = []
+    with anyio.fail_after(3):
+        await tune(backend=FakeBackend(20), journal=path, strategy="listening", on_event=events.append)
+    assert len(Listening.told) == 20 and disk.syncs <= 6
+    assert sum(isinstance(e, CandidateMeasured) for e in events) == 20
+    first_best = next(i for i, e in enumerate(events) if isinstance(e, BestChanged))
+    assert sum(isinstance(e, CandidateMeasured) for e in events[:first_best]) > 1
+    assert isinstance(events[-1], RunFinished)
+
+
+async def test_a_sync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def failing(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) > 2:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    backend = FakeBackend(500, clock=FakeClock(pace=0.001))
+    with pytest.raises(JournalError, match=r"cannot sync the journal .*Input/output error"):
+        await tune(backend=backend, journal=tmp_path / "j")
+    assert backend.closed == 1 and len(calls) == 3
+
+
+async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write that meets the end of the disk is partial, as on a real one; its piece is taken back."""
+    path, room, write = tmp_path / "j", 20_000, os.write
+
+    def full(fd: int, data: bytes) -> int:
+        left = room - os.fstat(fd).st_size
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:left])
+
+    monkeypatch.setattr("atune.journal.os.write", full)
+    backend = FakeBackend(500)
+    with pytest.raises(JournalError, match="the disk is full: free some space or give another path"):
+        await tune(backend=backend, journal=path)
+    assert backend.closed == 1
+    reader = JournalReader(path)
+    measured = sum(isinstance(e, CandidateMeasured) for e in reader)
+    assert measured >= 5 and not reader.torn and 19_000 < path.stat().st_size <= room
+    monkeypatch.setattr("atune.journal.os.write", write)  # there is space again: it goes on
+    result = await tune(backend=FakeBackend(500), journal=path)
+    assert result.measured == 500 and sum(isinstance(e, CandidateMeasured) for e in read(path)) == 500
+
+
+async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
+    """Writing to a removed file would succeed for ever."""
+    folder = tmp_path / "journals"
+    backend = FakeBackend(5000, clock=FakeClock(pace=0.001))
+
+    def remove(event: Event) -> None:
+        if isinstance(event, CandidateMeasured):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with pytest.raises(JournalError, match="it was removed, or its file system went away"):
+        await tune(backend=backend, journal=folder / "j", on_event=remove)
+    assert backend.closed == 1 and backend.running == 0
+
+
+async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path: Path, monkeypatch: Any) -> None:
+    def read_only(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("atune.journal.os.open", read_only)
+    backend = FakeBackend()
+    with pytest.raises(JournalError, match="read-only: give another path"):
+        await tune(backend=backend, journal=tmp_path / "j")
+    assert backend.opened == 0
