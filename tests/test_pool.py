@@ -19,6 +19,7 @@ import pytest
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.pool import ForkServer, Worker
+from atune.server_process import shutdown
 
 HERE = Path(__file__).parent
 UVLOOP = ("asyncio", {"use_uvloop": True})
@@ -65,6 +66,7 @@ def warm_up_uvloop() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left(anyio_backend: object) -> Iterator[None]:
     """Fail a test that leaves a descriptor, a child process or a transport behind."""
+    shutdown()  # what other tests' runs left warm
     gc.collect()
     before = descriptors()
     yield
