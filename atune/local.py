@@ -214,7 +214,7 @@ class LocalCompileLane:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
         if isinstance(lowered, Lowered):
-            self.backend.nvrtc.saw(lowered)
+            self.backend.nvrtc.saw(lowered, self.backend.target)
         return lowered
 
     async def find(self, lowered: Lowered) -> Artifact | None:

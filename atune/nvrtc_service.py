@@ -11,6 +11,7 @@ import anyio.abc
 import msgspec
 
 from atune.artifact import Artifact, Lowered
+from atune.device import Target
 from atune.device_compiler import CompileCosts, choose
 from atune.errors import WorkerError
 from atune.protocol import NvrtcReady
@@ -57,9 +58,9 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         """Learn how much will be compiled: None when nobody knows."""
         self._candidates, self._lanes = candidates or 0, lanes
 
-    def saw(self, lowered: Lowered) -> None:
+    def saw(self, lowered: Lowered, target: Target) -> None:
         """Decide, on the first lowered candidate of a CUDA run, whether to start."""
-        if self.why or self.backend.target.kind != "cuda":
+        if self.why or target.kind != "cuda":
             return
         asked = self.backend.compile.compiler
         costs = CompileCosts().scaled(lowered.seconds)

@@ -299,10 +299,17 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
 
 
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:
-    """Sent after 0, 5, 10 … ms from the moment that the command line's module begins to load."""
-    code = SLOW_ENGINE.replace(
-        "from atune.cli import main", "print('loading', flush=True)\nfrom atune.__main__ import main"
-    )
+    """Sent after 0, 5, 10 … ms from the moment that the program looks for the command line's module."""
+    announce = """
+class Announce:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "atune.cli":
+            print("loading", flush=True)
+
+sys.meta_path.insert(0, Announce)
+from atune.__main__ import main"""
+    code = SLOW_ENGINE.replace("from atune.cli import main", announce)
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
     for step in range(12):
         command = [

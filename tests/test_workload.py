@@ -76,7 +76,10 @@ def problem(space: Any, **options: Any) -> Any:
     ("make", "message"),
     [
         (lambda: problem(Space(blocks=[1])), "takes no argument 'blocks'; it takes block, stages"),
-        (lambda: problem(Space(block=[1]), arguments={}), "lacks 'N', which the kernel needs; add it to the config"),
+        (
+            lambda: problem(Space(block=[1]), arguments={}),
+            "lacks 'N', which the kernel needs; add it there or to arguments",
+        ),
         (lambda: problem([{"N": 1}, {"block": 2}], arguments={}), "config 1: {'block': 2} lacks 'N'"),
         (lambda: problem(Space(N=[1])), "'N' is an axis and a problem argument; give it in one place"),
         (
