@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from atune.artifact import Artifact, source_path
-from atune.cache import cache_folder
+from atune.cache import artifacts_folder, is_stored, make_private_folder
 
 
 def keep(artifact: Artifact) -> Artifact:
@@ -18,8 +18,8 @@ def keep(artifact: Artifact) -> Artifact:
     The library's name is its content's SHA-256, so that keeping it twice writes it once. Raises `OSError`.
     """
     data = Path(artifact.path).read_bytes()
-    folder = cache_folder() / "artifacts"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = artifacts_folder()
+    make_private_folder(str(folder))
     path = folder / f"{hashlib.sha256(data).hexdigest()}.so"
     source = Path(source_path(artifact.path, artifact.symbol))
     if source.exists():
@@ -30,14 +30,7 @@ def keep(artifact: Artifact) -> Artifact:
 
 def find(artifact: Artifact) -> Artifact | None:
     """Return `artifact` where its library still lies in the store and its content is what its name says, else None."""
-    path = Path(artifact.path)
-    if path.parent.resolve() != (cache_folder() / "artifacts").resolve():
-        return None
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    return artifact if f"{hashlib.sha256(data).hexdigest()}.so" == path.name else None
+    return artifact if is_stored(artifact.path) else None
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -49,7 +49,7 @@ def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
     merged = merge([one, two], tmp_path / "m")
     assert (merged.best_config, merged.measured, merged.total, merged.remaining) == ({"x": 6}, 10, 10, 0)
     assert [r.config["x"] for r in merged.records] == list(range(10))
-    assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=0.01)
+    assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=0.3)
     again = replay(tmp_path / "m")
     assert again.summary() == merged.summary() and again.records == merged.records
     assert merged.finished and any("merged from 2 journals" in text for text in merged.warnings)
