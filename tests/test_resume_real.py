@@ -28,7 +28,8 @@ def scale(n: int, block: int = 64, factor: int = 2):
                 B[bx * block + i] = A[bx * block + i] * factor
     return main
 
-WORKLOAD = atune.Workload(scale, atune.Space(block=BLOCKS, factor=[2, 3]), arguments={"n": 4096}, reference=lambda A: A * 2)
+SPACE = atune.Space(block=BLOCKS, factor=[2, 3])
+WORKLOAD = atune.Workload(scale, SPACE, arguments={"n": 4096}, reference=lambda A: A * 2)
 """
 BLOCKS = [8, 16, 32, 64, 128, 256]
 
