@@ -82,14 +82,41 @@ __all__ = [
 _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
-    "atune.tuner": ("Tuner", "run", "tune",),
+    "atune.tuner": (
+        "Tuner",
+        "run",
+        "tune",
+    ),
     "atune.continuation": ("resume",),
-    "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
-    "atune.measurement": ("Measurement", "Timing",),
-    "atune.playback": ("replay", "simulate",),
+    "atune.settings": (
+        "BenchmarkSettings",
+        "Budget",
+        "CompileSettings",
+    ),
+    "atune.measurement": (
+        "Measurement",
+        "Timing",
+    ),
+    "atune.playback": (
+        "replay",
+        "simulate",
+    ),
     "atune.merging": ("merge",),
-    "atune.result": ("Record", "TuneResult",),
-    "atune.errors": ("AtuneError", "DevicesLost", "JournalError", "NoWinner", "SpaceError", "TargetError", "UsageError", "WorkerError", "WorkloadError",),
+    "atune.result": (
+        "Record",
+        "TuneResult",
+    ),
+    "atune.errors": (
+        "AtuneError",
+        "DevicesLost",
+        "JournalError",
+        "NoWinner",
+        "SpaceError",
+        "TargetError",
+        "UsageError",
+        "WorkerError",
+        "WorkloadError",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -137,7 +137,9 @@ class Engine:
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
             )
-            propose, self._proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
+            propose, self._proposals = anyio.create_memory_object_stream[Candidate](
+                PROPOSALS_PER_LANE * len(compile_lanes)
+            )
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
             self._starting = len(device_lanes)
@@ -280,7 +282,14 @@ class Engine:
             self.state.seen += 1
         emit = self.recorder.emit
         if isinstance(answer, Failure):
-            emit(BuildFailed, lane=lane.name, index=answer.index, kind=answer.kind, message=answer.message, detail=answer.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=answer.index,
+                kind=answer.kind,
+                message=answer.message,
+                detail=answer.detail,
+            )
             self._settled(candidate.index)
             return
         verdict, why = screen(answer.facts, self._limits)
@@ -322,7 +331,14 @@ class Engine:
             self.state.building -= 1
         good = [answer for answer in built if isinstance(answer, Artifact)]
         for failure in (answer for answer in built if isinstance(answer, Failure)):
-            emit(BuildFailed, lane=lane.name, index=failure.index, kind=failure.kind, message=failure.message, detail=failure.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=failure.index,
+                kind=failure.kind,
+                message=failure.message,
+                detail=failure.detail,
+            )
             self._settled(failure.index)
         if good:
             indices, first = tuple(a.index for a in good), good[0]
@@ -429,7 +445,9 @@ class Engine:
         ranked = [m.index for m in state.ranked()]
         lane = next((lane for lane in lanes if lane.alive), None)
         if self.benchmark.n_final == 0 or len(ranked) < 2 or state.final is not None:
-            await self._recover(ranked[:1] if state.final is None else [state.final.entries[0].index], compile_lanes, plan)
+            await self._recover(
+                ranked[:1] if state.final is None else [state.final.entries[0].index], compile_lanes, plan
+            )
             return
         if lane is None:
             self.recorder.emit(Warned, message="no final: no device is left to time it on")
@@ -496,7 +514,9 @@ class Engine:
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         reason = self._stopping or self._stopping_reason
-        self.recorder.emit(RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx)
+        self.recorder.emit(
+            RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+        )
 
     async def _compile_ended(self) -> None:
         self._look()

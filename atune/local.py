@@ -97,7 +97,9 @@ class LocalBackend:
         if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
             raise errors.TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
         if self._target.kind == "cuda" and self.compile.backend == "cython":
-            raise errors.TargetError("backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi")
+            raise errors.TargetError(
+                "backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi"
+            )
         self._devices = devices
         return self._target, devices
 
@@ -176,7 +178,9 @@ class LocalCompileLane:
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
         try:
-            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit)
+            reply = await self._call(
+                "atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit
+            )
         except WorkerTimeout as error:
             kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
         except WorkerLost as error:
@@ -211,7 +215,9 @@ class LocalDeviceLane:
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
         self._worker = await self.backend.server.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
         await self.backend.session(self._worker, self.info.id)
-        reply = await self._worker.call("atune.stages.benchmark:begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S)
+        reply = await self._worker.call(
+            "atune.stages.benchmark:begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S
+        )
         self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
         self.alive, self._prepared = True, False
         return self.info
@@ -240,7 +246,9 @@ class LocalDeviceLane:
 
     async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
         limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
-        reply = await self._call("atune.stages.benchmark:final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds)), limit)
+        reply = await self._call(
+            "atune.stages.benchmark:final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds)), limit
+        )
         finals = msgspec.msgpack.decode(reply, type=Finals)
         return list(finals.entries), finals.reference
 
@@ -259,7 +267,9 @@ class LocalDeviceLane:
             message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
             raise WorkloadError(message) from error
         except WorkerLost as error:
-            raise WorkloadError(f"making the inputs or running the reference ended the process: {_end(error)}") from error
+            raise WorkloadError(
+                f"making the inputs or running the reference ended the process: {_end(error)}"
+            ) from error
         self._prepared = True
         return msgspec.msgpack.decode(reply, type=Finals)
 

@@ -213,7 +213,9 @@ class TuneResult:
                 f"the winner's library {artifact.path} is gone (the cache was cleaned, or it is another machine's); tune again"
             )
         if self._replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
-            raise AtuneError(f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again")
+            raise AtuneError(
+                f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
+            )
         return artifact
 
     def _speedup(self, slow: Record | None) -> Ratio | None:

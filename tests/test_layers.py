@@ -16,7 +16,18 @@ LAYERS = {
     "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store", "merging", "exporting", "report"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
     "drive": ["strategy", "screen", "scheduler", "resumption", "backend", "forkserver", "pool", "local", "engine"],
-    "edge": ["tuner", "continuation", "cli", "cli_tune", "cli_journal", "interrupts", "doctor", "testing", "__main__", ""],
+    "edge": [
+        "tuner",
+        "continuation",
+        "cli",
+        "cli_tune",
+        "cli_journal",
+        "interrupts",
+        "doctor",
+        "testing",
+        "__main__",
+        "",
+    ],
 }
 MAY_IMPORT = {
     "leaves": {"leaves"},

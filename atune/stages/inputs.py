@@ -93,7 +93,9 @@ def compare(outputs: Sequence[Any], expected: Sequence[Any], work: Workload) -> 
     worst = 0.0
     for position, (out, ref) in enumerate(zip(outputs, expected, strict=True)):
         if out.shape != ref.shape:
-            return Mismatch("mismatch", f"output {position}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"), worst
+            return Mismatch(
+                "mismatch", f"output {position}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"
+            ), worst
         written = ~_poisoned(out)
         exact = not out.dtype.is_floating_point
         got, want = out.to(torch.float64), ref.to(torch.float64)
@@ -176,7 +178,9 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
     if param.shape is None:
         return value
     if not isinstance(value, torch.Tensor):
-        raise WorkloadError(f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor")
+        raise WorkloadError(
+            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
+        )
     fits = len(value.shape) == len(param.shape)
     for want, got in zip(param.shape, value.shape, strict=False):
         if isinstance(want, str):
