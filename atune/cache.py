@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,3 +12,30 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG Base Directory Specification has relative paths ignored.
     return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "atune"
+
+
+def artifacts_folder() -> Path:
+    """Return the folder of kept libraries. Creates nothing."""
+    return cache_folder() / "artifacts"
+
+
+def is_stored(path: str) -> bool:
+    """Tell whether `path` is a library in that folder, no link out of it, whose content is what its name says."""
+    real = Path(path).resolve()
+    if real.parent != artifacts_folder().resolve():
+        return False
+    try:
+        return f"{hashlib.sha256(real.read_bytes()).hexdigest()}.so" == real.name
+    except OSError:
+        return False
+
+
+def make_private_folder(folder: str) -> None:
+    """Make `folder` and the missing ones above it, for their owner alone. Raises `OSError`."""
+    if not os.path.isdir(folder):
+        make_private_folder(os.path.dirname(folder))
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise

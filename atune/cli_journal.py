@@ -64,7 +64,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli import complain
     from atune.cli_tune import drive
     from atune.continuation import options_of, origin_of, read_state, resume
-    from atune.resumption import check_parts
+    from atune.resumption import check_parts, finished
     from atune.settings import Budget
 
     check_parts(arguments.force_part)
@@ -74,8 +74,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         options["budget"] = Budget.parse(arguments.budget)
     if arguments.devices is not None:
         options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
-    workload = arguments.workload or (None if state.finished else origin_of(state.header))
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
+    workload = arguments.workload or (None if finished(state, budget) else origin_of(state.header))
     if workload is not None:  # said first: going on runs that file
         complain(f"going on with {workload}, {state.settled} of {state.total} candidates done", kind="")
 

@@ -65,6 +65,9 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             n_final=arguments.n_final,
         ),
     }
+    if os.path.isfile(journal) and os.path.getsize(journal):
+        complain(f"{journal} exists: going on with its run, if the work is the same", kind="")
+
     from atune.tuner import tune
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:

@@ -73,7 +73,9 @@ def read_state(journal: str | os.PathLike[str]) -> State:
 def origin_of(header: RunStarted | None) -> str:
     """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` where the workload came from no file."""
     if header is None or not header.origin:
-        raise UsageError("the journal names no file that its workload came from: give workload=")
+        raise UsageError(
+            "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
+        )
     return header.origin
 
 

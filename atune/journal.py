@@ -14,6 +14,7 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
+from atune.cache import make_private_folder
 from atune.errors import JournalError
 from atune.events import AnyEvent, Event, encode
 from atune.reader import MAX_LINE_BYTES, JournalReader, cannot
@@ -46,7 +47,7 @@ class Journal:
         """
         path = str(path)
         try:
-            _make_folder(os.path.dirname(os.path.abspath(path)))
+            make_private_folder(os.path.dirname(os.path.abspath(path)))
         except OSError as error:
             raise cannot("create the folder of", path, error) from error
         existed = os.path.lexists(path)
@@ -165,16 +166,6 @@ class Journal:
                 pass  # the torn line is then cut off by the next reader
         self._broken = cannot(doing, self.path, error)
         raise self._broken from error
-
-
-def _make_folder(folder: str) -> None:
-    if not os.path.isdir(folder):
-        _make_folder(os.path.dirname(folder))
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            if not os.path.isdir(folder):
-                raise
 
 
 def _sync_file(fd: int) -> None:

@@ -115,21 +115,22 @@ def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
                     None,
                 ):
                     yield numbered(event, index=own[index])
-        offset = max(offset, 0.0) + last.mono
-    notes += conflicts
-    if len(paths) > 1:
-        notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
-    offset -= last.mono
-    for note in notes:
-        yield numbered(Warned(seq=0, time=last.time, mono=last.mono, message=note))
-    ends = [state.finished for state in states]
-    if all(end is not None for end in ends):
-        only = ends[0] if len(ends) == 1 else None
-        kernel = only.kernel if only else None
-        out_idx = only.out_idx if only else ()
-        wall_s = states[-1].wall_s
-        end = RunFinished(seq=0, time=last.time, mono=last.mono, wall_s=wall_s, reason="merged")
-        yield numbered(end, kernel=kernel, out_idx=out_idx)
+        if part == len(paths) - 1:
+            if len(paths) > 1:
+                notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
+            for note in notes + conflicts:
+                yield numbered(Warned(seq=0, time=last.time, mono=last.mono, message=note))
+        yield numbered(_ended(last, state, alone=len(paths) == 1))
+        offset += last.mono
+
+
+def _ended(last: Event, state: State, *, alone: bool) -> RunFinished | RunInterrupted:
+    """Return the end of a part, which is a whole journal. A journal's own winner is the merged one's if it is alone."""
+    stamp: dict[str, Any] = {"time": last.time, "mono": last.mono, "wall_s": state.wall_s}
+    if state.finished is None:
+        return RunInterrupted(seq=0, reason="merged, and not finished", **stamp)
+    kept: dict[str, Any] = {"kernel": state.finished.kernel, "out_idx": state.finished.out_idx} if alone else {}
+    return RunFinished(seq=0, reason="merged", **stamp, **kept)
 
 
 def _resumed(event: RunStarted, part: int) -> RunResumed:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Artifact, StaticFacts, source_path
-from atune.cache import cache_folder
+from atune.cache import cache_folder, is_stored
 from atune.candidate import Config
 from atune.errors import AtuneError
 from atune.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
@@ -211,6 +211,10 @@ class TuneResult:
         if not Path(artifact.path).is_file():
             raise AtuneError(
                 f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
+            )
+        if self._replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
+            raise AtuneError(
+                f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
             )
         return artifact
 

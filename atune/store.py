@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from atune.artifact import Artifact, source_path
-from atune.cache import cache_folder
+from atune.cache import artifacts_folder, is_stored, make_private_folder
 
 MAX_BYTES = 4 << 30
 """Size that the store is cut back to, least recently used libraries first."""
@@ -35,7 +35,7 @@ class ArtifactStore:
     """One program's view of the store. `max_bytes` bounds the libraries' size."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
-        self.folder = folder or cache_folder() / "artifacts"
+        self.folder = folder or artifacts_folder()
         self.max_bytes = max_bytes
         self._pins: set[str] = set()
         self._pin_file: int | None = None
@@ -125,7 +125,7 @@ class ArtifactStore:
             return
         if self._pin_file is None:
             folder = self.folder / "pins"
-            _make(folder)
+            make_private_folder(str(folder))
             self._pin_file, path = tempfile.mkstemp(dir=folder)
             self._pin_path = Path(path)
             fcntl.flock(self._pin_file, fcntl.LOCK_EX)
@@ -154,27 +154,13 @@ def keep(artifact: Artifact) -> Artifact:
         store.close()
 
 
-def _make(folder: Path) -> None:
-    """Make a private folder, its parents private too."""
-    if not folder.exists():
-        _make(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def find(artifact: Artifact) -> Artifact | None:
     """Return `artifact` where its library still lies in the store and its content is what its name says, else None."""
-    path = Path(artifact.path)
-    if path.parent.resolve() != (cache_folder() / "artifacts").resolve():
-        return None
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    return artifact if f"{hashlib.sha256(data).hexdigest()}.so" == path.name else None
+    return artifact if is_stored(artifact.path) else None
 
 
 def _write(path: Path, data: bytes) -> None:
-    _make(path.parent)
+    make_private_folder(str(path.parent))
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
     with open(fd, "wb") as file:
         file.write(data)

@@ -309,7 +309,8 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
     try:
-        text = inspect.getsource(function)
+        # A lambda's source is the whole statement around it, such as the workload's with its space.
+        text = _lambda_text(function.__code__) if function.__name__ == "<lambda>" else inspect.getsource(function)
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
@@ -335,6 +336,22 @@ def _data_identity(part: Any, depth: int) -> bytes:
     elif depth < 8 and isinstance(part, Mapping):
         items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _lambda_text(code: CodeType) -> str:
+    """Return parameters and body of a lambda as they stand in its file."""
+    found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)]
+    if not found or not lines:
+        raise OSError("no source")
+    start = min((p[0] or 0, p[2] or 0) for p in found)
+    end = max((p[1] or 0, p[3] or 0) for p in found)
+    if end[0] > len(lines):
+        raise OSError("no source")
+    body = lines[start[0] - 1 : end[0]]
+    body[-1] = body[-1][: end[1]]
+    body[0] = body[0][start[1] :]
+    return f"lambda {code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}: {b''.join(body).decode()}"
 
 
 def _code_text(code: CodeType) -> str:

@@ -191,3 +191,22 @@ def test_replay_is_the_same_byte_for_byte_each_time() -> None:
 
     assert texts() == texts()
     assert isinstance(TuneResult.from_events(JournalReader(DATA / "schema-1.jsonl")), TuneResult)
+
+
+def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file that this journal names is not there: nothing is run, and the journal stays as it was."""
+    path = write(tmp_path / "j", EVENTS[:-1])
+    before = path.read_bytes()
+    assert main(["resume", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.index("going on with toy.py:WORKLOAD, 4 of 4 candidates done") < err.index("there is no file 'toy.py'")
+    assert path.read_bytes() == before
+    write(tmp_path / "done", EVENTS)
+    assert main(["resume", str(tmp_path / "done"), "--json"]) == 0  # at once: nothing is left to run
+    out, err = capsys.readouterr()
+    assert json.loads(out)["best_config"] == {"block": 1} and "going on" not in err
+    assert main(["resume", str(DATA / "schema-1.jsonl")]) == 0
+    assert main(["resume", str(tmp_path / "done"), "--force-part", "everything"]) == 2
+    assert "give some of kernel, space" in capsys.readouterr().err

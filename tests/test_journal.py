@@ -213,6 +213,16 @@ def test_reopening_cuts_the_torn_tail_off_and_goes_on(path: Path) -> None:
     assert len(read(path)) == len(EVENTS)
 
 
+def test_closing_frees_the_lock_although_an_abandoned_sync_still_has_the_file_open(path: Path) -> None:
+    """A system call that is under way in a thread keeps the open file alive, as the second descriptor here does."""
+    journal, _ = Journal.reopen(path)
+    still_open = os.dup(journal._fd)
+    journal.close()
+    again, _ = Journal.reopen(path)
+    again.close()
+    os.close(still_open)
+
+
 HOLDER = """
 import sys, time
 from event_streams import Stream

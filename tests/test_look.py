@@ -49,7 +49,7 @@ def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
     merged = merge([one, two], tmp_path / "m")
     assert (merged.best_config, merged.measured, merged.total, merged.remaining) == ({"x": 6}, 10, 10, 0)
     assert [r.config["x"] for r in merged.records] == list(range(10))
-    assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=0.01)
+    assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=1e-4)
     again = replay(tmp_path / "m")
     assert again.summary() == merged.summary() and again.records == merged.records
     assert merged.finished and any("merged from 2 journals" in text for text in merged.warnings)
@@ -225,8 +225,8 @@ def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
         return seen
 
     seen = anyio.run(times, 4.0)
-    assert all(event.mono / 4 - 0.01 <= at < event.mono / 4 + 0.2 for event, at in zip(expected, seen, strict=True))
-    assert anyio.run(times, math.inf)[-1] < 0.1
+    assert all(event.mono / 4 - 0.01 <= at < event.mono / 4 + 2 for event, at in zip(expected, seen, strict=True))
+    assert anyio.run(times, math.inf)[-1] < expected[-1].mono / 2
     with pytest.raises(UsageError, match="speed must be above zero"):
         anyio.run(times, 0.0)
     assert atune.simulate is simulate

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
+import msgspec
 import pytest
 from event_streams import Stream, timing
 
 from atune.artifact import Artifact
-from atune.cache import cache_folder
+from atune.cache import artifacts_folder, cache_folder
 from atune.errors import AtuneError
 from atune.events import CandidateMeasured, decode, encode
 from atune.result import TuneResult
@@ -197,6 +201,35 @@ def test_the_kernel_of_a_run_whose_library_is_gone_says_so(tmp_path: object) -> 
         folded(Stream(total=1).candidate(0, 1.0)).kernel  # noqa: B018
     with pytest.raises(AtuneError, match="no candidate worked"):
         folded(Stream(total=1).candidate(0).finished()).kernel  # noqa: B018
+
+
+def test_a_replayed_result_loads_only_what_was_kept_under_its_hash(tmp_path: Path) -> None:
+    """Not another file of the cache, not a link out of the store, not changed content, and no path in a symbol."""
+    store = artifacts_folder()
+    store.mkdir(parents=True, exist_ok=True)
+    data = b"a library"
+    name = f"{hashlib.sha256(data).hexdigest()}.so"
+    (tmp_path / name).write_bytes(data)
+    changed, beside, link = store / ("0" * 64 + ".so"), cache_folder() / name, store / ("1" * 64 + ".so")
+    changed.write_bytes(data)
+    beside.write_bytes(data)
+    link.symlink_to(tmp_path / name)
+    good = store / name
+    good.write_bytes(data)
+    for path in (changed, beside, link):
+        with pytest.raises(AtuneError, match="not loaded"):
+            _ = replayed(artifact(path)).kernel
+    with pytest.raises(AtuneError, match="not loaded"):
+        _ = replayed(msgspec.structs.replace(artifact(good), symbol="x/../../secret")).kernel_source
+    with pytest.raises(AtuneError, match="source was not kept"):  # this one is taken, as far as it goes
+        _ = replayed(artifact(good)).kernel_source
+    for path in (changed, beside, link, good):
+        path.unlink()
+
+
+def replayed(kernel: Artifact) -> TuneResult:
+    events = Stream(total=1).candidate(0, 1.0).finished(kernel=kernel).events
+    return TuneResult.from_events(events, replayed=True)
 
 
 def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: object) -> None:

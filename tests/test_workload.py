@@ -184,6 +184,17 @@ def test_the_fingerprint_follows_the_kernel(one: Any, other: Any) -> None:
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_the_fingerprint_of_a_lambda_is_its_own_source_and_not_the_statement_around_it() -> None:
+    base = fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=1: (A * 2, "ä", A + 1)))
+    same = fingerprint(Workload(kernel, Space(block=[1, 2, 3]), reference=lambda A, k=1: (A * 2, "ä", A + 1)))
+    others = [
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=1: (A * 2, "ä", A + 2))),
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=2: (A * 2, "ä", A + 1))),
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda B, k=1: (B * 2, "ä", B + 1))),
+    ]
+    assert base == same and len({base, *others}) == 4
+
+
 def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
     base: dict[str, Any] = {"arguments": {"N": 1}, "reference": factory(1), "inputs": factory(2)}
     changes: list[dict[str, Any]] = [

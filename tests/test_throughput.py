@@ -1,0 +1,47 @@
+"""The engine's and the journal's own cost stays small and linear; `bench/journal.py` has the exact figures."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from atune.reader import JournalReader
+from atune.result import TuneResult
+from atune.testing import FakeBackend, InstantClock, Script
+from atune.tuner import tune
+
+LIMIT_MS = 1.0
+"""Of processor time, a candidate."""
+
+
+def cost_ms(total: int, journal: Path | None) -> float:
+    """Return the processor time that a run over instant fakes takes, ms a candidate."""
+    script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
+    backend = FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
+    gc.collect()
+    started = time.process_time()
+    result = anyio.run(lambda: tune(backend=backend, journal=journal))
+    assert result.measured == total
+    return 1e3 * (time.process_time() - started) / total
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_candidate_costs_under_a_millisecond_and_no_more_when_there_are_many(tmp_path: Path, synced: bool) -> None:
+    few, many = (min(cost_ms(n, tmp_path / f"{n}-{i}" if synced else None) for i in range(2)) for n in (500, 8000))
+    assert few < LIMIT_MS and many < LIMIT_MS and many < 2 * few
+
+
+def test_replay_takes_ten_microseconds_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    cost_ms(5000, path)
+    events = path.read_bytes().count(b"\n")
+    taken = []
+    for _ in range(3):
+        started = time.process_time()
+        assert TuneResult.from_events(JournalReader(path)).measured == 5000
+        taken.append(time.process_time() - started)
+    assert events > 20_000 and min(taken) / events < 10e-6
