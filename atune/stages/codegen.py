@@ -39,12 +39,19 @@ def run(payload: bytes) -> bytes:
         if len(job.group) > 1:
             raise
         words = str(error).strip()
-        first = next(
-            (line for line in words.splitlines() if "error" in line.lower()), words.splitlines()[0] if words else ""
-        )
+        first = _first_error(words)
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in words else "codegen"
         built = [Failure(job.group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], words[-4000:])]  # type: ignore[arg-type]
     return msgspec.msgpack.encode(built)
+
+
+def _first_error(words: str) -> str:
+    """Return the line of a compiler's words that says most: what the linker misses, the first error, the first line."""
+    lines = words.splitlines()
+    for wanted in ("undefined reference", "error: ", "error"):
+        if found := next((line for line in lines if wanted in line.lower()), None):
+            return found
+    return lines[0] if lines else ""
 
 
 def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
