@@ -33,6 +33,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
     `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
+    A candidate's own `compile_flags` win.
     `compiler`: what compiles CUDA device code; ``nvrtc`` is NVRTC with a precompiled
     header; ``auto`` takes it where it is there and pays.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 from counted import Finished, empty_caches, run_counted
 
-from atune.candidate import thaw
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
 from atune.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
 from atune.journal import JournalReader
 from atune.measurement import Timing, ratio_interval
@@ -288,7 +288,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
 
     from atune.workload import _function
 
-    configs = [{**work.arguments, **thaw(candidate.config)} for candidate in work.candidates()]
+    configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in work.candidates()]
     tuner = AutoTuner.from_kernel(kernel=_function(work.kernel), configs=configs)
     tuner.set_compile_args(out_idx=list(work.out_idx), target=target, pass_configs=work.pass_configs or None)
     supply = None if work.inputs is None else (lambda _params: _inputs(work))
@@ -302,6 +302,14 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
         cache_input_tensors=True,
     )
     return tuner
+
+
+def _tilelang_config(config: Any) -> dict[str, Any]:
+    """Return a configuration as tilelang takes it: compile flags are pass configuration there."""
+    found = thaw({k: v for k, v in config.items() if k != COMPILE_FLAGS})
+    if config.get(COMPILE_FLAGS):
+        found[PASS_CONFIGS] = {**found.get(PASS_CONFIGS, {}), "tl.device_compile_flags": list(config[COMPILE_FLAGS])}
+    return found
 
 
 def _inputs(work: Any) -> list[Any]:
@@ -327,9 +335,9 @@ def child_retime(job: dict[str, Any]) -> None:
     arguments: Any = None
     timer = make_timer(device)
     for entry in job["entries"]:
-        config = thaw({k: v for k, v in entry["config"].items() if k != "pass_configs"})
+        config = _tilelang_config(entry["config"])
+        pass_configs = {**work.pass_configs, **config.pop(PASS_CONFIGS, {})}
         function = _function(work.kernel)(**thaw(work.arguments), **config)
-        pass_configs = {**work.pass_configs, **entry["config"].get("pass_configs", {})}
         backend = "cython" if on_cpu else "tvm_ffi"
         kernel = tilelang.compile(
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None
