@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import compile_stages
 import pytest
 import vs_tilelang
 
@@ -151,3 +153,58 @@ def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
     [timed] = found["common_harness"]
     assert len(timed["timing"]["samples_us"]) == 3
     assert (tmp_path / "atune.jsonl").stat().st_size > 1000
+
+
+def test_seconds_are_charged_to_the_innermost_stage() -> None:
+    code = """
+import subprocess, sys, time
+from compile_stages import Clock
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+clock = Clock()
+burn(0.2)
+with clock.stage("outer"):
+    burn(0.1)
+    clock.wrap("inner", burn)(0.3)
+    child = "import time\\nwhile time.process_time() < 0.4: pass"
+    clock.wrap("child", subprocess.run)([sys.executable, "-S", "-c", child])
+first, second = clock.take(), clock.take()
+print(all(abs(first[k] - v) < 0.15 for k, v in {"outer": 0.1, "inner": 0.3, "child": 0.4}.items()), len(first), second)
+"""
+    assert python(code).split() == ["True", "3", "{}"]
+
+
+def test_the_stages_table_and_picture_have_every_group_size() -> None:
+    seconds = {name: 0.1 * i for i, name in enumerate(compile_stages.STAGES)}
+    found = {"per_candidate_s": {str(size): seconds for size in compile_stages.SIZES}, "header_s": 2.5}
+    run = {"delivered": 8, "wall_s": 9.0, "cpu_s": 16.0, "groups": {"4": 2}, "compilers": {"nvrtc": 2}}
+    text = compile_stages.markdown(
+        {
+            "machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8,
+            "stages": {"nvrtc+pch": found},
+            "whole": {"tilelang, default": {**run, "cpu_s": 32.0, "groups": {}, "compilers": {}}, "atune": run},
+        }
+    )  # fmt: skip
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| 3"]
+    assert rows == [["32", *(f"{0.1 * i:.3f}" for i in range(8)), "**2.800**"]]
+    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 | 4: 2 | nvrtc 2 |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("| group") or line[:3] == "| 3"}) == 1
+    picture = ElementTree.fromstring(compile_stages.svg({"nvrtc+pch": found, "nvcc": found}))
+    bars = [e for e in picture.iter() if e.tag.endswith("rect") and len(e)]
+    assert len(bars) == 2 * len(compile_stages.SIZES) * len(compile_stages.STAGES)
+
+
+@needs_nvcc
+def test_the_whole_compile_stage_is_run_and_counted(tmp_path: Path) -> None:
+    """Two configurations through atune's engine without a device, in a process whose descendants are all counted."""
+    code = """
+import json, compile_stages
+job = {"space": vs, "seed": 0, "child": "atune", "candidates": 2, "workers": 1, "compiler": "nvcc"}
+print(json.dumps(compile_stages.whole(job, 120)))
+""".replace("vs,", f"{vs_tilelang.space_of('gemm288')!r},")
+    found = json.loads(python(code, timeout_s=150))
+    assert found["delivered"] == 2 and found["failed"] == [] and found["warned"] == []
+    assert sum(int(size) * count for size, count in found["groups"].items()) == 2
+    assert set(found["compilers"]) == {"nvcc"} and found["why"] == "as asked"
+    assert found["cpu_s"] > 2 and found["wall_s"] > found["lowering_s"]
