@@ -14,6 +14,9 @@ from atune.errors import SpaceError
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
 """Reserved config key: TileLang pass configuration of that candidate, not an argument of the kernel."""
+COMPILE_FLAGS = "compile_flags"
+"""Reserved config key: the compiler's flags for that candidate, in place of `CompileSettings.flags`."""
+RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""How many cores and how much memory this process may use."""
 
 from __future__ import annotations
 
@@ -17,3 +17,51 @@ def usable_cores() -> list[int]:
     except (OSError, ValueError):
         pass  # no cgroup v2, or no limit in it
     return cores
+
+
+WORKER_BYTES = 1 << 30
+"""Memory that one compile worker may need at a time. Measured for GEMMs of TileLang, groups of 16: see
+bench/README.md."""
+
+
+def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes that can still be had: of the machine (MemAvailable) and of every cgroup around this process.
+
+    A cgroup's page cache that is not in use (``inactive_file``) counts as free, as MemAvailable counts it. None where
+    nothing tells.
+    """
+    found: list[int] = []
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        pass
+    try:
+        own = next(line for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::"))
+        folder = cgroups / own.removeprefix("0::").lstrip("/")
+    except (OSError, StopIteration):
+        folder = cgroups
+    for group in (folder, *folder.parents):
+        if not group.is_relative_to(cgroups):
+            break
+        if (room := _room_bytes(group)) is not None:
+            found.append(room)
+    return max(0, min(found)) if found else None
+
+
+def _room_bytes(group: Path) -> int | None:
+    """Return what cgroup v2's ``memory.max`` leaves to `group`; None without a limit."""
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return None
+
+
+def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
+    """Return how many of `wanted` compile workers have room, at least one."""
+    if available_bytes is None:
+        return wanted
+    return max(1, min(wanted, available_bytes // WORKER_BYTES))

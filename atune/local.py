@@ -20,7 +20,7 @@ from atune import errors
 from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
 from atune.backend import GroupFailed
 from atune.candidate import Candidate
-from atune.cores import usable_cores
+from atune.cores import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
 from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError
 from atune.measurement import FinalEntry, Measurement, Timing
@@ -139,9 +139,13 @@ class LocalBackend:
         return self._target, devices
 
     def compile_lanes(self, candidates: int | None = None) -> list[LocalCompileLane]:
-        """One lane a core, less one for each device's process, unless `CompileSettings.workers` says otherwise."""
+        """One lane a core, less one for each device's process, and no more than memory has room for.
+
+        `CompileSettings.workers` says otherwise.
+        """
         cores = usable_cores()
-        n = self.compile.workers or max(1, len(cores) - len(self._devices))
+        fitting = workers_that_fit(max(1, len(cores) - len(self._devices)), usable_memory_bytes())
+        n = self.compile.workers or fitting
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.nvrtc.expect(candidates, n)
         return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]

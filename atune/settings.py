@@ -29,10 +29,12 @@ def _positive(where: str, name: str, value: float | None, *, optional: bool = Fa
 class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How candidates become artifacts.
 
-    `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring.
+    `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring, and no
+    more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
     `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
+    A candidate's own `compile_flags` win.
     `compiler`: what compiles CUDA device code; ``nvrtc`` is NVRTC with a precompiled
     header; ``auto`` takes it where it is there and pays.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.

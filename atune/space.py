@@ -21,9 +21,10 @@ class Space:
         Space(lambda M, N: ({"block": b} for b in (32, 64) if M % b == 0))
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
-    Axes are kernel arguments, or the reserved name ``pass_configs`` (a dict of TileLang pass configuration for that
-    candidate). `where` is one constraint or several: each takes, by name, whichever configuration values and problem
-    arguments it wants, and a false answer drops the configuration. The order is that of the axes as given, the last
+    Axes are kernel arguments, or the reserved names ``pass_configs`` (a dict of TileLang pass configuration for that
+    candidate) and ``compile_flags`` (a list of its compiler's flags in place of `CompileSettings.flags`, or None).
+    `where` is one constraint or several: each takes, by name, whichever configuration values and problem arguments it
+    wants, and a false answer drops the configuration. The order is that of the axes as given, the last
     one varying fastest. A generator is read once, when the workload is first described.
     """
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from atune.candidate import PASS_CONFIGS, Candidate, Config, config_key, normalise
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, Config, config_key, normalise
 from atune.errors import SpaceError, WorkloadError
 from atune.space import Space
 
@@ -118,7 +118,7 @@ class Workload:
         for index, raw in enumerate(self.space.configs(self.arguments)):
             where = f"Workload {self.name}, config {index}"
             config = {str(k): normalise(v, f"{where}: {k!r}") for k, v in raw.items()}
-            names = config.keys() - {PASS_CONFIGS}
+            names = config.keys() - RESERVED
             if unknown := sorted(n for n in names if n not in parameters and not takes_any):
                 raise SpaceError(
                     f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
@@ -132,6 +132,12 @@ class Workload:
                 )
             if not isinstance(config.get(PASS_CONFIGS, {}), dict):
                 raise SpaceError(f"{where}: {PASS_CONFIGS} must be a dict, got {config[PASS_CONFIGS]!r}")
+            flags = config.get(COMPILE_FLAGS)
+            if flags is not None and not (isinstance(flags, tuple) and all(isinstance(f, str) for f in flags)):
+                raise SpaceError(
+                    f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for "
+                    f"those of CompileSettings; got {flags!r}"
+                )
             key = config_key(config)
             if key in seen:
                 raise SpaceError(f"{where}: {config} occurs twice, first as config {seen[key]}")
@@ -146,7 +152,7 @@ class Workload:
             config = self.default
             if config is None:
                 config = {n: parameters[n].default for n in candidate.config if n in parameters}
-                config |= {PASS_CONFIGS: {}} if PASS_CONFIGS in candidate.config else {}
+                config |= {n: v for n, v in ((PASS_CONFIGS, {}), (COMPILE_FLAGS, None)) if n in candidate.config}
             try:
                 if config_key({k: normalise(v, k) for k, v in config.items()}) == candidate.key:
                     return candidate.index

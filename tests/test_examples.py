@@ -62,7 +62,7 @@ def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize(("name", "total"), [("gemm", 288), ("softmax", 15)])
+@pytest.mark.parametrize(("name", "total"), [("gemm", 288), ("gemm_roller", 20), ("softmax", 15)])
 async def test_cuda_examples_compile(name: str, total: int, anyio_backend: object) -> None:
     """Three candidates of each are lowered for sm_90a and built into one library."""
     backend = LocalBackend(
@@ -86,7 +86,7 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: objec
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gemm", "softmax"])
+@pytest.mark.parametrize("name", ["gemm", "gemm_roller", "softmax"])
 def test_cuda_examples_run_as_scripts(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),

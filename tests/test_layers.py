@@ -11,7 +11,7 @@ import atune
 
 PACKAGE = Path(atune.__file__).parent
 LAYERS = {
-    "leaves": ["errors", "space", "device", "settings", "cache", "cores", "version"],
+    "leaves": ["errors", "space", "carver", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
     "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store", "merging", "exporting", "report"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],

@@ -39,12 +39,19 @@ def run(payload: bytes) -> bytes:
         if len(job.group) > 1:
             raise
         words = str(error).strip()
-        first = next(
-            (line for line in words.splitlines() if "error" in line.lower()), words.splitlines()[0] if words else ""
-        )
+        first = _first_error(words)
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in words else "codegen"
         built = [Failure(job.group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], words[-4000:])]  # type: ignore[arg-type]
     return msgspec.msgpack.encode(built)
+
+
+def _first_error(words: str) -> str:
+    """Return the line of a compiler's words that says most: what the linker misses, the first error, the first line."""
+    lines = words.splitlines()
+    for wanted in ("undefined reference", "error: ", "error"):
+        if found := next((line for line in lines if wanted in line.lower()), None):
+            return found
+    return lines[0] if lines else ""
 
 
 def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
@@ -77,7 +84,7 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
     with open(source, "w") as file:
         file.write("\n".join(blob.source for blob in blobs))
     compiler = shutil.which("g++") or shutil.which("c++") or "g++"
-    flags = session().compile.flags
+    flags = blobs[0].flags  # one merge key, so the same for all
     command = [
         compiler,
         "-std=c++17",
@@ -106,7 +113,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str
     from tilelang.transform.pass_config import normalize_pass_configs
 
     context = create_backend_context(session().target.tvm(), None, "auto")
-    pass_configs = {**blobs[0].pass_configs, **flags_config()}
+    pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
     host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
     device = _merge(tvm, [pickle.loads(blob.device) for blob in blobs])
     device_compiler = DeviceCompiler(pass_configs, nvrtc)
@@ -127,7 +134,8 @@ class DeviceCompiler:
 
     def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
         self.options = options_for(session().target.arch, pass_configs) if nvrtc else None
-        self.used, self.why = "nvcc", ""
+        self.used = "nvcc"
+        self.why = "nvcc, because compile flags and register levels are for it" if nvrtc and not self.options else ""
 
     def __enter__(self) -> None:
         import tvm_ffi

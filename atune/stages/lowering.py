@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
-from atune.candidate import PASS_CONFIGS, Candidate, thaw
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, thaw
 from atune.stages.session import candidate_of, session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -36,6 +36,8 @@ class Blob(msgspec.Struct, frozen=True):
     source: str
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
+    flags: tuple[str, ...] | None = None
+    """The compiler's flags; None for the target's own."""
 
 
 def run(payload: bytes) -> bytes:
@@ -53,7 +55,7 @@ def elaborate(candidate: Candidate) -> Any:
     from tilelang import tvm
 
     work = workload()
-    config = thaw({k: v for k, v in candidate.config.items() if k != PASS_CONFIGS})
+    config = thaw({k: v for k, v in candidate.config.items() if k not in RESERVED})
     arguments = {**thaw(work.arguments), **config}
     kernel = work.kernel
     get_tir = getattr(kernel, "get_tir", None)
@@ -66,6 +68,12 @@ def elaborate(candidate: Candidate) -> Any:
 def effective_pass_configs(candidate: Candidate) -> dict[str, Any]:
     """Merge pass configs: the settings', the workload's, the candidate's own; the later one wins."""
     return {**session().compile.pass_configs, **workload().pass_configs, **candidate.config.get(PASS_CONFIGS, {})}
+
+
+def effective_flags(candidate: Candidate) -> tuple[str, ...] | None:
+    """Return the candidate's own compiler flags, else those of the settings."""
+    own = candidate.config.get(COMPILE_FLAGS)
+    return session().compile.flags if own is None else tuple(own)
 
 
 def lower(candidate: Candidate) -> Lowered:
@@ -89,7 +97,7 @@ def lower(candidate: Candidate) -> Lowered:
         host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
-    flags = session().compile.flags
+    flags = effective_flags(candidate)
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
     same_code = (*sources, str(target), flags, pass_configs, _toolchain(target.kind))
     merge = (str(target), flags, pass_configs, sorted(map(str, dict(device.attrs or {}).items())))
@@ -100,6 +108,7 @@ def lower(candidate: Candidate) -> Lowered:
         source,
         pass_configs,
         _c_arguments(function, device) if target.kind == "c" else (),
+        flags,
     )
     return Lowered(
         index=candidate.index,

@@ -137,9 +137,8 @@ def cuda_headers() -> str | None:
     return next((f for f in found if os.path.exists(os.path.join(f, "vector_types.h"))), None)
 
 
-def flags_config() -> dict[str, Any]:
-    """Return the pass configuration that carries `CompileSettings.flags` to nvcc."""
-    flags = session().compile.flags
+def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
+    """Return the pass configuration that carries compile flags to nvcc."""
     return {"tl.device_compile_flags": list(flags)} if flags else {}
 
 
@@ -165,7 +164,7 @@ def prepare(payload: bytes) -> bytes:
     source, run_dir = prelude(blob.source), session().run_dir
     started = time.perf_counter()
     try:
-        options = options_for(session().target.arch, {**blob.pass_configs, **flags_config()})
+        options = options_for(session().target.arch, {**blob.pass_configs, **flags_config(session().compile.flags)})
         if options is None:
             raise NvrtcError("compile flags are for nvcc, or the CUDA headers are not found")
         _service.nvrtc = Nvrtc()

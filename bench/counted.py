@@ -1,0 +1,105 @@
+"""Fresh processes whose every descendant's CPU seconds are counted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended, with all it had started."""
+
+    status: int
+    wall_s: float
+    cpu_s: float
+    """User and system seconds of the process and of every descendant."""
+    started: float
+    """`time.time()` just before it was started."""
+    timed_out: bool
+    output: str
+    """What it wrote to stdout and stderr."""
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parents died become ours: waited for here, their CPU time counts."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
+    """Run `command` to its end and wait for every descendant, also for those it left; kill all past `timeout_s`."""
+    adopt_orphans()
+    before = _children_cpu_s()
+    log = cwd / "output.txt"
+    with log.open("wb") as output:
+        started, clock = time.time(), time.perf_counter()
+        process = subprocess.Popen(
+            command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        timed_out = False
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        wall_s = time.perf_counter() - clock
+        _end_all(grace_s=0.0 if timed_out else 10.0)
+        process.wait()
+    output_text = log.read_text(errors="replace")
+    return Finished(process.returncode, wall_s, _children_cpu_s() - before, started, timed_out, output_text)
+
+
+def _end_all(grace_s: float) -> None:
+    """Wait for all children, adopted ones included; after `grace_s` kill what is left."""
+    deadline = time.monotonic() + grace_s
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            if time.monotonic() > deadline:
+                for child in _children():
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def empty_caches(prefix: str) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield a scratch folder, and an environment with empty caches for atune and tilelang, tilelang's turned off."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        for part in ("cache", "tilelang", "tmp", "work"):
+            (folder / part).mkdir(mode=0o700)
+        root = str(Path(__file__).resolve().parents[1])
+        env = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "TILELANG_CACHE_DIR": str(folder / "tilelang"),
+            "TILELANG_TMP_DIR": str(folder / "tmp"),
+            "TILELANG_DISABLE_CACHE": "1",
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        }
+        yield folder / "work", env

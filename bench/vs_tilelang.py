@@ -1,0 +1,490 @@
+"""tilelang's own tuner and atune, in turn, each in a fresh process, on the same kernel, space and repeats.
+
+    python bench/vs_tilelang.py --space gemm288 --tuners default,atune --cores 16 --out bench/results/gemm288
+
+Prints a table and, with --out, writes it with all figures as JSON and atune's journal. Both winners are timed again in
+one common harness, in a third process: compiled the same way by tilelang, interleaved, launches queued behind a device
+sleep. Caches of both are empty and off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from counted import Finished, empty_caches, run_counted
+
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
+from atune.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
+from atune.journal import JournalReader
+from atune.measurement import Timing, ratio_interval
+
+BENCH = Path(__file__).resolve().parent
+SPACES = {
+    "gemm288": str(BENCH.parent / "examples" / "gemm.py") + ":WORKLOAD",
+    "roller20": str(BENCH.parent / "examples" / "gemm_roller.py") + ":WORKLOAD",
+}
+MODES: dict[str, dict[str, bool]] = {
+    "default": {},
+    "pipeline": {"use_pipeline": True},
+    "grouped": {"enable_grouped_compile": True},
+    "both": {"use_pipeline": True, "enable_grouped_compile": True},
+}
+"""tilelang's modes: arguments of `AutoTuner.run`."""
+TUNERS = (*MODES, "atune")
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What one tuner did. Seconds are None where the tuner does not tell them."""
+
+    tuner: str
+    error: str = ""
+    wall_s: float = 0.0
+    """Start of the process to its end."""
+    result_s: float | None = None
+    """Start of the process to the result, where it is told apart from the end."""
+    cpu_s: float = 0.0
+    best_config: dict[str, Any] | None = None
+    latency_ms: float | None = None
+    """The winner's, as this tuner timed it."""
+    measured: int = 0
+    total: int = 0
+    checked: bool = False
+    first_artifact_s: float | None = None
+    """Start of the process to the first compiled candidate."""
+    stages_s: dict[str, float] = {}
+    """Wall seconds, summed over workers or threads."""
+    groups: dict[int, int] = {}
+    """Libraries by the number of candidates in them."""
+    outcomes: dict[str, int] = {}
+    retimed_ms: float | None = None
+    """The winner's, in the common harness."""
+    retimed_correct: bool | None = None
+    """Whether the winner's output was within the workload's tolerances there."""
+
+
+class Retimed(msgspec.Struct, kw_only=True):
+    """One winner in the common harness."""
+
+    label: str
+    timing: Timing
+    correct: bool | None
+    max_error: float
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--space", default="gemm288", help=f"{', '.join(SPACES)}, or FILE.py:NAME")
+    made.add_argument("--tuners", default="default,atune", help=f"of {','.join(TUNERS)}, run in the order given")
+    made.add_argument("--target", choices=["cuda", "c"], default="cuda", help="c: atune alone")
+    made.add_argument("--cores", type=int, help="restrict everything to the first N cores")
+    made.add_argument("--timeout", type=float, default=570.0, help="seconds for each tuner")
+    made.add_argument("--check", choices=["own", "on", "off"], default="own", help="own: atune checks, tilelang not")
+    made.add_argument("--warmup", type=int, default=3)
+    made.add_argument("--rep", type=int, default=20)
+    made.add_argument("--group-compile-size", type=int, default=4, help="tilelang's, in the modes grouped and both")
+    made.add_argument("--rounds", type=int, default=200, help="rounds of the common harness")
+    made.add_argument("--out", type=Path, help="folder for result.json, table.md and atune's journal")
+    made.add_argument("--child", choices=["tilelang", "retime"], help=argparse.SUPPRESS)
+    made.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    return made
+
+
+def chosen_tuners(text: str) -> list[str]:
+    """Read ``--tuners``. Exits with status 2 on an unknown name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in TUNERS]:
+        raise SystemExit(f"--tuners: {unknown[0]!r} is unknown; there are {', '.join(TUNERS)}")
+    return names
+
+
+def space_of(text: str) -> str:
+    """Return ``FILE.py:NAME`` with an absolute path."""
+    path, _, name = SPACES.get(text, text).rpartition(":")
+    if not path or not os.path.isfile(path):
+        raise SystemExit(f"--space: {text!r} is none of {', '.join(SPACES)}, and no FILE.py:NAME")
+    return f"{os.path.abspath(path)}:{name}"
+
+
+def checks(options: argparse.Namespace, tuner: str) -> bool:
+    return tuner == "atune" if options.check == "own" else options.check == "on"
+
+
+def atune_command(options: argparse.Namespace, journal: Path) -> list[str]:
+    """The command line of atune's run."""
+    command = [sys.executable, "-m", "atune", "tune", space_of(options.space), "--target", options.target]
+    command += ["--warmup", str(options.warmup), "--rep", str(options.rep), "--journal", str(journal)]
+    return [*command, *([] if checks(options, "atune") else ["--skip-check"]), "--quiet", "--json"]
+
+
+def child_command(child: str, job: Path) -> list[str]:
+    return [sys.executable, str(BENCH / "vs_tilelang.py"), "--child", child, "--job", str(job)]
+
+
+def tilelang_job(options: argparse.Namespace, mode: str, answer: Path) -> dict[str, Any]:
+    run = {**MODES[mode], "warmup": options.warmup, "rep": options.rep}
+    if MODES[mode].get("enable_grouped_compile"):
+        run["group_compile_size"] = options.group_compile_size
+    check = checks(options, mode)
+    work = {"space": space_of(options.space), "target": options.target}
+    return {**work, "run": run, "check": check, "answer": str(answer)}
+
+
+# ---- the tuners' runs, seen from outside
+
+
+def run_atune(options: argparse.Namespace) -> tuple[Report, bytes]:
+    """Run atune's command line. Returns its journal too."""
+    report = Report(tuner="atune", checked=checks(options, "atune"))
+    with empty_caches("vs-atune-") as (folder, env):
+        journal = folder / "journal.jsonl"
+        done = run_counted(atune_command(options, journal), env=env, cwd=folder, timeout_s=options.timeout)
+        _note(report, done)
+        if journal.exists():
+            read_journal(report, journal, done.started)
+        lines = done.output.splitlines()
+        if lines and lines[-1].startswith("{"):
+            summary = json.loads(lines[-1])
+            report.best_config, report.latency_ms = summary["best_config"], summary["latency_ms"]
+            report.total, report.measured = summary["total"], summary["measured"]
+            keys = ("measured", "failed", "pruned", "duplicates", "remaining")
+            report.outcomes = {key: summary[key] for key in keys if summary[key]}
+        return report, journal.read_bytes() if journal.exists() else b""
+
+
+def read_journal(report: Report, journal: Path, started: float) -> None:
+    """Fill in from atune's journal: the stages' seconds, the first artifact, the groups."""
+    stages: Counter[str] = Counter()
+    groups: Counter[int] = Counter()
+    for event in JournalReader(str(journal)):
+        if isinstance(event, RunStarted):
+            stages["start"] = event.time - started
+        elif isinstance(event, CandidateLowered):
+            stages["lowering"] += event.seconds
+        elif isinstance(event, ArtifactBuilt):
+            stages["building"] += event.seconds
+            groups[len(event.indices)] += 1
+            if report.first_artifact_s is None:
+                report.first_artifact_s = event.time - started
+        elif isinstance(event, CandidateMeasured):
+            stages["measuring"] += event.seconds
+        elif isinstance(event, RunFinished):
+            report.result_s = event.time - started
+    report.stages_s = {name: round(seconds, 2) for name, seconds in stages.items()}
+    report.groups = dict(sorted(groups.items()))
+
+
+def run_tilelang(options: argparse.Namespace, mode: str) -> Report:
+    report = Report(tuner=f"tilelang {mode}", checked=checks(options, mode))
+    with empty_caches("vs-tilelang-") as (folder, env):
+        job, answer = folder / "job.json", folder / "answer.json"
+        job.write_text(json.dumps(tilelang_job(options, mode, answer)))
+        done = run_counted(child_command("tilelang", job), env=env, cwd=folder, timeout_s=options.timeout)
+        _note(report, done)
+        report.measured = done.output.count("Tuned Latency")
+        if answer.exists():
+            found = json.loads(answer.read_bytes())
+            report.best_config, report.latency_ms = found["config"], found["latency_ms"]
+            report.total, report.stages_s = found["total"], found["stages_s"]
+            report.result_s, first = found["result"] - done.started, found["first_artifact"]
+            report.first_artifact_s = first - done.started if first else None
+        return report
+
+
+def _note(report: Report, done: Finished) -> None:
+    report.wall_s, report.cpu_s = round(done.wall_s, 2), round(done.cpu_s, 2)
+    if done.timed_out:
+        report.error = f"ran past --timeout {done.wall_s:.0f} s"
+    elif done.status != 0:
+        tail = [line for line in done.output.splitlines() if line.strip()][-3:]
+        report.error = f"exit status {done.status}: {' | '.join(tail)}"[:800]
+
+
+def retime(options: argparse.Namespace, reports: Sequence[Report]) -> list[Retimed]:
+    """Time the winners in the common harness, and note the result in `reports`."""
+    winners = [r for r in reports if r.best_config is not None]
+    if not winners:
+        return []
+    with empty_caches("vs-retime-") as (folder, env):
+        job, answer = folder / "job.json", folder / "answer.json"
+        entries = [{"label": r.tuner, "config": r.best_config} for r in winners]
+        work = {"space": space_of(options.space), "target": options.target, "rounds": options.rounds}
+        job.write_text(json.dumps({**work, "entries": entries, "answer": str(answer)}))
+        done = run_counted(child_command("retime", job), env=env, cwd=folder, timeout_s=options.timeout)
+        if not answer.exists():
+            print(f"the common harness failed, exit status {done.status}\n{done.output[-3000:]}", file=sys.stderr)
+            return []
+        found = msgspec.json.decode(answer.read_bytes(), type=list[Retimed])
+    for report, one in zip(winners, found, strict=True):
+        report.retimed_ms, report.retimed_correct = round(one.timing.latency_ms, 5), one.correct
+    return found
+
+
+# ---- inside the processes
+
+
+def child_tilelang(job: dict[str, Any]) -> None:
+    """Tune with tilelang's AutoTuner, as its documentation does, and write the winner."""
+    import threading
+
+    import tilelang.autotuner.tuner as tuner_module
+
+    from atune.stages.inputs import RTOL
+    from atune.workload import load, parse_file_ref
+
+    work = load(parse_file_ref(job["space"]))
+    tuner = make_tuner(work, check=job["check"], rtol=RTOL["bfloat16"], target=job["target"])
+    seconds: Counter[str] = Counter()
+    first: list[float] = []
+    lock = threading.Lock()
+
+    def timed(stage: str, function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                with lock:
+                    seconds[stage] += time.perf_counter() - begun
+                    if stage == "compiling" and not first:
+                        first.append(time.time())
+
+        return call
+
+    # Two calls a candidate or group are timed; nothing else of tilelang's is touched.
+    tuner.jit_compile = timed("compiling", tuner._default_compile)
+    tuner_module.compile_grouped_unit_tvm_ffi = timed("compiling", tuner_module.compile_grouped_unit_tvm_ffi)
+    tuner._benchmark_target = timed("measuring", tuner._benchmark_target)
+    result = tuner.run(**job["run"])
+    ended = time.time()
+    config = {k: v for k, v in result.config.items() if k not in work.arguments}
+    answer = {
+        "config": config,
+        "latency_ms": result.latency,
+        "total": len(tuner.configs),
+        "result": ended,
+        "first_artifact": first[0] if first else None,
+        "stages_s": {name: round(value, 2) for name, value in seconds.items()},
+    }
+    Path(job["answer"]).write_text(json.dumps(answer))
+
+
+def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
+    """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
+    from tilelang.autotuner import AutoTuner
+
+    from atune.workload import _function
+
+    configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in work.candidates()]
+    tuner = AutoTuner.from_kernel(kernel=_function(work.kernel), configs=configs)
+    tuner.set_compile_args(out_idx=list(work.out_idx), target=target, pass_configs=work.pass_configs or None)
+    supply = None if work.inputs is None else (lambda _params: _inputs(work))
+    tuner.set_profile_args(
+        supply_prog=supply,
+        ref_prog=work.reference if check else None,
+        skip_check=not check,
+        rtol=work.rtol if work.rtol is not None else rtol,
+        atol=work.atol if work.atol is not None else 1.0,
+        max_mismatched_ratio=work.max_mismatched_ratio,
+        cache_input_tensors=True,
+    )
+    return tuner
+
+
+def _tilelang_config(config: Any) -> dict[str, Any]:
+    """Return a configuration as tilelang takes it: compile flags are pass configuration there."""
+    found = thaw({k: v for k, v in config.items() if k != COMPILE_FLAGS})
+    if config.get(COMPILE_FLAGS):
+        found[PASS_CONFIGS] = {**found.get(PASS_CONFIGS, {}), "tl.device_compile_flags": list(config[COMPILE_FLAGS])}
+    return found
+
+
+def _inputs(work: Any) -> list[Any]:
+    import torch
+
+    given = work.inputs() if callable(work.inputs) else work.inputs
+    return [value.cuda() if isinstance(value, torch.Tensor) else value for value in given]
+
+
+def child_retime(job: dict[str, Any]) -> None:
+    """Compile every winner the same way, check it, and time all in turn."""
+    import tilelang
+
+    from atune.stages.inputs import Arguments, compare, expected_outputs
+    from atune.stages.lowering import _param
+    from atune.stages.timer import make_timer
+    from atune.workload import _function, load, parse_file_ref
+
+    work = load(parse_file_ref(job["space"]))
+    on_cpu = job["target"] == "c"
+    device = "cpu" if on_cpu else "cuda"
+    calls, found = [], []
+    arguments: Any = None
+    timer = make_timer(device)
+    for entry in job["entries"]:
+        config = _tilelang_config(entry["config"])
+        pass_configs = {**work.pass_configs, **config.pop(PASS_CONFIGS, {})}
+        function = _function(work.kernel)(**thaw(work.arguments), **config)
+        backend = "cython" if on_cpu else "tvm_ffi"
+        kernel = tilelang.compile(
+            function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None
+        )
+        if arguments is None:
+            params = [_param(p) for p in kernel.params]
+            params = [msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch.")) for p in params]
+            arguments = Arguments(work, params, device, seed=0)
+            expected = expected_outputs(work, arguments) if work.reference is not None else None
+        arguments.poison()
+        kernel(*arguments.values)
+        timer.synchronise()
+        mismatch, error = compare(arguments.outputs, expected, work) if expected is not None else (None, 0.0)
+        found.append((entry["label"], None if expected is None else mismatch is None, error))
+        calls.append(functools.partial(kernel, *arguments.values))
+    samples = timer.interleaved(calls, job["rounds"], 10)
+    answer = [
+        Retimed(label=label, timing=Timing.of(us, timer.method), correct=correct, max_error=error)
+        for (label, correct, error), us in zip(found, samples, strict=True)
+    ]
+    Path(job["answer"]).write_bytes(msgspec.json.encode(answer))
+
+
+# ---- the table
+
+
+def machine() -> dict[str, Any]:
+    """Say where this ran."""
+    names = ("atune", "tilelang", "torch", "apache-tvm-ffi")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "from the source tree"
+    gpu = ""
+    if shutil.which("nvidia-smi"):
+        import subprocess
+
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True).stdout.strip().replace("\n", "; ")
+    cores = len(os.sched_getaffinity(0))
+    return {"gpu": gpu or "none", "cores": cores, "python": platform.python_version(), "versions": versions}
+
+
+def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Sequence[Retimed]) -> str:
+    """Return the figures as Markdown."""
+    where = machine()
+    lines = [
+        f"`{' '.join(['python', 'bench/vs_tilelang.py', *sys.argv[1:]])}`",
+        "",
+        f"{where['gpu']}; {where['cores']} cores used; tilelang {where['versions']['tilelang']}, "
+        f"torch {where['versions']['torch']}. Warm-up {options.warmup}, repeats {options.rep}, as each understands "
+        "them. "
+        "Each tuner in a fresh process, its caches empty and off; wall seconds from the start of that process, CPU "
+        "seconds of it and of every descendant."
+        + (" The common harness is tilelang's own compile, which gives g++ no -O." if options.target == "c" else ""),
+        "",
+        "| tuner | checks | wall s | result after s | CPU s | measured | first artifact s | stages, summed s | winner, "
+        "its own timing | in the common harness |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in reports:
+        stages = ", ".join(f"{name} {value:g}" for name, value in r.stages_s.items()) or "–"
+        config = ", ".join(f"{k}={v}" for k, v in (r.best_config or {}).items())
+        winner = f"{config}: {r.latency_ms:.4f} ms" if r.latency_ms is not None else r.error or "none"
+        right = {None: "unchecked", True: "right", False: "WRONG"}[r.retimed_correct]
+        again = f"{r.retimed_ms:.4f} ms, {right}" if r.retimed_ms is not None else "–"
+        lines.append(
+            f"| {r.tuner} | {'on' if r.checked else 'off'} | {r.wall_s:.1f} | {_number(r.result_s)} | {r.cpu_s:.1f} | "
+            f"{r.measured} of {r.total or '?'} | {_number(r.first_artifact_s)} | {stages} | {winner} | {again} |"
+        )
+    lines.append("")
+    lines += [f"{r.tuner}: {r.error}" for r in reports if r.error]
+    ours = next((r for r in reports if r.tuner == "atune"), None)
+    if ours is not None and ours.groups:
+        shown = ", ".join(f"{size}: {count}" for size, count in ours.groups.items())
+        lines.append(f"atune's libraries by the candidates in them: {shown}.")
+        lines.append(f"atune's candidates by outcome: {', '.join(f'{k} {v}' for k, v in ours.outcomes.items())}.")
+    theirs = [r for r in reports if r.tuner != "atune" and not r.error]
+    if ours is not None and not ours.error and theirs:
+        best = min(theirs, key=lambda r: r.wall_s)
+        lines.append(
+            f"atune against tilelang's best mode here ({best.tuner}): {ours.wall_s / best.wall_s:.3f} of the wall "
+            f"seconds, {ours.cpu_s / best.cpu_s:.3f} of the CPU seconds."
+        )
+    by_label = {one.label: one.timing for one in retimed}
+    if "atune" in by_label:
+        for label, timing in by_label.items():
+            if label != "atune":
+                low, middle, high = ratio_interval(by_label["atune"], timing)
+                lines.append(
+                    f"Winners in the common harness, latency of atune's over that of {label}: {middle:.4f} "
+                    f"(95 % interval {low:.4f} to {high:.4f})."
+                )
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if options.child:
+        job = json.loads(options.job.read_bytes())
+        (child_tilelang if options.child == "tilelang" else child_retime)(job)
+        return 0
+    tuners = chosen_tuners(options.tuners)
+    if options.target == "c" and tuners != ["atune"]:
+        raise SystemExit("--target c: tilelang's own tuner does not run without a GPU; use --tuners atune")
+    space_of(options.space)
+    if options.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    with empty_caches("vs-warm-") as (folder, env):  # the first to import would read the packages from the disk
+        run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
+    reports, journal = [], b""
+    for tuner in tuners:
+        if tuner == "atune":
+            report, journal = run_atune(options)
+        else:
+            report = run_tilelang(options, tuner)
+        reports.append(report)
+        print(f"{report.tuner}: {report.wall_s:.1f} s {report.error}", file=sys.stderr, flush=True)
+        _write(options, reports, [], journal)  # what is done stays, whatever comes
+    retimed = retime(options, reports)
+    text = _write(options, reports, retimed, journal)
+    print(text, end="")
+    return 1 if any(r.error for r in reports) or len(retimed) < len(reports) else 0
+
+
+def _write(options: argparse.Namespace, reports: list[Report], retimed: list[Retimed], journal: bytes) -> str:
+    text = table(options, reports, retimed)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        everything = {
+            "command": re.sub(r"\s+", " ", " ".join(["bench/vs_tilelang.py", *sys.argv[1:]])),
+            "machine": machine(),
+            "tuners": [msgspec.to_builtins(r) for r in reports],
+            "common_harness": [msgspec.to_builtins(r) for r in retimed],
+        }
+        (options.out / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=1))
+        (options.out / "table.md").write_text(text)
+        if journal:
+            (options.out / "atune.jsonl").write_bytes(journal)
+    return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""How many compile workers fit the memory: the machine's and the cgroups' around this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atune import local
+from atune.cores import WORKER_BYTES, usable_memory_bytes, workers_that_fit
+from atune.device import Target
+from atune.settings import CompileSettings
+from atune.workload import FileRef
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A machine with 64 GiB available and a process in the cgroup /jobs/mine, none limited."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {64 * GIB // 1024} kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/jobs/mine\n")
+    (tmp_path / "cgroup" / "jobs" / "mine").mkdir(parents=True)
+    return tmp_path
+
+
+def limit(machine: Path, group: str, maximum: int | str, current: int, inactive_file: int = 0) -> None:
+    folder = machine / "cgroup" / group
+    (folder / "memory.max").write_text(f"{maximum}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
+
+
+def usable(machine: Path) -> int | None:
+    return usable_memory_bytes(machine / "proc", machine / "cgroup")
+
+
+def test_without_a_cgroups_limit_it_is_what_the_machine_has(machine: Path) -> None:
+    assert usable(machine) == 64 * GIB
+    limit(machine, "jobs/mine", "max", 7 * GIB)
+    assert usable(machine) == 64 * GIB
+
+
+def test_the_tightest_cgroup_around_the_process_counts(machine: Path) -> None:
+    limit(machine, "jobs/mine", 32 * GIB, 2 * GIB)
+    assert usable(machine) == 30 * GIB
+    limit(machine, "jobs", 8 * GIB, 5 * GIB)
+    assert usable(machine) == 3 * GIB
+
+
+def test_page_cache_that_can_be_dropped_is_free(machine: Path) -> None:
+    limit(machine, "jobs/mine", 8 * GIB, 8 * GIB, inactive_file=6 * GIB)
+    assert usable(machine) == 6 * GIB
+
+
+def test_nothing_is_known_where_nothing_tells(tmp_path: Path) -> None:
+    assert usable_memory_bytes(tmp_path / "no", tmp_path / "none") is None
+    assert workers_that_fit(7, None) == 7
+
+
+def test_a_worker_that_would_not_fit_is_not_started() -> None:
+    assert workers_that_fit(16, 64 * WORKER_BYTES) == 16
+    assert workers_that_fit(16, 5 * WORKER_BYTES + 1) == 5
+    assert workers_that_fit(16, 10) == 1
+
+
+def test_this_machine_tells() -> None:
+    found = usable_memory_bytes()
+    assert found is not None and found > 0
+
+
+def test_lanes_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "usable_cores", lambda: list(range(32)))
+    monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
+    for workers, lanes in ((None, 3), (6, 6)):
+        settings = CompileSettings(workers=workers)
+        backend = local.LocalBackend(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
+        backend._target = Target("cuda", "sm_90a")
+        assert len(backend.compile_lanes()) == lanes
