@@ -229,9 +229,9 @@ def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPat
         report(tuner="atune", wall_s=21.0, result_s=20.0, cpu_s=55.0, checked=True, groups={4: 2, 8: 1}, **common),
     ]
     retimed = [
-        vs_tilelang.Retimed(label="tilelang pipeline", timing=timing.of([10.0] * 40, "events"), correct=True, max_error=0),
-        vs_tilelang.Retimed(label="atune", timing=timing.of([9.0] * 40, "events"), correct=True, max_error=0),
-    ]  # fmt: skip
+        vs_tilelang.Retimed(label=label, timing=timing.of([us] * 40, "events"), correct=True, max_error=0)
+        for label, us in (("tilelang pipeline", 10.0), ("atune", 9.0))
+    ]
     text = vs_tilelang.table(options(), reports, retimed)
     assert "best mode here (tilelang pipeline), start of the process to the result: 0.250 of the wall seconds" in text
     assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
