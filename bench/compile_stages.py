@@ -204,7 +204,7 @@ def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, first: Lowered, *, pch:
             return Path(answer.name).read_bytes()
 
     codegen.compile_remotely = clock.wrap("device compiler", compile_in_fork)
-    return header_s
+    return header_s if pch else 0.0
 
 
 # ---- the whole compile stage, as it runs
