@@ -204,7 +204,7 @@ def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, first: Lowered, *, pch:
             return Path(answer.name).read_bytes()
 
     codegen.compile_remotely = clock.wrap("device compiler", compile_in_fork)
-    return header_s
+    return header_s if pch else 0.0
 
 
 # ---- the whole compile stage, as it runs
@@ -290,7 +290,8 @@ def whole(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         if not answer.exists():
             raise SystemExit(f"{job} failed, exit status {done.status}:\n{done.output[-3000:]}")
         found: dict[str, Any] = json.loads(answer.read_bytes())
-        found |= {"wall_s": round(done.wall_s, 2), "cpu_s": round(done.cpu_s, 2)}
+        load = round(os.getloadavg()[1], 1)
+        found |= {"wall_s": round(done.wall_s, 2), "cpu_s": round(done.cpu_s, 2), "load_average": load}
         return found
 
 
@@ -322,10 +323,13 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"## The compile stage as it runs: {n} configurations, {ARCH}, no GPU",
             "",
-            "CPU seconds of every descendant, imports and precompiled header included, from the start to the end.",
+            "CPU seconds of every descendant, imports and precompiled header included, from the start to the end. "
+            "Load: the machine's 5-minute average at the end; above the cores, others were at work, and CPU seconds "
+            "grew.",
             "",
-            "| path | delivered | wall s | CPU s | CPU s a candidate | of tilelang's | libraries by size | compiler |",
-            "|---|---|---|---|---|---|---|---|",
+            "| path | delivered | wall s | CPU s | CPU s a candidate | of tilelang's | libraries by size | compiler | "
+            "load |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         for name, run in result["whole"].items():
             ratio = f"{run['cpu_s'] / base['cpu_s']:.3f}" if base else "–"
@@ -333,7 +337,8 @@ def markdown(result: dict[str, Any]) -> str:
             used = ", ".join(f"{k} {v}" for k, v in run.get("compilers", {}).items()) or "–"
             lines.append(
                 f"| {name} | {run['delivered']} | {run['wall_s']:.1f} | {run['cpu_s']:.1f} | "
-                f"**{run['cpu_s'] / n:.3f}** | {ratio} | {groups} | {used} |"
+                f"**{run['cpu_s'] / n:.3f}** | {ratio} | {groups} | {used} | "
+                f"{run['load_average']} |"
             )
         lines.append("")
     return "\n".join(lines)

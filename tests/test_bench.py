@@ -178,7 +178,14 @@ print(all(abs(first[k] - v) < 0.15 for k, v in {"outer": 0.1, "inner": 0.3, "chi
 def test_the_stages_table_and_picture_have_every_group_size() -> None:
     seconds = {name: 0.1 * i for i, name in enumerate(compile_stages.STAGES)}
     found = {"per_candidate_s": {str(size): seconds for size in compile_stages.SIZES}, "header_s": 2.5}
-    run = {"delivered": 8, "wall_s": 9.0, "cpu_s": 16.0, "groups": {"4": 2}, "compilers": {"nvrtc": 2}}
+    run = {
+        "delivered": 8,
+        "wall_s": 9.0,
+        "cpu_s": 16.0,
+        "groups": {"4": 2},
+        "compilers": {"nvrtc": 2},
+        "load_average": 1.5,
+    }
     text = compile_stages.markdown(
         {
             "machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8,
@@ -188,7 +195,7 @@ def test_the_stages_table_and_picture_have_every_group_size() -> None:
     )  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| 3"]
     assert rows == [["32", *(f"{0.1 * i:.3f}" for i in range(8)), "**2.800**"]]
-    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 | 4: 2 | nvrtc 2 |" in text
+    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 | 4: 2 | nvrtc 2 | 1.5 |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("| group") or line[:3] == "| 3"}) == 1
     picture = ElementTree.fromstring(compile_stages.svg({"nvrtc+pch": found, "nvcc": found}))
     bars = [e for e in picture.iter() if e.tag.endswith("rect") and len(e)]
@@ -208,3 +215,25 @@ print(json.dumps(compile_stages.whole(job, 120)))
     assert sum(int(size) * count for size, count in found["groups"].items()) == 2
     assert set(found["compilers"]) == {"nvcc"} and found["why"] == "as asked"
     assert found["cpu_s"] > 2 and found["wall_s"] > found["lowering_s"]
+
+
+def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against tilelang's fastest mode that came to a result; the winners by rounds of the common harness."""
+    report, timing = vs_tilelang.Report, vs_tilelang.Timing
+    config = {"block": 1}
+    common = {"best_config": config, "latency_ms": 1.0, "measured": 2, "total": 2}
+    reports = [
+        report(tuner="tilelang default", wall_s=101.0, result_s=100.0, cpu_s=200.0, **common),
+        report(tuner="tilelang pipeline", wall_s=90.0, result_s=80.0, cpu_s=220.0, **common),
+        report(tuner="tilelang both", wall_s=5.0, error="ran past --timeout 5 s"),
+        report(tuner="atune", wall_s=21.0, result_s=20.0, cpu_s=55.0, checked=True, groups={4: 2, 8: 1}, **common),
+    ]
+    retimed = [
+        vs_tilelang.Retimed(label=label, timing=timing.of([us] * 40, "events"), correct=True, max_error=0)
+        for label, us in (("tilelang pipeline", 10.0), ("atune", 9.0))
+    ]
+    text = vs_tilelang.table(options(), reports, retimed)
+    assert "best mode here (tilelang pipeline), start of the process to the result: 0.250 of the wall seconds" in text
+    assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
+    assert "over that of tilelang pipeline: 0.9000 (95 % interval 0.9000 to 0.9000)" in text
+    assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
