@@ -61,6 +61,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     facts: StaticFacts
     seconds: float
     blob: bytes
+    storable: bool = True
+    """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 
 
 class Artifact(msgspec.Struct, frozen=True, tag="artifact"):

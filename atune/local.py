@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -72,7 +72,7 @@ class LocalBackend:
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.server: ForkServer
-        self.nvrtc = NvrtcService(self)
+        self.nvrtc = NvrtcService(self, COMPILE_NICE)
         self.store: ArtifactStore | None = None
         self.run_dir = ""
         self.run_env: dict[str, str] = {}
@@ -93,7 +93,7 @@ class LocalBackend:
                 "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
-            process = parked.take(kind) or ServerProcess(PRELOAD, server_folder(), SERVER_ENV)
+            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=SERVER_ENV)
             async with (
                 ForkServer(
                     process=process,
@@ -101,13 +101,14 @@ class LocalBackend:
                 ) as self.server,
                 self.nvrtc,
             ):
-                self.store = ArtifactStore() if self.compile.store else None
+                self.store = store = ArtifactStore() if self.compile.store else None
                 try:
                     yield
                 finally:
-                    if self.store is not None:
-                        self.store.close()
-                        self.store.evict()
+                    if store is not None:
+                        store.close()
+            if store is not None:  # not after an error or a cancellation, which must not wait
+                await anyio.to_thread.run_sync(store.evict)
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -217,15 +218,18 @@ class LocalCompileLane:
         except RemoteError as error:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
-        if isinstance(lowered, Lowered):
-            self.backend.nvrtc.saw(lowered, self.backend.target)
         return lowered
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        store = self.backend.store
-        if store is None:
-            return None
-        return await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
+        store, found = self.backend.store, None
+        if store is not None and lowered.storable:
+            try:
+                found = await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
+            except OSError:
+                self.backend.store = None  # read-only, full or gone: this run does without
+        if found is None:
+            self.backend.nvrtc.saw(lowered, self.backend.target)
+        return found
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
@@ -251,8 +255,8 @@ class LocalCompileLane:
 
     async def _keep(self, group: Sequence[Lowered], built: Sequence[Built]) -> None:
         store = self.backend.store
-        codes = zip((lowered.code_key for lowered in group), built, strict=True)
-        good = [(code_key, one) for code_key, one in codes if isinstance(one, Artifact)]
+        both = zip(group, built, strict=True)
+        good = [(low.code_key, one) for low, one in both if isinstance(one, Artifact) and low.storable]
         if store is not None and good:
             try:
                 await anyio.to_thread.run_sync(store.put, good)
@@ -367,52 +371,63 @@ def translated(error: RemoteError) -> errors.AtuneError:
     return WorkerError(str(error), error.detail)
 
 
-def server_folder() -> Path:
-    """Return a new folder for a fork server, which may outlive the run; it goes when its program has ended."""
-    folder = Path(tempfile.mkdtemp(prefix="server-", dir=_root()))
-    lock = _locked(folder)
-    if lock is not None:
-        atexit.register(_remove, folder, lock, os.getpid())
-    return folder
+def server_folder() -> tuple[Path, Callable[[], None]]:
+    """Make a folder for a fork server, which may outlive the run; return it and what removes it."""
+    folder, lock = _make_folder("server-")
+    owner = os.getpid()
 
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.close()
 
-def _remove(folder: Path, lock: ExitStack, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
-
-
-def _root() -> Path:
-    """Return the private folder of this user's runs, without those of programs that were killed."""
-    root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise UsageError(f"{root} belongs to another user; set TMPDIR to a folder of your own")
-    for old in root.iterdir():
-        if (stack := _locked(old)) is not None:
-            with stack:
-                shutil.rmtree(old, ignore_errors=True)
-    return root
+    return folder, remove
 
 
 @contextmanager
 def run_folder() -> Generator[str, None, None]:
     """Make a private folder for one run, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=_root()))
-    lock = _locked(folder)
+    folder, lock = _make_folder("run-")
     try:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            lock.close()
+        lock.close()
+
+
+def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
+    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
+
+    The root is locked meanwhile: nobody sweeps between another's making and locking.
+    """
+    root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
+    with suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(
+            f"{root} must be a folder that is yours alone (mode 700, no link); set TMPDIR to another place"
+        )
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        for old in root.iterdir():
+            if old.name.startswith(("run-", "server-")) and (stack := _locked(old)) is not None:
+                with stack:
+                    shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        lock = _locked(folder)
+    finally:
+        os.close(fd)
+    assert lock is not None, "a new folder, and the root is locked"
+    return folder, lock
 
 
 def _locked(folder: Path) -> ExitStack | None:
     """Lock a run's folder; None while its run is alive. The lock ends with its process."""
     stack = ExitStack()
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -14,6 +14,7 @@ from atune.artifact import Artifact, Lowered
 from atune.device import Target
 from atune.device_compiler import CompileCosts, choose
 from atune.errors import WorkerError
+from atune.pool import broken
 from atune.protocol import NvrtcReady
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
     While `warming`, lowering goes on and building waits; `ready` tells builds to use it. `why` says what was decided.
     """
 
-    def __init__(self, backend: LocalBackend) -> None:
+    def __init__(self, backend: LocalBackend, nice: int = 0) -> None:
         self.backend = backend
         self.warming = self.ready = False
         self.why = ""
         self.wake: Callable[[], None] = lambda: None
-        self._lanes, self._candidates = 1, 0
+        self._lanes, self._candidates, self._nice = 1, 0, nice
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -48,8 +49,8 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
                     raise
                 finally:
                     self._tasks.cancel_scope.cancel()
-        except BaseExceptionGroup:
-            if error is None:
+        except BaseExceptionGroup as group:
+            if error is None or broken(group, error):
                 raise
         if error is not None:
             raise error  # as the body raised it
@@ -59,7 +60,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         self._candidates, self._lanes = candidates or 0, lanes
 
     def saw(self, lowered: Lowered, target: Target) -> None:
-        """Decide, on the first lowered candidate of a CUDA run, whether to start."""
+        """Decide, on the first candidate of a CUDA run that has to be compiled, whether to start."""
         if self.why or target.kind != "cuda":
             return
         asked = self.backend.compile.compiler
@@ -77,7 +78,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         backend = self.backend
         payload = msgspec.msgpack.encode((lowered.blob, lowered.index))
         try:
-            worker = await backend.spawn("nvrtc")
+            worker = await backend.spawn("nvrtc", nice=self._nice)
             await backend.session(worker)
             reply = await worker.call("atune.stages.nvrtc:prepare", payload, PREPARE_TIMEOUT_S)
             answer = msgspec.msgpack.decode(reply, type=NvrtcReady)
@@ -87,7 +88,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
                 self._changed()
                 await worker.call("atune.stages.nvrtc:serve", b"", None)
             self.why = f"nvcc, because {answer.reason}"
-        except WorkerError as error:
+        except (WorkerError, OSError, msgspec.MsgspecError) as error:
             self.why = f"nvcc, because NVRTC's process ended: {error}"
         finally:
             self.ready = False

@@ -72,10 +72,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     error = exc
                     raise
                 finally:
-                    if error is not None or not await self._detach():
-                        await self._stop()
-        except BaseExceptionGroup:
-            if error is None:
+                    detached = False
+                    try:
+                        detached = error is None and await self._detach()
+                    finally:  # also when that was cancelled
+                        if not detached:
+                            await self._stop()
+        except BaseExceptionGroup as group:
+            if error is None or broken(group, error):
                 raise
         if error is not None:
             try:
@@ -131,7 +135,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Start the server's process, which goes on by itself, or attach to one."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
-        self._process = self._given or ServerProcess(self.preload, self.run_dir, self.env)
+        self._process = self._given or ServerProcess(self.preload, self.run_dir, env=self.env)
         self._control = self._process.control
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
@@ -235,6 +239,20 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._listening.cancel()
                     anyio.notify_closing(self._control)
                     self._control.close()
+
+
+def broken(group: BaseExceptionGroup[BaseException], error: BaseException) -> bool:
+    """Tell whether a task beside the body failed, so that `error`, the body's, is only the cancellation after it."""
+    cancelled = anyio.get_cancelled_exc_class()
+    others: list[BaseException] = []
+    queue: list[BaseException] = [*group.exceptions]
+    while queue:
+        one = queue.pop()
+        if isinstance(one, BaseExceptionGroup):
+            queue += one.exceptions
+        elif one is not error and not isinstance(one, cancelled):
+            others.append(one)
+    return bool(others) and isinstance(error, cancelled)
 
 
 class Worker:

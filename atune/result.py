@@ -201,7 +201,7 @@ class TuneResult:
             raise AtuneError("there is no kernel: no candidate worked")
         if artifact is None:
             raise AtuneError(
-                "there is no kernel: the run did not finish, so its winner's library was not kept; tune again"
+                "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
             )
         if self._replayed and not Path(artifact.path).resolve().is_relative_to(cache_folder().resolve()):
             # Loading a library runs its code, and a journal may come from a stranger.

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -31,11 +31,20 @@ class ServerProcess:
     """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
 
     Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
-    of its workers. `facts` holds whatever runs learned and the next may use.
+    of its workers; `remove_folder` is called once the process has ended. `facts` holds whatever runs learned and the
+    next may use.
     """
 
-    def __init__(self, preload: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folder: Path,
+        remove_folder: Callable[[], None] = lambda: None,
+        *,
+        env: Mapping[str, str],
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._remove_folder = remove_folder
         self.folder = folder
         self.log = folder / "forkserver.log"
         self.numbers = count()
@@ -104,6 +113,7 @@ class ServerProcess:
         """Wait for a process that was hung up on, blocking: it takes milliseconds, and half a second at most."""
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(REAP_S)
+        self._remove_folder()
 
     def destroy(self) -> None:
         """End it, blocking. For a server that no run is attached to."""
@@ -134,7 +144,7 @@ class Parked:
             others, self._servers = list(self._servers.values()), {}
         for server in others:
             server.destroy()
-        if found is not None and found.returncode is not None:
+        if found is not None and (found.returncode is not None or not found.folder.is_dir()):
             found.destroy()
             return None
         return found

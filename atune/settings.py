@@ -33,7 +33,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
-    `flags`: extra flags of the device compiler; None takes the target's default (`-O3 -march=native` on the CPU).
+    `flags`: flags of the device compiler; None takes the target's default, `-O3 -march=native` on the CPU, and flags
+    given there replace that.
     A candidate's own `compile_flags` win.
     `compiler`: what compiles CUDA device code; ``nvrtc`` is NVRTC with a precompiled
     header; ``auto`` takes it where it is there and pays.
@@ -113,11 +114,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             return text
         if isinstance(text, int):
             return cls(candidates=text)
+        if not isinstance(text, str):
+            raise UsageError(f"budget {text!r}: give a number of candidates, such as 40, or a time, such as '90s'")
         try:
-            if isinstance(text, str) and text[-1:] in ("s", "m", "h"):
+            if text[-1:] in ("s", "m", "h"):
                 return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
-            return cls(candidates=int(text)) if isinstance(text, str) else cls(seconds=-1.0)
-        except ValueError:
+            return cls(candidates=int(text))
+        except (TypeError, ValueError):
             raise UsageError(
                 f"budget {text!r}: give a number of candidates, such as 40, or a time, such as 90s"
             ) from None

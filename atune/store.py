@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,11 +40,12 @@ class ArtifactStore:
         self.max_bytes = max_bytes
         self._pins: set[str] = set()
         self._pin_file: int | None = None
+        self._pinning = threading.Lock()
 
     def find(self, code_key: str, index: int) -> Artifact | None:
         """Return the artifact of candidate `index`, whose code has `code_key`, where the store has it intact.
 
-        It is pinned until `close`.
+        It is pinned until `close`. Raises `OSError` where the store cannot be used, read-only for example.
         """
         try:
             found = msgspec.json.decode(self._code(code_key).read_bytes(), type=Artifact)
@@ -53,7 +55,7 @@ class ArtifactStore:
                 library.unlink()
                 return None
             os.utime(library)
-        except (OSError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
         self._pin(library.name)
         return msgspec.structs.replace(
@@ -81,11 +83,14 @@ class ArtifactStore:
             found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
             total, removed = sum(size for _, size, _ in found), 0
             pinned = self._pinned() if total > self.max_bytes else set()
+            sources: dict[str, list[Path]] = {}
+            for source in self.folder.glob("*.source") if total > self.max_bytes else ():
+                sources.setdefault(source.name.partition(".")[0], []).append(source)
             for used, size, library in found:
                 if total <= self.max_bytes or used > time.time() - GRACE_S:
                     break
                 if library.name not in pinned:
-                    for source in self.folder.glob(f"{library.stem}.*.source"):
+                    for source in sources.get(library.stem, ()):
                         source.unlink(missing_ok=True)
                     library.unlink(missing_ok=True)  # its codes then lead nowhere, and are written anew
                     total, removed = total - size, removed + 1
@@ -121,16 +126,17 @@ class ArtifactStore:
             _write(kept, source.read_bytes())
 
     def _pin(self, name: str) -> None:
-        if name in self._pins:
-            return
-        if self._pin_file is None:
-            folder = self.folder / "pins"
-            make_private_folder(str(folder))
-            self._pin_file, path = tempfile.mkstemp(dir=folder)
-            self._pin_path = Path(path)
-            fcntl.flock(self._pin_file, fcntl.LOCK_EX)
-        self._pins.add(name)
-        os.write(self._pin_file, f"{name}\n".encode())
+        with self._pinning:  # callers come from several threads
+            if name in self._pins:
+                return
+            if self._pin_file is None:
+                folder = self.folder / "pins"
+                make_private_folder(str(folder))
+                self._pin_file, path = tempfile.mkstemp(dir=folder)
+                self._pin_path = Path(path)
+                fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+            os.write(self._pin_file, f"{name}\n".encode())
+            self._pins.add(name)
 
     def _pinned(self) -> set[str]:
         """Return what living programs pin; forget the pins of dead ones, whose locks ended with them."""
@@ -162,6 +168,10 @@ def find(artifact: Artifact) -> Artifact | None:
 def _write(path: Path, data: bytes) -> None:
     make_private_folder(str(path.parent))
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
-    with open(fd, "wb") as file:
-        file.write(data)
-    os.replace(part, path)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError:
+        Path(part).unlink(missing_ok=True)
+        raise

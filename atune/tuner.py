@@ -17,7 +17,7 @@ import anyio.lowlevel
 from atune.backend import Backend
 from atune.device import parse_target
 from atune.engine import Engine, unwrapped
-from atune.errors import NoWinner, UsageError
+from atune.errors import AtuneError, NoWinner, UsageError
 from atune.events import Event, RunInterrupted
 from atune.journal import Journal
 from atune.local import LocalBackend
@@ -168,6 +168,9 @@ class Tuner:
                 raise NoWinner(no_winner_message(result), result)
         except Exception as error:
             self._error = error
+        except BaseException:
+            self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+            raise
         finally:
             self._done.set()
             self._more.set()

@@ -39,7 +39,7 @@ def run(payload: bytes) -> bytes:
         if len(job.group) > 1:
             raise
         words = str(error).strip()
-        first = _first_error(words)
+        first = re.sub(r"\S*/[^/\s:]+\.part", "kernel", _first_error(words))  # failures of one kind count together
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in words else "codegen"
         built = [Failure(job.group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], words[-4000:])]  # type: ignore[arg-type]
     return msgspec.msgpack.encode(built)

@@ -109,8 +109,10 @@ class Kernel:
             fits = len(shape) == len(param.shape) and all(
                 isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
             )
-            if not fits or dtype != param.dtype or not tensor.is_contiguous():
+            device = "cpu" if self.artifact.target == "c" else "cuda"
+            if not fits or dtype != param.dtype or not tensor.is_contiguous() or tensor.device.type != device:
                 layout = "" if tensor.is_contiguous() else ", not contiguous"
+                layout += "" if tensor.device.type == device else f", on {tensor.device} and not on {device}"
                 raise ValueError(
                     f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, contiguous; "
                     f"got {dtype} {list(shape)}{layout}"

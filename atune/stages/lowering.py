@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import sys
 import time
 from typing import Any
@@ -99,26 +100,49 @@ def lower(candidate: Candidate) -> Lowered:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = effective_flags(candidate)
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
-    same_code = (*sources, str(target), flags, pass_configs, _toolchain(target.kind))
-    merge = (str(target), flags, pass_configs, sorted(map(str, dict(device.attrs or {}).items())))
+    parameters = tuple(_param(p) for p in params or ())
+    calls = _c_arguments(function, device) if target.kind == "c" else ()
+    compiler = session().compile.compiler
+    same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
+    merge = (str(target), flags, pass_configs, _imported(source), sorted(map(str, dict(device.attrs or {}).items())))
     blob = Blob(
         symbol,
         pickle.dumps(host),
         pickle.dumps(device),
         source,
         pass_configs,
-        _c_arguments(function, device) if target.kind == "c" else (),
+        calls,
         flags,
     )
     return Lowered(
         index=candidate.index,
         code_key=_digest(same_code),
         merge_key=_digest(merge),
-        params=tuple(_param(p) for p in params or ()),
+        params=parameters,
         facts=_facts(device, source),
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
+        storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
     )
+
+
+_DECISIVE = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
+)  # fmt: skip
+"""Environment variables that compilers and tilelang take sources or flags from."""
+_USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
+_USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
+
+
+def _imported(source: str) -> list[str]:
+    """Return what stands before the kernels beside system includes: two such texts may not go together."""
+    before = source.partition("_kernel(")[0]
+    return [
+        line
+        for line in before.splitlines()
+        if not line.startswith(("#include <", "//")) and "atune_kernel_" not in line
+    ]
 
 
 @functools.cache
@@ -127,11 +151,18 @@ def _toolchain(kind: str) -> tuple[str, ...]:
     import tilelang
 
     found = [tilelang.__version__, str(sys.implementation.cache_tag)]
-    for name in ("g++", "gcc") if kind == "c" else ("nvcc", "gcc"):
-        path = shutil.which(name)
+    found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
+    compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
+    if kind != "c":
+        from tilelang.contrib.nvcc import get_nvcc_compiler
+
+        nvcc = get_nvcc_compiler()
+        compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
+        found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+    for path in compilers:
         if path is not None:
             status = os.stat(os.path.realpath(path))
-            found.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     if kind == "c":
         with open("/proc/cpuinfo") as info:
             found += sorted({line for line in info if line.startswith(("model name", "flags"))})

@@ -105,6 +105,8 @@ def options_for(arch: str, pass_configs: dict[str, Any]) -> tuple[str, ...] | No
     """Return NVRTC's options for nvcc's work as tilelang asks for it; None where only nvcc can do it."""
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
+    if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
+        return None
     if pass_configs.get("tl.device_compile_flags") or pass_configs.get("tl.ptxas_register_usage_level") is not None:
         return None
     options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20", "-pch"]
@@ -190,7 +192,12 @@ def serve(_: bytes) -> NoReturn:
     signal.signal(signal.SIGCHLD, _reap)
     while True:
         connection, _address = _service.listener.accept()
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # no memory for it: whoever asked turns to nvcc
+            connection.close()
+            continue
+        if child == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _answer(connection)
