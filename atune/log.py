@@ -18,6 +18,8 @@ from atune.events import (
     CandidateLowered,
     CandidateProposed,
     CandidatePruned,
+    BenchmarkRepeated,
+    DeviceExcluded,
     DeviceLost,
     Event,
     GroupSplit,
@@ -26,7 +28,9 @@ from atune.events import (
 )
 from atune.measurement import Timing
 
-_WARNINGS = (BuildFailed, BenchmarkFailed, DeviceLost, GroupSplit, RunInterrupted, Warned)
+_WARNINGS = (
+    BuildFailed, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit, RunInterrupted, Warned,
+)  # fmt: skip
 _DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt, BenchmarkStarted)
 
 

@@ -219,7 +219,7 @@ class TuneResult:
             return None
         timing = self._final.get(slow.index if slow.same_as is None else slow.same_as)
         fast = self._final.get(self.best_index)
-        if timing is None or fast is None or len(timing.samples_us) != len(fast.samples_us):
+        if timing is None or fast is None:
             return None
         return ratio_interval(timing, fast)
 

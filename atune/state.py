@@ -17,6 +17,7 @@ from atune.events import (
     CandidateMeasured,
     CandidateProposed,
     CandidatePruned,
+    DeviceExcluded,
     DeviceReady,
     Event,
     FinalOrdered,
@@ -112,6 +113,9 @@ class State:
                 self._settle(event)
             case DeviceReady():
                 self.devices[event.device.id] = event.device
+            case DeviceExcluded():
+                self.warnings.append(f"device {event.device} is left out: {event.reason}")
+                self._forget(event.device)
             case ReferenceMeasured():
                 self.references[event.device] = event.timing
             case FinalOrdered():
@@ -197,6 +201,14 @@ class State:
                 self._best = first.index
         elif best == first.index:
             self._best_is_stale = True
+
+    def _forget(self, device: str) -> None:
+        """Take back what `device` measured: its figures cannot be ranked against the others'."""
+        for entry in self.entries.values():
+            if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
+                self._count(entry, -1)
+                entry.outcome = None
+                self._best_is_stale = True
 
     def _alias(self, index: int, same_as: int) -> None:
         self._made(index)

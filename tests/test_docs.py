@@ -18,7 +18,7 @@ from atune.artifact import FailureKind
 from atune.cli import _parser
 from atune.events import AnyEvent
 from atune.result import TuneResult
-from atune.stages.inputs import RTOL
+from atune.stages.check import RTOL
 from atune.state import State
 
 ROOT = Path(__file__).parent.parent
