@@ -82,11 +82,9 @@ class LocalDeviceLane:
             answered = time.monotonic()
             await self._stop()  # its context is beyond repair, although it answered
             answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-        if isinstance(answer, Failure) and answer.kind == "out_of_memory" and self._standby is not None:
+        if isinstance(answer, Failure) and answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
             self._room_for_two = False
             await self._dismiss()
-            doubt = answer.doubt or "a process that stood by took some of the device's memory; it is gone now"
-            answer = msgspec.structs.replace(answer, doubt=doubt)
         return answer
 
     async def final(

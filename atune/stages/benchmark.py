@@ -101,7 +101,7 @@ def measure(payload: bytes) -> bytes:
             result = Failure(artifact.index, _kind(error), _words(error))
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
-        result = msgspec.structs.replace(result, doubt=_others())
+        result = msgspec.structs.replace(result, doubt=_others(result.message))
     return msgspec.msgpack.encode(result)
 
 
@@ -255,15 +255,21 @@ def _free_bytes() -> int | None:
     return None if session().device == "cpu" else int(torch.cuda.mem_get_info()[0])
 
 
-def _others() -> str:
-    """Say how much of the device's memory others use; empty where that is nothing worth naming."""
+def _others(words: str) -> str:
+    """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
+
+    A process of our own that stands by is another, too. `words`: torch's, of what could not be allocated.
+    """
     import torch
 
     if session().device == "cpu":
         return ""
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
-    return f"other processes use about {others >> 20} MiB of the device's memory" if others > OWN_CONTEXT_BYTES else ""
+    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", words)
+    if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
+        return ""
+    return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""
 
 
 def _warm_up() -> None:

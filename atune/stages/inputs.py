@@ -107,7 +107,8 @@ def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None 
     """Return a tensor of random data.
 
     `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case; None draws floats from the standard
-    normal distribution and small whole numbers for integers.
+    normal distribution and small whole numbers for integers. Integers are whole numbers from -2 (0 where unsigned)
+    to 2, whichever distribution is asked for.
     """
     import torch
 
@@ -120,8 +121,8 @@ def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None 
         return torch.full(shape, supply == "one", device=device).to(dtype)
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, device=device).to(dtype)
-    if dtype is torch.int8 and supply in ("uniform", "normal"):
-        return torch.ones(shape, device=device, dtype=dtype)
+    if not is_float and supply is not None:
+        supply = "integer"  # rounded to whole numbers, little would be left of the others
     if supply == "uniform" or (supply == "auto" and is_float and not float8):
         return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
     if supply == "normal":
