@@ -12,8 +12,16 @@ import msgspec
 
 from atune.artifact import Artifact, Failure, FailureKind
 from atune.device import DeviceInfo
-from atune.errors import AtuneError, DevicesLost, RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError
-from atune.errors import translated
+from atune.errors import (
+    AtuneError,
+    DevicesLost,
+    RemoteError,
+    WorkerError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
 from atune.measurement import FinalEntry, Measurement, Timing
 from atune.pool import Worker
 from atune.protocol import Begin, Final, Finals, Measure, Prepare, Prepared
@@ -68,7 +76,9 @@ class LocalDeviceLane:
             reply = await self._call("measure", msgspec.msgpack.encode(Measure(artifact, best_ms)), limit)
         except WorkerTimeout as error:
             late = round(time.monotonic() - started - limit, 4)
-            return Failure(index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail, kill_s=late)
+            return Failure(
+                index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail, kill_s=late
+            )
         except WorkerLost as error:
             # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
             killed = "SIGKILL" in str(error)
@@ -82,7 +92,12 @@ class LocalDeviceLane:
             answered = time.monotonic()
             await self._stop()  # its context is beyond repair, although it answered
             answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-        if isinstance(answer, Failure) and answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
+        if (
+            isinstance(answer, Failure)
+            and answer.kind == "out_of_memory"
+            and answer.doubt
+            and self._standby is not None
+        ):
             self._room_for_two = False
             await self._dismiss()
         return answer
@@ -91,7 +106,9 @@ class LocalDeviceLane:
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
         limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
-        reply = await self._call("final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds, with_reference)), limit)
+        reply = await self._call(
+            "final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds, with_reference)), limit
+        )
         finals = msgspec.msgpack.decode(reply, type=Finals)
         return list(finals.entries), finals.reference
 

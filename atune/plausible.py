@@ -13,7 +13,9 @@ FAR = 0.4
 """Share of the fastest neighbour's latency below which a figure is far from its neighbours."""
 
 
-def implausible(latency_ms: float, config: Config, measured: Iterable[tuple[Config, float]], floor_ms: float | None) -> str:
+def implausible(
+    latency_ms: float, config: Config, measured: Iterable[tuple[Config, float]], floor_ms: float | None
+) -> str:
     """Say why `latency_ms` cannot be believed at once; empty where it can.
 
     `measured` are the configurations measured so far with their latencies; neighbours differ from `config` in the

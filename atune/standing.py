@@ -45,7 +45,10 @@ def final_order(
         i
         for i in playing
         if i == leader
-        or (_verdict(timings[i], timings[leader], level) != "slower" and _ratio(timings[i], timings[leader]) <= 1 + CLOSE)
+        or (
+            _verdict(timings[i], timings[leader], level) != "slower"
+            and _ratio(timings[i], timings[leader]) <= 1 + CLOSE
+        )
     ]
     winner = min(equals, key=lambda i: keys[i])
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))

@@ -181,7 +181,9 @@ async def test_the_final_goes_on_until_the_order_is_settled() -> None:
     assert run.result.best_index == 4 and len(backend.finals) > 1
     assert len(backend.finals[0]) == 5 and all(sorted(f) == [4, 5] for f in backend.finals[1:])
     samples = {e.index: e.timing.n_samples for e in run.of(FinalOrdered)[0].entries}
-    assert samples[4] == samples[5] == 20 * len(backend.finals) and {samples[i] for i in samples if i not in (4, 5)} == {20}
+    assert samples[4] == samples[5] == 20 * len(backend.finals) and {
+        samples[i] for i in samples if i not in (4, 5)
+    } == {20}
     assert run.result.speedup_over_slowest is not None  # over the rounds that both had
 
 
@@ -217,5 +219,3 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
     wide = [0.0, 0.1] * 10
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
-
-

@@ -145,7 +145,9 @@ def outputs(payload: bytes) -> bytes:
     arguments.poison()
     load(artifact)(*arguments.values)
     _device.timer.synchronise()
-    return msgspec.msgpack.encode([bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs])
+    return msgspec.msgpack.encode(
+        [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
+    )
 
 
 def _make_arguments(artifact: Artifact) -> None:

@@ -46,7 +46,9 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     everything = takes(work.reference, len(arguments.params)) and not takes(work.reference, len(inputs))
     given = inputs
     if everything:
-        by_position = dict(zip(arguments.in_idx, inputs, strict=True)) | dict(zip(arguments.out_idx, fresh, strict=True))
+        by_position = dict(zip(arguments.in_idx, inputs, strict=True)) | dict(
+            zip(arguments.out_idx, fresh, strict=True)
+        )
         given = [by_position[i] for i in range(len(arguments.params))]
     try:
         answer = work.reference(*given)
@@ -100,7 +102,9 @@ def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> t
     outputs = {i: arguments.values[i] for i in (expected if expected is not None else arguments.out_idx)}
     other = arguments.copies() if expected is None else list(expected.values())
     try:
-        answer = work.check(*((list(outputs.values()), other) if expected is not None else (other, list(outputs.values()))))
+        answer = work.check(
+            *((list(outputs.values()), other) if expected is not None else (other, list(outputs.values())))
+        )
     except AssertionError as error:
         why = f"the check says: {_first_line(error)}"
     else:

@@ -33,7 +33,9 @@ class Observer:
         nvml, handle = self._nvml, self._handle
         if nvml is None:
             return Conditions(uuid=self.uuid)
-        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or self._ask(
+            "nvmlDeviceGetCurrentClocksThrottleReasons"
+        )
         return Conditions(
             uuid=self.uuid,
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),

@@ -190,7 +190,9 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
     if param.shape is None:
         return value
     if not isinstance(value, torch.Tensor):
-        raise WorkloadError(f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor")
+        raise WorkloadError(
+            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
+        )
     fits = len(value.shape) == len(param.shape)
     for want, got in zip(param.shape, value.shape, strict=False):
         if isinstance(want, str):
