@@ -82,7 +82,7 @@ class TuneResult:
         self._by_index = {record.index: record for record in self.records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
         self.measurements: tuple[Measurement, ...] = tuple(
-            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds)
+            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
             for index in sorted(self._measured_by_latency)
             if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
         )

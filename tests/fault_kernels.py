@@ -50,3 +50,36 @@ def doubled(a: torch.Tensor) -> torch.Tensor:
 
 
 WORKLOAD = atune.Workload(kernel, atune.Space(x=list(range(28))), inputs=inputs, reference=doubled)
+
+
+def in_place(x: int) -> Any:
+    """a += a, then out = a: right for the first call alone, unless a is restored."""
+
+    @T.prim_func
+    def main(a: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                a[i] = a[i] + a[i]
+                out[(i + x) % N] = a[(i + x) % N]
+
+    return main
+
+
+def on_its_own(x: int) -> Any:
+    """b *= 2, with no output."""
+
+    @T.prim_func
+    def main(b: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                b[(i + x) % N] = b[(i + x) % N] * T.float32(2.0 if x else 3.0)
+
+    return main
+
+
+def doubles(b: torch.Tensor) -> None:
+    b.mul_(2)
+
+
+WRITING = atune.Workload(in_place, [{"x": 0}], inputs=inputs, reference=doubled, rtol=0, atol=0)
+OWN = atune.Workload(on_its_own, [{"x": x} for x in range(3)], inputs=inputs, reference=doubles, out_idx=())

@@ -146,6 +146,14 @@ def test_a_mismatch_says_where_and_how_much() -> None:
     assert judge(workload(reference=lambda x: x * 2, atol=11), off, X, X) is None
 
 
+def test_large_integers_must_be_equal_to_the_last_bit() -> None:
+    big = KernelParam("int64", (4,))
+    work = workload(reference=lambda x: torch.full((4,), 2**60, dtype=torch.int64), inputs=[torch.zeros(4).long()])
+    assert judge(work, lambda x, out: out.fill_(2**60), big, big) is None
+    wrong = judge(work, lambda x, out: out.fill_(2**60 + 1), big, big)
+    assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("output 0: 4 of 4")
+
+
 def test_inputs_that_are_written_are_restored_before_each_call() -> None:
     made = arguments(workload(restore=[0]), X, X, X)
     pristine = made.values[0].clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 import time
 from pathlib import Path
@@ -122,3 +123,27 @@ async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
         await lane.prepare(artifact)
         closed = time.monotonic()
     assert time.monotonic() - closed < 1 and not backend.server.pids()
+
+
+async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restored() -> None:
+    """Doubled at each call without that, the input would be infinite after a hundred calls, and the final wrong."""
+    file = f"{KERNELS}:WRITING"
+    backend = LocalBackend(parse_file_ref(file), target="c", compile=CompileSettings(workers=1))
+    async with backend.open():
+        await backend.discover()
+        [artifact] = await built(backend, 0)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        for _ in range(2):
+            answer = await lane.measure(artifact)
+            assert isinstance(answer, Measurement) and answer.checked and answer.writes == (0,), answer
+        await lane.final([artifact, artifact], 200)
+        [output] = await lane.outputs(artifact)
+        assert struct.unpack("32f", output) == tuple(2.0 * i for i in range(1, 33))
+
+
+async def test_a_kernel_without_outputs_is_compared_by_what_it_writes() -> None:
+    """The check of tilelang's tuner passes there, whatever is written."""
+    result = await tune(f"{KERNELS}:OWN", target="c", compile=CompileSettings(workers=1))
+    assert [r.kind for r in result.failures] == ["mismatch"] and result.failures[0].config == {"x": 0}
+    assert result.measured == 2 and all(m.checked and m.writes == (0,) for m in result.measurements)
