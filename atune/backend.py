@@ -66,7 +66,7 @@ class DeviceLane(Protocol):
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
-        """Time `artifacts` and, if asked for, the reference in turn: `rounds` times; sample r of all is from round r."""
+        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`."""
         ...
 
 

@@ -297,7 +297,9 @@ class Engine:
         for artifact in good:
             await deliver.send(artifact)
 
-    async def _device_lane(self, lane: DeviceLane, strategy: Strategy, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
+    async def _device_lane(
+        self, lane: DeviceLane, strategy: Strategy, artifacts: MemoryObjectReceiveStream[Artifact]
+    ) -> None:
         with artifacts:
             if not await self._start(lane):
                 return
@@ -406,7 +408,8 @@ class Engine:
         if isinstance(answer, Failure):
             return answer.doubt
         state, latency = self.recorder.state, answer.timing.latency_ms
-        if latency >= min(self._fastest.values(), default=float("inf")) and self._spec.flops is self._spec.bytes is None:
+        best = min(self._fastest.values(), default=float("inf"))
+        if latency >= best and self._spec.flops is self._spec.bytes is None:
             return ""
         device = state.devices.get(lane.name)
         floor = fastest_ms(device.name, self._spec.flops, self._spec.bytes) if device is not None else None
@@ -465,7 +468,7 @@ class Engine:
         if lane.name not in self._excluded:
             self._in_use -= 1
         if self._in_use == 0:
-            raise DevicesLost(f"device {lane.name} does not start: {reason}; no device is left")
+            raise DevicesLost(f"device {lane.name} is given up: {reason}; no device is left")
 
     async def _final(self, lanes: Sequence[DeviceLane]) -> None:
         """Time the best few in turn, with the default and the slowest beside them, while nothing compiles."""
@@ -512,7 +515,7 @@ class Engine:
         timings.update((e.index, e.timing) for e in found)
         for _ in range(looks - 1):
             playing = unsettled(timings, contenders, looks)
-            if not playing or self._stopping or self.recorder.elapsed_s - began > FINAL_S:
+            if not playing or self.recorder.elapsed_s - began > FINAL_S:
                 break
             found, _ = await lane.final([self.artifacts[i] for i in playing], rounds, with_reference=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)

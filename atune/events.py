@@ -211,7 +211,8 @@ AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
     | BuildFailed | GroupSplit | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | CandidateMeasured
-    | BenchmarkRepeated | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
+    | BenchmarkRepeated | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished
+    | RunInterrupted | RunResumed
 )  # fmt: skip
 """The union that `decode` reads."""
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
@@ -83,9 +82,9 @@ class LocalBackend:
                 # and then no fork of the server could use it; NVML can be asked without that.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
-            async with ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env) as self.server:
-                async with _background() as self.background:
-                    yield
+            server = ForkServer(preload=PRELOAD, run_dir=_made(run_dir, "workers"), env=env)
+            async with server as self.server, _background() as self.background:
+                yield
 
     async def describe(self) -> WorkloadSpec:
         if self.spec is None:

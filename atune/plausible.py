@@ -22,7 +22,7 @@ def implausible(
     value of one axis. `floor_ms` is what the device's peaks allow at best, None where that is not known.
     """
     if floor_ms is not None and latency_ms < floor_ms:
-        return f"{latency_ms:.4g} ms is faster than the device's peak allows for the workload's flops and bytes ({floor_ms:.4g} ms)"
+        return f"{latency_ms:.4g} ms is less than the device's peak allows for the workload ({floor_ms:.4g} ms)"
     near = [ms for other, ms in measured if _differences(config, other) == 1]
     if len(near) >= N_NEIGHBOURS and latency_ms < FAR * min(near):
         return f"{latency_ms:.4g} ms is far below the fastest of {len(near)} neighbours ({min(near):.4g} ms)"

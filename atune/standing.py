@@ -73,7 +73,7 @@ def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[i
 
 def _verdict(slow: Timing, fast: Timing, level: float) -> str:
     low, _, high = ratio_interval(slow, fast, level)
-    if 1 - TIE <= low and high <= 1 + TIE:
+    if low >= 1 - TIE and high <= 1 + TIE:
         return "tied"
     return "slower" if low > 1 else "open"
 

@@ -440,8 +440,8 @@ class FakeDeviceLane:
         latency = script.final_ms or script.latency_ms
         noise = script.final_noise
         entries = [
-            FinalEntry(i, Timing.of([1e3 * latency(backend.configs[i]) * noise(i) for _ in range(rounds)], "perf_counter"))
-            for i in indices
+            FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter"))
+            for i, ms in ((i, latency(backend.configs[i])) for i in indices)
         ]
         reference = script.reference_ms if with_reference else None
         return entries, None if reference is None else _timing(reference, rounds)

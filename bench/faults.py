@@ -101,11 +101,11 @@ def main() -> None:
     results = {"rows": rows, "ratios": ratios, "wrong": wrong, "clean_ms": before, "faulty_ms": after}
     report(arguments, "faults", rows, results)
     print(
-        f"good candidates measured: {len(ratios)} of {len(before)}; largest difference to the clean run {off:.2%} (goal 2 %)"
+        f"good candidates measured: {len(ratios)} of {len(before)}; "
+        f"largest difference to the clean run {off:.2%} (goal 2 %)"
     )
-    print(
-        f"faults named rightly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{': not ' + ', '.join(wrong) if wrong else ''}"
-    )
+    but = f": not {', '.join(wrong)}" if wrong else ""
+    print(f"faults named rightly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{but}")
 
 
 class First:

@@ -12,7 +12,7 @@ import torch
 import atune
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from gemm import matmul, reference  # noqa: E402
+from gemm import matmul, reference
 
 SPACE = {
     "block_M": [64, 128, 256], "block_N": [64, 128, 256], "block_K": [32, 64], "num_stages": [0, 1, 2, 3],

@@ -41,7 +41,7 @@ async def built(backend: LocalBackend, n: int) -> list[Artifact]:
 
 
 async def stage(lanes: list[LocalDeviceLane], artifacts: list[Artifact]) -> tuple[float, int, list[float]]:
-    """Measure all of `artifacts` on `lanes`, which take from one stream; return seconds, how many worked, references."""
+    """Measure all of `artifacts` on `lanes`, from one stream; return seconds, how many worked, references."""
     waiting, good, references = list(artifacts), 0, []
 
     async def ready(lane: LocalDeviceLane) -> None:

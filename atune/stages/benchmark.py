@@ -26,7 +26,8 @@ from atune.stages.timer import Timed, Timer, make_timer
 
 _POISONED = re.compile(
     r"illegal memory|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
-    r"invalid program counter|hardware stack|ECC|CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT|HARDWARE|INVALID_PC|ECC)",
+    r"invalid program counter|hardware stack|ECC|"
+    r"CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT|HARDWARE|INVALID_PC|ECC)",
     re.IGNORECASE,
 )
 """What the driver says once a context is beyond repair (CUDA driver API, «CUresult»: «This leaves the process in an

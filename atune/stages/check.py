@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -63,7 +62,7 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
         return expected
     if len(found) != len(arguments.outputs) or not found or not all(isinstance(t, torch.Tensor) for t in found):
         raise WorkloadError(
-            f"Workload {work.name}: the reference returned {len(found)} value(s) of {[type(t).__name__ for t in found]}; "
+            f"Workload {work.name}: the reference returned {[type(t).__name__ for t in found]}; "
             f"the kernel has {len(arguments.outputs)} output(s), by out_idx {work.out_idx}"
         )
     return expected | {i: t.to(arguments.values[i].device) for i, t in zip(arguments.out_idx, found, strict=True)}

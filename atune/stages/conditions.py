@@ -30,7 +30,7 @@ class Observer:
             self._nvml = None
 
     def now(self) -> Conditions:
-        nvml, handle = self._nvml, self._handle
+        nvml = self._nvml
         if nvml is None:
             return Conditions(uuid=self.uuid)
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or self._ask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -150,7 +151,10 @@ def _given(work: Workload) -> list[Any] | None:
     if not callable(work.inputs):
         return list(work.inputs)
     try:
-        return list(work.inputs(**work.arguments))
+        parameters = inspect.signature(work.inputs).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        wanted = {p.name for p in parameters}
+        return list(work.inputs(**{k: v for k, v in work.arguments.items() if takes_all or k in wanted}))
     except Exception as error:
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 
@@ -195,10 +199,8 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
         )
     fits = len(value.shape) == len(param.shape)
     for want, got in zip(param.shape, value.shape, strict=False):
-        if isinstance(want, str):
-            fits = fits and sizes.setdefault(want, int(got)) == int(got)
-        else:
-            fits = fits and want == got
+        known = sizes.setdefault(want, int(got)) if isinstance(want, str) else want
+        fits = fits and known == got
     if not fits or value.dtype != torch_dtype(param.dtype):
         raise WorkloadError(
             f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
