@@ -76,12 +76,36 @@ __all__ = [
 _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
-    "atune.tuner": ("Tuner", "run", "tune",),
-    "atune.settings": ("BenchmarkSettings", "Budget", "CompileSettings",),
-    "atune.measurement": ("Measurement", "Timing",),
+    "atune.tuner": (
+        "Tuner",
+        "run",
+        "tune",
+    ),
+    "atune.settings": (
+        "BenchmarkSettings",
+        "Budget",
+        "CompileSettings",
+    ),
+    "atune.measurement": (
+        "Measurement",
+        "Timing",
+    ),
     "atune.playback": ("replay",),
-    "atune.result": ("Record", "TuneResult",),
-    "atune.errors": ("AtuneError", "DevicesLost", "JournalError", "NoWinner", "SpaceError", "TargetError", "UsageError", "WorkerError", "WorkloadError",),
+    "atune.result": (
+        "Record",
+        "TuneResult",
+    ),
+    "atune.errors": (
+        "AtuneError",
+        "DevicesLost",
+        "JournalError",
+        "NoWinner",
+        "SpaceError",
+        "TargetError",
+        "UsageError",
+        "WorkerError",
+        "WorkloadError",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

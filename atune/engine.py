@@ -133,7 +133,9 @@ class Engine:
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
             )
-            propose, self._proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
+            propose, self._proposals = anyio.create_memory_object_stream[Candidate](
+                PROPOSALS_PER_LANE * len(compile_lanes)
+            )
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
             self._in_use, self._spec = len(device_lanes), spec
@@ -198,7 +200,9 @@ class Engine:
         )
         return spec, strategy
 
-    async def _propose(self, strategy: Strategy, candidates: Sequence[Candidate], propose: MemoryObjectSendStream[Candidate]) -> None:
+    async def _propose(
+        self, strategy: Strategy, candidates: Sequence[Candidate], propose: MemoryObjectSendStream[Candidate]
+    ) -> None:
         with propose:
             for _ in range(self.state.total):
                 index = strategy.ask()
@@ -215,7 +219,9 @@ class Engine:
 
     _stopping_reason = "exhausted"
 
-    async def _compile_lane(self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]) -> None:
+    async def _compile_lane(
+        self, lane: CompileLane, strategy: Strategy, deliver: MemoryObjectSendStream[Artifact]
+    ) -> None:
         with deliver:
             while True:
                 self._look()
@@ -245,7 +251,14 @@ class Engine:
             self.state.seen += 1
         emit = self.recorder.emit
         if isinstance(answer, Failure):
-            emit(BuildFailed, lane=lane.name, index=answer.index, kind=answer.kind, message=answer.message, detail=answer.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=answer.index,
+                kind=answer.kind,
+                message=answer.message,
+                detail=answer.detail,
+            )
             strategy.tell(candidate.index, None)
             return
         verdict, why = screen(answer.facts, self._limits)
@@ -288,7 +301,14 @@ class Engine:
             self.state.building -= 1
         good = [answer for answer in built if isinstance(answer, Artifact)]
         for failure in (answer for answer in built if isinstance(answer, Failure)):
-            emit(BuildFailed, lane=lane.name, index=failure.index, kind=failure.kind, message=failure.message, detail=failure.detail)
+            emit(
+                BuildFailed,
+                lane=lane.name,
+                index=failure.index,
+                kind=failure.kind,
+                message=failure.message,
+                detail=failure.detail,
+            )
             strategy.tell(failure.index, None)
         if good:
             indices, first = tuple(a.index for a in good), good[0]
@@ -530,7 +550,9 @@ class Engine:
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         reason = self._stopping or self._stopping_reason
-        self.recorder.emit(RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx)
+        self.recorder.emit(
+            RunFinished, wall_s=round(self.recorder.elapsed_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+        )
 
     async def _compile_ended(self) -> None:
         self._look()

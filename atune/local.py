@@ -101,7 +101,9 @@ class LocalBackend:
         if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
             raise errors.TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
         if self._target.kind == "cuda" and self.compile.backend == "cython":
-            raise errors.TargetError("backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi")
+            raise errors.TargetError(
+                "backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi"
+            )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
             fitting = "'perf_counter'" if self._target.kind == "c" else "'events' or 'cuda_graph'"
@@ -184,7 +186,9 @@ class LocalCompileLane:
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
         try:
-            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit)
+            reply = await self._call(
+                "atune.stages.codegen:run", msgspec.msgpack.encode(BuildJob(tuple(group), path)), limit
+            )
         except WorkerTimeout as error:
             kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
         except WorkerLost as error:

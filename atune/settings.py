@@ -142,4 +142,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                 return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
             return cls(candidates=int(text)) if isinstance(text, str) else cls(seconds=-1.0)
         except ValueError:
-            raise UsageError(f"budget {text!r}: give a number of candidates, such as 40, or a time, such as 90s") from None
+            raise UsageError(
+                f"budget {text!r}: give a number of candidates, such as 40, or a time, such as 90s"
+            ) from None

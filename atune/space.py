@@ -128,9 +128,15 @@ def _ask(what: str, function: Callable[..., Any], available: Mapping[str, Any]) 
         wanted = dict(available)
     else:
         wanted = {p.name: available[p.name] for p in parameters if p.name in available}
-        missing = [p.name for p in parameters if p.name not in available and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL,)]
+        missing = [
+            p.name
+            for p in parameters
+            if p.name not in available and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL,)
+        ]
         if missing:
-            raise SpaceError(f"Space: {what} wants {', '.join(missing)}; there is only {', '.join(available) or 'nothing'}")
+            raise SpaceError(
+                f"Space: {what} wants {', '.join(missing)}; there is only {', '.join(available) or 'nothing'}"
+            )
     try:
         return function(**wanted)
     except Exception as error:

@@ -215,7 +215,9 @@ def no_winner_message(result: TuneResult) -> str:
     """Say that nothing worked, and why: the reasons grouped and counted, the most frequent first."""
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
-    counts = f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
+    counts = (
+        f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
+    )
     lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
     return "\n".join([f"no candidate worked ({counts}):", *lines])
 

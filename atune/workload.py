@@ -136,7 +136,9 @@ class Workload:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
         parameters = inspect.signature(_function(self.kernel)).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        required = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        required = {
+            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        }
         for name in self.arguments:
             if name not in parameters and not takes_any:
                 raise WorkloadError(
@@ -156,7 +158,9 @@ class Workload:
             if both := sorted(names & self.arguments.keys()):
                 raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
             if missing := sorted(required - names - self.arguments.keys()):
-                raise SpaceError(f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it to the config or to arguments")
+                raise SpaceError(
+                    f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it to the config or to arguments"
+                )
             if not isinstance(config.get(PASS_CONFIGS, {}), dict):
                 raise SpaceError(f"{where}: {PASS_CONFIGS} must be a dict, got {config[PASS_CONFIGS]!r}")
             key = config_key(config)
@@ -230,7 +234,9 @@ def parse_file_ref(text: str) -> FileRef:
     if not colon:
         path, name = text, "WORKLOAD"
     if not os.path.isfile(path):
-        raise WorkloadError(f"{text}: there is no file {path!r}; give FILE.py:NAME, such as examples/gemm_cpu.py:WORKLOAD")
+        raise WorkloadError(
+            f"{text}: there is no file {path!r}; give FILE.py:NAME, such as examples/gemm_cpu.py:WORKLOAD"
+        )
     if not name.isidentifier():
         raise WorkloadError(f"{text}: {name!r} is no Python name; give FILE.py:NAME")
     return FileRef(os.path.abspath(path), name)
@@ -311,7 +317,13 @@ def fingerprint(workload: Workload) -> str:
     for label, function in _parts(workload):
         digest.update(f"\0{label}\0".encode())
         digest.update(_identity(function))
-    checks: list[Any] = [workload.out_idx, workload.rtol, workload.atol, workload.max_mismatched_ratio, workload.pass_configs]
+    checks: list[Any] = [
+        workload.out_idx,
+        workload.rtol,
+        workload.atol,
+        workload.max_mismatched_ratio,
+        workload.pass_configs,
+    ]
     checks += [workload.supply, workload.restore, workload.zero]
     digest.update(msgspec.json.encode([workload.arguments, checks], order="deterministic", enc_hook=repr))
     return digest.hexdigest()
@@ -345,7 +357,11 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
     names = dict.fromkeys(_names(function.__code__)) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
-    inner = [_identity(v, depth + 1) for v in (*cells, *used, *(function.__defaults__ or ())) if not isinstance(v, ModuleType)]
+    inner = [
+        _identity(v, depth + 1)
+        for v in (*cells, *used, *(function.__defaults__ or ()))
+        if not isinstance(v, ModuleType)
+    ]
     return b"\0".join([text.encode(), *inner])
 
 

@@ -1,7 +1,7 @@
 """A bf16 matrix product on a CUDA GPU: 288 configurations, checked against torch.
 
-    atune tune examples/gemm.py:WORKLOAD
-    python examples/gemm.py
+atune tune examples/gemm.py:WORKLOAD
+python examples/gemm.py
 """
 
 from __future__ import annotations

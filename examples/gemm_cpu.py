@@ -1,7 +1,7 @@
 """A tiled float32 matrix product on the CPU: 36 tile shapes, checked against torch.
 
-    atune tune examples/gemm_cpu.py:WORKLOAD
-    python examples/gemm_cpu.py
+atune tune examples/gemm_cpu.py:WORKLOAD
+python examples/gemm_cpu.py
 """
 
 from __future__ import annotations

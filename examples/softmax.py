@@ -1,7 +1,7 @@
 """A row-wise softmax on a CUDA GPU: rows a block, threads, and how a row's statistics are laid out.
 
-    atune tune examples/softmax.py:WORKLOAD
-    python examples/softmax.py
+atune tune examples/softmax.py:WORKLOAD
+python examples/softmax.py
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ def reference(X: torch.Tensor) -> torch.Tensor:
 
 WORKLOAD = atune.Workload(
     softmax,
-    atune.Space(block_rows=[1, 2, 4, 8], threads=[64, 128, 256, 512], where=lambda block_rows, threads: block_rows * 64 <= threads * 4),
+    atune.Space(
+        block_rows=[1, 2, 4, 8],
+        threads=[64, 128, 256, 512],
+        where=lambda block_rows, threads: block_rows * 64 <= threads * 4,
+    ),
     arguments={"rows": ROWS, "columns": COLUMNS},
     reference=reference,
     name="softmax",

@@ -34,7 +34,7 @@ class Run:
         slow = tmp_path / "slow-gxx"
         slow.mkdir()
         # The real compiler under a wrapper, as nvcc and ccache are: it waits for its input until it is killed.
-        (slow / "g++").write_text("#!/bin/sh\n/usr/bin/env PATH=/usr/bin:/bin g++ -x c++ -c -o /dev/null - < \"$FIFO\"\n")
+        (slow / "g++").write_text('#!/bin/sh\n/usr/bin/env PATH=/usr/bin:/bin g++ -x c++ -c -o /dev/null - < "$FIFO"\n')
         (slow / "g++").chmod(0o755)
         os.mkfifo(tmp_path / "fifo")
         self.env = {

@@ -38,7 +38,16 @@ def test_gemm_cpu_runs_as_a_script(tmp_path: Path) -> None:
 def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "atune"]
-    tune = [*command, "tune", f"{EXAMPLES / 'gemm_cpu.py'}:WORKLOAD", "--target", "c", "--journal", str(journal), "--json"]
+    tune = [
+        *command,
+        "tune",
+        f"{EXAMPLES / 'gemm_cpu.py'}:WORKLOAD",
+        "--target",
+        "c",
+        "--journal",
+        str(journal),
+        "--json",
+    ]
     done = subprocess.run(tune, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
@@ -56,7 +65,10 @@ def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
 async def test_cuda_examples_compile(name: str, total: int, anyio_backend: object) -> None:
     """Three candidates of each are lowered for sm_90a and built into one library."""
     backend = LocalBackend(
-        FileRef(str(EXAMPLES / f"{name}.py"), "WORKLOAD"), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
+        FileRef(str(EXAMPLES / f"{name}.py"), "WORKLOAD"),
+        target="sm_90a",
+        devices=(),
+        compile=CompileSettings(workers=1),
     )
     async with backend.open():
         spec = await backend.describe()

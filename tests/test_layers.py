@@ -15,7 +15,19 @@ LAYERS = {
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
     "side": ["journal", "playback", "log", "progress", "recorder", "store"],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
-    "drive": ["strategy", "screen", "scheduler", "backend", "forkserver", "pool", "local", "local_device", "plausible", "standing", "engine"],
+    "drive": [
+        "strategy",
+        "screen",
+        "scheduler",
+        "backend",
+        "forkserver",
+        "pool",
+        "local",
+        "local_device",
+        "plausible",
+        "standing",
+        "engine",
+    ],
     "edge": ["tuner", "cli", "cli_tune", "interrupts", "doctor", "testing", "__main__", ""],
 }
 MAY_IMPORT = {

@@ -38,7 +38,9 @@ def run(payload: bytes) -> bytes:
         if len(job.group) > 1:
             raise
         words = str(error).strip()
-        first = next((line for line in words.splitlines() if "error" in line.lower()), words.splitlines()[0] if words else "")
+        first = next(
+            (line for line in words.splitlines() if "error" in line.lower()), words.splitlines()[0] if words else ""
+        )
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in words else "codegen"
         built = [Failure(job.group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], words[-4000:])]  # type: ignore[arg-type]
     return msgspec.msgpack.encode(built)
@@ -72,7 +74,16 @@ def _build_c(blobs: Sequence[Blob], path: str) -> None:
         file.write("\n".join(blob.source for blob in blobs))
     compiler = shutil.which("g++") or shutil.which("c++") or "g++"
     flags = session().compile.flags
-    command = [compiler, "-std=c++17", *(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
+    command = [
+        compiler,
+        "-std=c++17",
+        *(CPU_FLAGS if flags is None else flags),
+        "-fPIC",
+        "-shared",
+        "-x",
+        "c++",
+        source,
+    ]
     command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, and not the whole library on loading
     command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -112,10 +123,21 @@ def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: A
     Parsing that array takes gcc longer than all the rest; included by the assembler it takes nothing.
     """
     files = [_assembly(file) or file for file in files]
-    command = [shutil.which("gcc") or shutil.which("g++") or "gcc", "-shared", "-fPIC", "-w", "-o", output, *files, *options]
+    command = [
+        shutil.which("gcc") or shutil.which("g++") or "gcc",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-o",
+        output,
+        *files,
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise CompileError(f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}")
+        raise CompileError(
+            f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
+        )
 
 
 def _assembly(file: str) -> str | None:
@@ -137,7 +159,7 @@ def _assembly(file: str) -> str | None:
         blob.write(data)
     with open(file + ".s", "w") as assembly:
         assembly.write(
-            f'.section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {size}\n.balign 16\n{name}:\n'
+            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {size}\n.balign 16\n{name}:\n"
             f'.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
         )
     return file + ".s"

@@ -91,7 +91,9 @@ class Kernel:
             return None
         if len(tensors) != len(params) - len(self.out_idx):
             n_in = len(params) - len(self.out_idx)
-            raise TypeError(f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}")
+            raise TypeError(
+                f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}"
+            )
         arguments = with_outputs(params, self.out_idx, tensors)
         self._check(arguments)
         self._function(*arguments)

@@ -17,7 +17,9 @@ from atune.stages.session import candidate_of, session, workload
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
 
-_LOCAL_ARRAY = re.compile(r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE)
+_LOCAL_ARRAY = re.compile(
+    r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
+)
 _BYTES = {"double": 8, "half_t": 2, "bfloat16_t": 2, "signed char": 1, "uchar": 1}
 
 
@@ -86,7 +88,14 @@ def lower(candidate: Candidate) -> Lowered:
     flags = session().compile.flags
     same_code = (source.replace(symbol, "K"), host_source.replace(symbol, "K"), str(target), flags, pass_configs)
     merge = (str(target), flags, pass_configs, sorted(map(str, dict(device.attrs or {}).items())))
-    blob = Blob(symbol, pickle.dumps(host), pickle.dumps(device), source, pass_configs, _c_arguments(function, device) if target.kind == "c" else ())
+    blob = Blob(
+        symbol,
+        pickle.dumps(host),
+        pickle.dumps(device),
+        source,
+        pass_configs,
+        _c_arguments(function, device) if target.kind == "c" else (),
+    )
     return Lowered(
         index=candidate.index,
         code_key=_digest(same_code),
@@ -110,7 +119,9 @@ def _param(param: Any) -> KernelParam:
 
 def _c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
     """Map the arguments of the generated C function to kernel parameters (positions) and symbolic dimensions (names)."""
-    buffers = {str(function.buffer_map[v].data.name): i for i, v in enumerate(function.params) if v in function.buffer_map}
+    buffers = {
+        str(function.buffer_map[v].data.name): i for i, v in enumerate(function.params) if v in function.buffer_map
+    }
     scalars = {str(v.name): i for i, v in enumerate(function.params) if v not in function.buffer_map}
     kernels = list(device.functions.values())
     if len(kernels) != 1:
@@ -124,7 +135,9 @@ def _facts(device: Any, source: str) -> StaticFacts:
         attrs = dict(function.attrs or {})
         extent = {str(k): int(v) for k, v in dict(attrs.get("thread_extent", {})).items() if str(v).isdigit()}
         smem = max(smem, int(attrs.get("dyn_shared_memory_buf", 0)))
-        threads = max(threads, extent.get("threadIdx.x", 1) * extent.get("threadIdx.y", 1) * extent.get("threadIdx.z", 1))
+        threads = max(
+            threads, extent.get("threadIdx.x", 1) * extent.get("threadIdx.y", 1) * extent.get("threadIdx.z", 1)
+        )
         grid = (extent.get("blockIdx.x", 1), extent.get("blockIdx.y", 1), extent.get("blockIdx.z", 1))
     if session().target.kind == "c":
         return StaticFacts()

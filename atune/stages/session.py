@@ -118,7 +118,11 @@ def _gpus() -> list[DeviceInfo]:
     if visible is not None:
         chosen = []
         for entry in (e.strip() for e in visible.split(",")):
-            match = [g for i, g in enumerate(found) if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))]
+            match = [
+                g
+                for i, g in enumerate(found)
+                if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))
+            ]
             if not match:
                 break  # CUDA too ignores what follows an invalid entry
             chosen += match
