@@ -20,13 +20,19 @@ device's process died. suspect: the whole program died twice while it was being 
 """
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """A candidate that did not make it through a stage. `detail` is the tail of what the compiler or device said."""
+class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
+    """A candidate that did not make it through a stage. `detail` is the tail of what the compiler or device said.
+
+    `doubt`: why the fault may not be the candidate's own, so that it is tried once more on a fresh process; empty
+    where it is. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
+    """
 
     index: int
     kind: FailureKind
     message: str
     detail: str = ""
+    doubt: str = ""
+    kill_s: float = 0.0
 
 
 class KernelParam(msgspec.Struct, frozen=True):

@@ -38,22 +38,39 @@ class DeviceLane(Protocol):
     """One device's process. One call at a time; cancelling a call kills it."""
 
     name: str
-    alive: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; it may end at any time."""
+        ...
+
+    @property
+    def took_over(self) -> bool:
+        """Whether the process stood by before it was needed."""
+        ...
 
     async def start(self) -> DeviceInfo:
-        """Start the device's process and make its context; also after it was lost. Raises `WorkerError`."""
+        """Start the device's process and make its context, or take the one that stands by. Raises `WorkerError`.
+
+        Where inputs had been made before, for an earlier process, they are made again: it is ready to measure.
+        """
         ...
 
     async def prepare(self, artifact: Artifact) -> Timing | None:
         """Make the inputs, run the reference, and time it. Raises `WorkloadError` where the user's functions fail."""
         ...
 
-    async def measure(self, artifact: Artifact) -> Measurement | Failure:
-        """Check and time one candidate. After a failure that cost the process, `alive` is false."""
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+        """Check and time one candidate. After a failure that cost the process, `alive` is false.
+
+        `best_ms` is the best so far: one that is plainly slower needs few samples. None takes all.
+        """
         ...
 
-    async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
-        """Time `artifacts` and the reference in turn, `rounds` times; sample r of all is from round r."""
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`."""
         ...
 
 

@@ -58,6 +58,22 @@ SMEM_BYTES_PER_BLOCK = {
 """Opt-in shared memory a block, bytes, by compute capability (CUDA C++ Programming Guide, same table)."""
 
 
+PEAKS = {
+    "B200": (9.0e15, 8.0e12), "H200": (1.98e15, 4.9e12), "H100": (1.98e15, 3.4e12), "H800": (1.98e15, 3.4e12),
+    "H20": (3.0e14, 4.1e12), "A100": (1.3e15, 2.1e12), "L40S": (1.5e15, 8.7e11), "L4": (4.9e14, 3.1e11),
+}  # fmt: skip
+"""(operations a second of the fastest dense type, bytes a second of the memory), by a word of the device's name: upper
+bounds, from NVIDIA's data sheets, rounded up."""
+
+
+def fastest_ms(name: str, flops: float | None, n_bytes: float | None) -> float | None:
+    """Return the latency that device `name` cannot undercut for so much work; None where its peaks are not known."""
+    peak = next((PEAKS[word] for word in name.replace("-", " ").split() if word in PEAKS), None)
+    if peak is None or not (flops or n_bytes):
+        return None
+    return max((flops or 0) / peak[0], (n_bytes or 0) / peak[1]) * 1e3
+
+
 def default_limits(target: Target) -> DeviceLimits:
     """Return the limits of `target`'s architecture."""
     if target.kind != "cuda":

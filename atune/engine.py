@@ -21,12 +21,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from atune.artifact import Artifact, Failure, Lowered
 from atune.backend import Backend, CompileLane, DeviceLane, GroupFailed
 from atune.candidate import Candidate, config_key
-from atune.device import DeviceLimits
-from atune.errors import AtuneError, DevicesLost, WorkerError
+from atune.device import DeviceInfo, DeviceLimits, fastest_ms
+from atune.errors import AtuneError, DevicesLost, WorkerError, WorkerLost
 from atune.events import (
     SCHEMA,
     ArtifactBuilt,
     BenchmarkFailed,
+    BenchmarkRepeated,
     BenchmarkStarted,
     BestChanged,
     BuildFailed,
@@ -35,6 +36,7 @@ from atune.events import (
     CandidateMeasured,
     CandidateProposed,
     CandidatePruned,
+    DeviceExcluded,
     DeviceLost,
     DeviceReady,
     FinalOrdered,
@@ -46,12 +48,14 @@ from atune.events import (
     RunStarted,
     Warned,
 )
-from atune.measurement import Measurement
+from atune.measurement import FinalEntry, Measurement, Timing
+from atune.plausible import implausible
 from atune.recorder import Recorder
 from atune.resumption import Plan, finished, plan_new, plan_rest, space_hash
 from atune.scheduler import CompileState, Lower, halves
 from atune.screen import screen
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.standing import final_order, speed_outliers, unsettled
 from atune.state import State
 from atune.strategy import Strategy
 from atune.workload import WorkloadSpec
@@ -62,6 +66,11 @@ ARTIFACTS_PER_DEVICE = 64
 """Artifacts that wait for each device before the compile lanes have to."""
 DEVICE_STARTS = 3
 """Times that starting a device's process may fail in a row before the device is given up."""
+
+BETWEEN = "its process ended between two candidates"
+NO_FINAL = "no final: no device is left to time it on"
+FINAL_S = 5.0
+"""Seconds after which the final takes no further look at an order that is not settled."""
 
 Keep = Callable[[Artifact], Artifact]
 Find = Callable[[Artifact], Artifact | None]
@@ -110,7 +119,19 @@ class Engine:
         self._compiled = anyio.Event()
         self._stopping = ""
         self._limits = DeviceLimits()
-        self._starting = 0
+        self._in_use = 0
+        """Devices that are neither given up nor left out."""
+        self._measuring = 0
+        self._again: deque[Artifact] = deque()
+        """What a device could not finish, or what it measured before it was left out."""
+        self._repeated: set[int] = set()
+        self._excluded: set[str] = set()
+        self._given_up: set[str] = set()
+        self._speeds: dict[str, float] = {}
+        """The reference's latency by device, ms, of those in use."""
+        self._fastest: dict[str, float] = {}
+        """The best first timing by device, ms."""
+        self._spec: WorkloadSpec
         self.state: CompileState
         self._strategy: Strategy
 
@@ -143,7 +164,7 @@ class Engine:
             )
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-            self._starting = len(device_lanes)
+            self._in_use, self._spec = len(device_lanes), spec
             async with anyio.create_task_group() as syncing:
                 syncing.start_soon(self._sync_outcomes)
                 async with anyio.create_task_group() as timed:
@@ -210,11 +231,11 @@ class Engine:
             plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
             if finished(state, self.budget) and plan.empty:
                 return spec, None
-            self._resume(state, plan, header["versions"])
+            self._resume(state, plan, header["versions"], devices)
         self._to_sync.set()
         return spec, plan
 
-    def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
+    def _resume(self, state: State, plan: Plan, versions: dict[str, str], devices: Sequence[DeviceInfo]) -> None:
         """Record that a further part begins, and settle what needs no work."""
         emit, journal = self.recorder.emit, self.recorder.journal
         if journal is not None and journal.torn_bytes:
@@ -228,6 +249,10 @@ class Engine:
         for index in plan.gone:
             emit(CandidatePruned, index=index, reason="the space does not hold it any more")
         self._codes.update(plan.codes)
+        here = {device.id for device in devices}
+        for measured in state.ranked():  # the best first
+            if measured.device in here:
+                self._fastest.setdefault(measured.device, measured.timing.latency_ms)
 
     async def _propose(self, plan: Plan, propose: MemoryObjectSendStream[Candidate]) -> None:
         proposed = 0
@@ -391,18 +416,119 @@ class Engine:
             if not self.pipeline:
                 await self._compiled.wait()
             prepared = False
-            async for artifact in artifacts:
+            while (artifact := await self._next(lane, artifacts)) is not None:
                 if self._stopping:
                     continue  # drained, so that no compile lane waits for ever
-                if not prepared:
-                    reference = await lane.prepare(artifact)
-                    if reference is not None:
-                        self.recorder.emit(ReferenceMeasured, lane=lane.name, device=lane.name, timing=reference)
+                self._measuring += 1
+                try:
+                    if not prepared and not await self._prepare(lane, artifact):
+                        self._again.append(artifact)
+                        return
                     prepared = True
-                self.recorder.emit(BenchmarkStarted, lane=lane.name, index=artifact.index, device=lane.name)
-                self._settle(lane, artifact, await lane.measure(artifact))
-                if not lane.alive and not await self._start(lane):
-                    return
+                    if not await self._measure(lane, artifact):
+                        return
+                finally:
+                    self._measuring -= 1
+                    self._wake()
+
+    async def _next(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
+        """Return what to measure next: what another device left, else the stream's next; None at the end of all."""
+        while lane.name not in self._excluded:
+            if self._again:
+                return self._again.popleft()
+            try:
+                return await artifacts.receive()
+            except anyio.EndOfStream:
+                if self._measuring:  # that device may yet be lost, and leave its candidate
+                    await self._changed.wait()
+                elif not self._leave_out():
+                    return None
+        return None
+
+    async def _prepare(self, lane: DeviceLane, artifact: Artifact) -> bool:
+        """Have the inputs made and the reference timed; False once the device is given up, or left out."""
+        for _ in range(DEVICE_STARTS):
+            try:
+                reference = await lane.prepare(artifact)
+            except WorkerLost as error:
+                self.recorder.emit(DeviceLost, lane=lane.name, device=lane.name, reason=str(error))
+                if not await self._start(lane):
+                    return False
+                continue
+            if reference is not None:
+                self.recorder.emit(ReferenceMeasured, lane=lane.name, device=lane.name, timing=reference)
+                self._speeds[lane.name] = reference.latency_ms
+                if len(self._speeds) == self._in_use:
+                    self._leave_out()
+            return lane.name not in self._excluded
+        self._give_up(lane, "its process is lost whenever the reference runs")
+        return False
+
+    def _leave_out(self) -> bool:
+        """Leave out devices that are not as fast as the others; what they measured is measured again."""
+        outliers = speed_outliers(self._speeds)
+        for name, factor in outliers.items():
+            measured = [m.index for m in self.recorder.state.ranked() if m.device == name]
+            reason = f"the reference takes {factor:.3f} times as long on device {name} as on the others"
+            self.recorder.emit(DeviceExcluded, lane=name, device=name, reason=reason)
+            self._excluded.add(name)
+            del self._speeds[name]
+            self._fastest.pop(name, None)
+            again = [self.artifacts.pop(index) for index in measured if index in self.artifacts]
+            self._again.extend(again)
+            if len(again) < len(measured):  # this part of the run has no libraries of theirs
+                message = f"{len(measured) - len(again)} candidates that device {name} measured in an earlier part"
+                self.recorder.emit(Warned, message=f"{message} are measured again when the run is resumed once more")
+            self._in_use -= 1
+        self._wake()
+        return bool(outliers)
+
+    async def _measure(self, lane: DeviceLane, artifact: Artifact) -> bool:
+        """Measure one candidate, and once more where there is a doubt; False once the device is not to be used."""
+        emit, index = self.recorder.emit, artifact.index
+        while True:
+            if not lane.alive:
+                emit(DeviceLost, lane=lane.name, device=lane.name, reason=BETWEEN)
+                if not await self._start(lane):
+                    self._again.append(artifact)
+                    return False
+            emit(BenchmarkStarted, lane=lane.name, index=index, device=lane.name)
+            try:
+                answer = await lane.measure(artifact, min(self._fastest.values(), default=None))
+            except WorkerLost as error:  # while its inputs were made
+                answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
+            if lane.name in self._excluded and isinstance(answer, Measurement):
+                doubt = f"device {lane.name} was left out meanwhile"
+            else:
+                doubt = "" if index in self._repeated else self._doubt(lane, answer)
+            if not doubt:
+                self._settle(lane, artifact, answer)
+                if isinstance(answer, Measurement) and not lane.alive:
+                    emit(DeviceLost, lane=lane.name, device=lane.name, reason=BETWEEN)
+                return lane.alive or await self._start(lane)
+            if isinstance(answer, Failure) and not lane.alive:
+                reason = f"{answer.kind}: {answer.message}"
+                emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, kill_s=answer.kill_s)
+            emit(BenchmarkRepeated, lane=lane.name, index=index, device=lane.name, reason=doubt)
+            if lane.name not in self._excluded:
+                self._repeated.add(index)
+                if await self._start(lane):
+                    continue
+            self._again.append(artifact)
+            return False
+
+    def _doubt(self, lane: DeviceLane, answer: Measurement | Failure) -> str:
+        """Say why `answer` should be had once more, from a fresh process; empty where it counts."""
+        if isinstance(answer, Failure):
+            return answer.doubt
+        state, latency = self.recorder.state, answer.timing.latency_ms
+        best = min(self._fastest.values(), default=float("inf"))
+        if latency >= best and self._spec.flops is self._spec.bytes is None:
+            return ""
+        device = state.devices.get(lane.name)
+        floor = fastest_ms(device.name, self._spec.flops, self._spec.bytes) if device is not None else None
+        measured = ((state.entry(m.index).config, m.timing.latency_ms) for m in state.ranked())
+        return implausible(latency, state.entry(answer.index).config, measured, floor)
 
     def _settle(self, lane: DeviceLane, artifact: Artifact, answer: Measurement | Failure) -> None:
         emit, state = self.recorder.emit, self.recorder.state
@@ -410,11 +536,13 @@ class Engine:
         if isinstance(answer, Failure):
             emit(BenchmarkFailed, **where, kind=answer.kind, message=answer.message, detail=answer.detail)  # type: ignore[arg-type]
             if not lane.alive:
-                emit(DeviceLost, lane=lane.name, device=lane.name, reason=f"{answer.kind}: {answer.message}")
+                reason = f"{answer.kind}: {answer.message}"
+                emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, kill_s=answer.kill_s)
             self._settled(answer.index)
             return
-        before = state.best
+        before, latency = state.best, answer.timing.latency_ms
         self.artifacts[answer.index] = artifact
+        self._fastest[lane.name] = min(latency, self._fastest.get(lane.name, latency))
         emit(
             CandidateMeasured,
             **where,  # type: ignore[arg-type]
@@ -422,9 +550,10 @@ class Engine:
             checked=answer.checked,
             max_error=answer.max_error,
             seconds=answer.seconds,
+            writes=answer.writes,
         )
         best = state.best
-        self._settled(answer.index, answer.timing.latency_ms, best if best != before else None, lane.name)
+        self._settled(answer.index, latency, best if best != before else None, lane.name)
 
     def _settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, lane: str = "engine"
@@ -460,50 +589,92 @@ class Engine:
     async def _start(self, lane: DeviceLane) -> bool:
         """Start a device's process; False once it is given up. Raises `DevicesLost` for the last one."""
         for attempt in range(DEVICE_STARTS):
+            began = self.recorder.elapsed_s
             try:
                 info = await lane.start()
             except WorkerError as error:
-                final = attempt == DEVICE_STARTS - 1
                 reason = f"{error} {error.detail.strip().splitlines()[-1] if error.detail.strip() else ''}".strip()
-                self.recorder.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, final=final)
-                if not final:
-                    continue
-                self._starting -= 1
-                if self._starting == 0:
-                    raise DevicesLost(f"device {lane.name} does not start: {reason}; no device is left") from error
+                if attempt == DEVICE_STARTS - 1:
+                    self._give_up(lane, reason)
+                else:
+                    self.recorder.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason)
             else:
-                self.recorder.emit(DeviceReady, lane=lane.name, device=info)
+                took = round(self.recorder.elapsed_s - began, 4)
+                self.recorder.emit(DeviceReady, lane=lane.name, device=info, start_s=took, standby=lane.took_over)
                 return True
         return False
+
+    def _give_up(self, lane: DeviceLane, reason: str) -> None:
+        """Use a device no more. Raises `DevicesLost` for the last one."""
+        self.recorder.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, final=True)
+        self._speeds.pop(lane.name, None)
+        self._given_up.add(lane.name)
+        if lane.name not in self._excluded:
+            self._in_use -= 1
+        if self._in_use == 0:
+            raise DevicesLost(f"device {lane.name} is given up: {reason}; no device is left")
 
     async def _final(self, lanes: Sequence[DeviceLane], compile_lanes: Sequence[CompileLane], plan: Plan) -> None:
         """Time the best few in turn, with the default and the slowest beside them, while nothing compiles."""
         state = self.recorder.state
         ranked = [m.index for m in state.ranked()]
-        lane = next((lane for lane in lanes if lane.alive), None)
         if self.benchmark.n_final == 0 or len(ranked) < 2 or state.final is not None:
             await self._recover(
                 ranked[:1] if state.final is None else [state.final.entries[0].index], compile_lanes, plan
             )
             return
-        if lane is None:
-            self.recorder.emit(Warned, message="no final: no device is left to time it on")
+        usable = [lane for lane in lanes if lane.name not in self._excluded | self._given_up]
+        if not usable:
+            self.recorder.emit(Warned, message=NO_FINAL)
             return
-        chosen = ranked[: self.benchmark.n_final] + ranked[-1:]
+        contenders = ranked[: self.benchmark.n_final]
+        chosen = contenders + ranked[-1:]
         if state.header is not None and state.header.default is not None:
             chosen += [i for i in ranked if state.first(i) is state.first(state.header.default)]
         chosen = list(dict.fromkeys(chosen))
         await self._recover(chosen, compile_lanes, plan)
         chosen = [i for i in chosen if i in self.artifacts]
-        if len(chosen) < 2:
+        contenders = [i for i in contenders if i in self.artifacts]
+        if len(chosen) < 2 or not contenders:
             return
-        try:
-            entries, reference = await lane.final([self.artifacts[i] for i in chosen], self.benchmark.n_final_rounds)
-        except WorkerError as error:
-            self.recorder.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
+        lane = next((lane for lane in usable if lane.alive), usable[0])
+        if not (lane.alive or await self._restarted(lane, BETWEEN)):
+            self.recorder.emit(Warned, message=NO_FINAL)
             return
-        entries.sort(key=lambda e: (e.timing.latency_ms, state.entries[e.index].key))
+        for attempt in range(2):
+            try:
+                entries, reference = await self._rounds(lane, chosen, contenders)
+                break
+            except WorkerError as error:
+                if attempt or not await self._restarted(lane, str(error)):
+                    self.recorder.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
+                    return
         self.recorder.emit(FinalOrdered, lane=lane.name, device=lane.name, entries=tuple(entries), reference=reference)
+
+    async def _restarted(self, lane: DeviceLane, reason: str) -> bool:
+        """Try to get a device back whose process ended before or in the final."""
+        self.recorder.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason)
+        try:
+            return await self._start(lane)
+        except DevicesLost:
+            return False
+
+    async def _rounds(
+        self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        """Time all in turn, then those whose order is open, until it is settled or a limit is reached."""
+        state, rounds = self.recorder.state, self.benchmark.n_final_rounds
+        looks = max(1, self.benchmark.n_final_limit // rounds)
+        began, timings = self.recorder.elapsed_s, dict[int, Timing]()
+        found, reference = await lane.final([self.artifacts[i] for i in chosen], rounds)
+        timings.update((e.index, e.timing) for e in found)
+        for _ in range(looks - 1):
+            playing = unsettled(timings, contenders, looks)
+            if not playing or self.recorder.elapsed_s - began > FINAL_S:
+                break
+            found, _ = await lane.final([self.artifacts[i] for i in playing], rounds, with_reference=False)
+            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
+        return final_order(timings, contenders, {i: state.entries[i].key for i in timings}, looks), reference
 
     async def _recover(self, wanted: Sequence[int], lanes: Sequence[CompileLane], plan: Plan) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, else by compiling again."""
@@ -534,6 +705,9 @@ class Engine:
             return lowered.message
         if lowered.code_key != self.recorder.state.entries[candidate.index].code_key:
             return "it has other code now"
+        if (known := await self._find(lane, lowered)) is not None:
+            self.artifacts[candidate.index] = known
+            return ""
         [built] = await lane.build([lowered])
         if isinstance(built, Failure):
             return built.message

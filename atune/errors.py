@@ -62,6 +62,14 @@ class RemoteError(WorkerError):
         """The exception's class name in the worker, such as ``WorkloadError``."""
 
 
+def translated(error: RemoteError) -> AtuneError:
+    """Return the caller's mistake that a worker reported as the exception it was there."""
+    kind = globals().get(error.kind)
+    if isinstance(kind, type) and issubclass(kind, UsageError):
+        return kind(str(error))
+    return WorkerError(str(error), error.detail)
+
+
 class DevicesLost(AtuneError):
     """Every device's process failed to start or was lost for good. The journal keeps what was measured."""
 

@@ -112,7 +112,12 @@ class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
 
 
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
+    """A device can measure. `start_s`: seconds that took; after a loss with its inputs made and its reference run."""
+
     device: DeviceInfo
+    start_s: float = 0.0
+    standby: bool = False
+    """Whether a process that stood by took over; else one was started."""
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
@@ -121,6 +126,15 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
     device: str
     reason: str
     final: bool = False
+    kill_s: float = 0.0
+    """Seconds from the deadline, or from the error's report, until the process was reaped."""
+
+
+class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
+    """A device is not as fast as the others: what it measured does not count, and is measured again elsewhere."""
+
+    device: str
+    reason: str
 
 
 class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measured"):
@@ -133,6 +147,14 @@ class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"
     device: str
 
 
+class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
+    """A candidate is measured once more, and why: its fault may be another's, or its figure cannot be believed yet."""
+
+    index: int
+    device: str
+    reason: str
+
+
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
     index: int
     device: str
@@ -140,6 +162,8 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
     checked: bool
     max_error: float | None = None
     seconds: float = 0.0
+    writes: tuple[int, ...] = ()
+    """Input parameters that the kernel writes into, restored before each timed call."""
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
@@ -205,9 +229,9 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 
 AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
-    | BuildFailed | GroupSplit | DeviceReady | DeviceLost | ReferenceMeasured | BenchmarkStarted | CandidateMeasured
-    | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished | RunInterrupted | RunResumed
-    | JournalRepaired
+    | BuildFailed | GroupSplit | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured | BenchmarkStarted
+    | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished
+    | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

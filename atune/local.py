@@ -13,8 +13,10 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
+from anyio.abc import TaskGroup
 
 from atune import errors
 from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
@@ -22,23 +24,23 @@ from atune.backend import GroupFailed
 from atune.candidate import Candidate
 from atune.cores import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
-from atune.errors import DevicesLost, RemoteError, UsageError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError
-from atune.measurement import FinalEntry, Measurement, Timing
+from atune.errors import RemoteError, UsageError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.nvrtc_service import NvrtcService
-from atune.pool import ForkServer, Worker
-from atune.protocol import BuildJob, Discovery, Final, Finals, Session
+from atune.pool import ForkServer, Worker, broken
+from atune.protocol import BuildJob, Discovery, Session
 from atune.server_process import ServerProcess, parked
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.store import ArtifactStore
 from atune.version import __version__
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
+__all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder"]
+
 PRELOAD = (
     "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
 )  # fmt: skip
-LOAD_TIMEOUT_S = 300.0
-"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 SERVER_ENV = {
@@ -74,6 +76,8 @@ class LocalBackend:
         self.server: ForkServer
         self.nvrtc = NvrtcService(self, COMPILE_NICE)
         self.store: ArtifactStore | None = None
+        self.background: TaskGroup | None = None
+        """Where processes that stand by are started; None before `open`."""
         self.run_dir = ""
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
@@ -100,6 +104,7 @@ class LocalBackend:
                     park=functools.partial(parked.park, kind),
                 ) as self.server,
                 self.nvrtc,
+                _background() as self.background,
             ):
                 self.store = store = ArtifactStore() if self.compile.store else None
                 try:
@@ -124,7 +129,7 @@ class LocalBackend:
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        payload = msgspec.msgpack.encode((self.target_text, self.device_names))
+        payload = msgspec.msgpack.encode((self.target_text, self.device_names, self.benchmark.mixed_devices))
         known = self.server.facts  # of the same process: devices do not come and go
         reply = known.get(payload) or await self._ask_once("discover", "atune.stages.session:discover", payload)
         known[payload] = reply
@@ -136,6 +141,10 @@ class LocalBackend:
             raise errors.TargetError(
                 "backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi"
             )
+        method = self.benchmark.method
+        if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
+            fitting = "'perf_counter'" if self._target.kind == "c" else "'events' or 'cuda_graph'"
+            raise errors.TargetError(f"method {method!r} does not time target {self._target.kind}: use {fitting}")
         self._devices = devices
         return self._target, devices
 
@@ -214,7 +223,7 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
         except WorkerLost as error:
-            return Failure(index, "crash", f"lowering ended its process: {_end(error)}", error.detail)
+            return Failure(index, "crash", f"lowering ended its process: {how_it_ended(error)}", error.detail)
         except RemoteError as error:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
@@ -242,7 +251,7 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
         except WorkerLost as error:
-            kind, message, detail = "crash", f"compiling ended its process: {_end(error)}", error.detail
+            kind, message, detail = "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail
         except RemoteError as error:
             kind, message, detail = "codegen", str(error), error.detail
         else:
@@ -268,107 +277,6 @@ class LocalCompileLane:
             self._worker = await self.backend.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
             await self.backend.session(self._worker)
         return await self._worker.call(entry, payload, timeout_s)
-
-
-class LocalDeviceLane:
-    """One device's process. `start` replaces it."""
-
-    def __init__(self, backend: LocalBackend, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
-        self.backend, self.info, self.cpus = backend, info, cpus
-        self.name = info.id
-        self.alive = False
-        self._worker: Worker | None = None
-        self._prepared = False
-
-    async def start(self) -> DeviceInfo:
-        await self._stop()
-        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
-        self._worker = await self.backend.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
-        await self.backend.session(self._worker, self.info.id)
-        reply = await self._worker.call(
-            "atune.stages.benchmark:begin", msgspec.msgpack.encode(self.info), LOAD_TIMEOUT_S
-        )
-        self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
-        self.alive, self._prepared = True, False
-        return self.info
-
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        return (await self._prepare(artifact)).reference
-
-    async def measure(self, artifact: Artifact) -> Measurement | Failure:
-        limit = self.backend.benchmark.benchmark_timeout_s
-        if not self._prepared:
-            await self._prepare(artifact, timed=False)
-        try:
-            reply = await self._call("atune.stages.benchmark:measure", msgspec.msgpack.encode(artifact), limit)
-        except WorkerTimeout as error:
-            return Failure(artifact.index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail)
-        except WorkerLost as error:
-            # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
-            kind: FailureKind = "worker_lost" if "SIGKILL" in str(error) else "fault"
-            return Failure(artifact.index, kind, f"the device's process died: {_end(error)}", error.detail)
-        except RemoteError as error:
-            raise translated(error) from error
-        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
-        if isinstance(answer, Failure) and answer.kind == "fault":
-            await self._stop()  # its context is beyond repair, although it answered
-        return answer
-
-    async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
-        limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
-        reply = await self._call(
-            "atune.stages.benchmark:final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds)), limit
-        )
-        finals = msgspec.msgpack.decode(reply, type=Finals)
-        return list(finals.entries), finals.reference
-
-    async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
-        reply = await self._call("atune.stages.benchmark:outputs", msgspec.msgpack.encode(artifact), None)
-        return msgspec.msgpack.decode(reply, type=list[bytes])
-
-    async def _prepare(self, artifact: Artifact, timed: bool = True) -> Finals:
-        limit = self.backend.benchmark.benchmark_timeout_s
-        try:
-            reply = await self._call("atune.stages.benchmark:prepare", msgspec.msgpack.encode((artifact, timed)), limit)
-        except RemoteError as error:
-            raise translated(error) from error
-        except WorkerTimeout as error:
-            message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
-            raise WorkloadError(message) from error
-        except WorkerLost as error:
-            raise WorkloadError(
-                f"making the inputs or running the reference ended the process: {_end(error)}"
-            ) from error
-        self._prepared = True
-        return msgspec.msgpack.decode(reply, type=Finals)
-
-    async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
-        if self._worker is None:
-            raise DevicesLost(f"device {self.name} was not started")
-        try:
-            return await self._worker.call(entry, payload, timeout_s)
-        finally:
-            self.alive = self._worker.alive
-
-    async def _stop(self) -> None:
-        self.alive = False
-        if self._worker is not None:
-            await self._worker.kill()
-            self._worker = None
-
-
-def _end(error: WorkerLost) -> str:
-    """Return how a worker ended, without its name: failures of one kind are counted together."""
-    return str(error).rpartition(": ")[2]
-
-
-def translated(error: RemoteError) -> errors.AtuneError:
-    """Return the caller's mistake that a worker reported as the exception it was there."""
-    kind = getattr(errors, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, UsageError):
-        return kind(str(error))
-    return WorkerError(str(error), error.detail)
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
@@ -421,6 +329,29 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
         os.close(fd)
     assert lock is not None, "a new folder, and the root is locked"
     return folder, lock
+
+
+@asynccontextmanager
+async def _background() -> AsyncGenerator[TaskGroup, None]:
+    """Yield a task group that is cancelled at the end; the body's exceptions come out as they were raised."""
+    error: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                yield tasks
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if error is None or broken(group, error):
+            raise
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _locked(folder: Path) -> ExitStack | None:

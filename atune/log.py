@@ -13,11 +13,13 @@ import msgspec
 from atune.events import (
     ArtifactBuilt,
     BenchmarkFailed,
+    BenchmarkRepeated,
     BenchmarkStarted,
     BuildFailed,
     CandidateLowered,
     CandidateProposed,
     CandidatePruned,
+    DeviceExcluded,
     DeviceLost,
     Event,
     GroupSplit,
@@ -26,7 +28,9 @@ from atune.events import (
 )
 from atune.measurement import Timing
 
-_WARNINGS = (BuildFailed, BenchmarkFailed, DeviceLost, GroupSplit, RunInterrupted, Warned)
+_WARNINGS = (
+    BuildFailed, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit, RunInterrupted, Warned,
+)  # fmt: skip
 _DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt, BenchmarkStarted)
 
 

@@ -8,6 +8,17 @@ from collections.abc import Sequence
 import msgspec
 
 
+class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The GPU's state right after its samples were taken, from NVML. None: NVML did not say."""
+
+    uuid: str
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle: tuple[str, ...] = ()
+    """Why its clocks were lowered; empty when they were not."""
+
+
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Samples of one kernel's time on one device, and how they were taken."""
 
@@ -17,15 +28,25 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: tuple[float, ...]
     method: str
-    """``events`` (CUDA events, launches queued behind a device sleep) or ``perf_counter`` (CPU)."""
+    """``events`` (CUDA events, launches queued behind a device sleep), ``cuda_graph`` (the same, of a graph of the
+    call) or ``perf_counter`` (CPU)."""
+    conditions: Conditions | None = None
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.samples_us)
 
     @classmethod
-    def of(cls, samples_us: Sequence[float], method: str) -> Timing:
+    def of(cls, samples_us: Sequence[float], method: str, conditions: Conditions | None = None) -> Timing:
         """Summarise samples in microseconds; there must be at least one."""
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
         spread = (high - low) / 2 / median if median else 0.0
-        return cls(median / 1e3, round(spread, 5), tuple(round(s, 3) for s in samples_us), method)
+        return cls(median / 1e3, round(spread, 5), tuple(round(s, 3) for s in samples_us), method, conditions)
+
+    def and_more(self, other: Timing) -> Timing:
+        """Return this timing with the samples of `other` after its own; taken later, under its conditions."""
+        return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True):
@@ -38,6 +59,8 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     """Largest absolute difference to the reference over all outputs; None when not checked."""
     seconds: float = 0.0
     """Seconds the device's process spent on it, loading and checking included."""
+    writes: tuple[int, ...] = ()
+    """Positions of input parameters that the kernel writes into; they were restored before each timed call."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
@@ -52,9 +75,9 @@ def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[flo
 
     The interval is the distribution-free confidence interval of the median by order statistics at `level` (Conover,
     Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs timings taken interleaved: sample r of both is
-    one round.
+    one round. Where one has more rounds, those that both have count.
     """
-    ratios = sorted(s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=True))
+    ratios = sorted(s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False))
     n = len(ratios)
     half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * n**0.5 / 2
     low = max(0, int(n / 2 - half))

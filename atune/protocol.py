@@ -46,11 +46,40 @@ class NvrtcReady(msgspec.Struct, frozen=True):
     compile_s: float = 0.0
 
 
+class Begin(msgspec.Struct, frozen=True):
+    """The device of a new process. `warm`: it will stand by, so everything that it will need is loaded already."""
+
+    device: DeviceInfo
+    warm: bool = False
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Make the inputs for `artifact`'s parameters and run the reference; `timed`: time it, too."""
+
+    artifact: Artifact
+    timed: bool
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The reference's timing, where it was timed, and the memory the device has left; None on the CPU."""
+
+    reference: Timing | None
+    free_bytes: int | None = None
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """A candidate to check and time. `best_ms`: latency of the best so far, by a first timing on an equal device."""
+
+    artifact: Artifact
+    best_ms: float | None = None
+
+
 class Final(msgspec.Struct, frozen=True):
-    """Finalists to time in turn, and how many rounds."""
+    """Finalists to time in turn, how many rounds, and whether the reference takes part."""
 
     artifacts: tuple[Artifact, ...]
     rounds: int
+    with_reference: bool = True
 
 
 class Finals(msgspec.Struct, frozen=True):

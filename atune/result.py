@@ -82,7 +82,7 @@ class TuneResult:
         self._by_index = {record.index: record for record in self.records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
         self.measurements: tuple[Measurement, ...] = tuple(
-            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds)
+            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
             for index in sorted(self._measured_by_latency)
             if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
         )
@@ -223,7 +223,7 @@ class TuneResult:
             return None
         timing = self._final.get(slow.index if slow.same_as is None else slow.same_as)
         fast = self._final.get(self.best_index)
-        if timing is None or fast is None or len(timing.samples_us) != len(fast.samples_us):
+        if timing is None or fast is None:
             return None
         if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
             return None

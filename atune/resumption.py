@@ -25,7 +25,7 @@ DEATHS = 2
 """A candidate is suspect after the whole program died so often while it was being measured."""
 
 _COMPILE = ("flags", "pass_configs", "backend")
-_BENCHMARK = ("n_warmup", "n_repeat", "check", "cache_inputs", "seed")
+_BENCHMARK = ("n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed")
 
 
 @dataclass

@@ -67,32 +67,66 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How artifacts are checked and timed.
 
     `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
+    `warmup_ms`, `rep_ms`: the same as times; they replace the counts where they are given.
+    `adaptive`: take fewer samples of candidates that are plainly slower than the best so far.
+    `method`: ``auto``, ``events`` or ``cuda_graph`` on GPUs; tilelang's names ``event`` and ``cudagraph`` mean these.
+    The CPU has one method, ``perf_counter``, which ``auto`` and tilelang's ``wall`` mean there.
     `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
     `check`: compare each candidate's outputs with the reference before it is timed.
     `cache_inputs`: make the inputs once a device and use them for every candidate; False makes them anew each time.
     `seed`: seeds torch before inputs are made.
     `n_final`: how many of the best are timed again, interleaved, while nothing compiles; 0 skips the final.
     `n_final_rounds`: rounds of that final; each round times every finalist once.
+    `n_final_limit`: rounds at most: while their order is not settled, the best few are timed for as many rounds again.
+    `standby`: keep a second process with its context made on each GPU, which takes over when the first one is lost.
+    None keeps one on GPUs that have memory to spare for it, and none on the CPU, where a new process starts at once.
+    `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
     """
 
     n_warmup: int = 3
     n_repeat: int = 20
+    warmup_ms: float | None = None
+    rep_ms: float | None = None
+    adaptive: bool = True
+    method: str = "auto"
     benchmark_timeout_s: float = 60.0
     check: bool = True
     cache_inputs: bool = True
     seed: int = 0
     n_final: int = 5
     n_final_rounds: int = 20
+    n_final_limit: int = 200
+    standby: bool | None = None
+    mixed_devices: bool = False
 
     def __post_init__(self) -> None:
         where = "BenchmarkSettings"
         _positive(where, "n_repeat", self.n_repeat, integral=True)
         _positive(where, "benchmark_timeout_s", self.benchmark_timeout_s)
         _positive(where, "n_final_rounds", self.n_final_rounds, integral=True)
+        _positive(where, "n_final_limit", self.n_final_limit, integral=True)
+        _positive(where, "warmup_ms", self.warmup_ms, optional=True)
+        _positive(where, "rep_ms", self.rep_ms, optional=True)
+        msgspec.structs.force_setattr(self, "method", _method(self.method))
         for name in ("n_warmup", "n_final"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
+
+
+METHODS = {
+    "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
+    "perf_counter": "perf_counter", "wall": "perf_counter",
+}  # fmt: skip
+"""Our name of each timing method, by ours and by tilelang's."""
+
+
+def _method(name: str) -> str:
+    if name in METHODS:
+        return METHODS[name]
+    if name in ("cupti", "msprof", "msprof_detail"):
+        raise UsageError(f"BenchmarkSettings: method {name!r} is not supported: use 'events' or 'cuda_graph'")
+    raise UsageError(f"BenchmarkSettings: method {name!r} is unknown: use {', '.join(METHODS)}")
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

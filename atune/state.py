@@ -11,6 +11,7 @@ from atune.device import DeviceInfo
 from atune.events import (
     ArtifactBuilt,
     BenchmarkFailed,
+    BenchmarkRepeated,
     BenchmarkStarted,
     BuildFailed,
     CandidateAliased,
@@ -18,6 +19,7 @@ from atune.events import (
     CandidateMeasured,
     CandidateProposed,
     CandidatePruned,
+    DeviceExcluded,
     DeviceReady,
     Event,
     FinalOrdered,
@@ -125,6 +127,11 @@ class State:
                 self.totals = [event.total]
             case DeviceReady():
                 self.devices[event.device.id] = event.device
+            case BenchmarkRepeated():
+                self._measuring.pop(event.index, None)  # it may wait for another device meanwhile
+            case DeviceExcluded():
+                self.warnings.append(f"device {event.device} is left out: {event.reason}")
+                self._forget(event.device)
             case ReferenceMeasured():
                 self.references[event.device] = event.timing
             case FinalOrdered():
@@ -228,6 +235,15 @@ class State:
                 self._best = first.index
         elif best == first.index:
             self._best_is_stale = True
+
+    def _forget(self, device: str) -> None:
+        """Take back what `device` measured: its figures cannot be ranked against the others'."""
+        for entry in self.entries.values():
+            if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
+                self._count(entry, -1)
+                entry.outcome = None
+                self._best_is_stale = True
+                self.final = None  # of an earlier part, if there is one
 
     def _alias(self, index: int, same_as: int) -> None:
         self._made(index)

@@ -149,6 +149,11 @@ class Script:
     equal `merge_key` share a library. `start_failures` says how often a device, by its name, does not start before it
     does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
     writes.
+
+    `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
+    it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
+    how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
+    of a candidate in the final; in the first `final_losses` calls of the final the device is lost.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -165,6 +170,12 @@ class Script:
     code_key: Callable[[Config], str] = config_key
     merge_key: Callable[[Config], str] = lambda config: ""
     start_failures: Mapping[str, float] = field(default_factory=dict)
+    doubts: Mapping[int, int] = field(default_factory=dict)
+    dies_after: Mapping[int, int] = field(default_factory=dict)
+    first_ms: Mapping[int, float] = field(default_factory=dict)
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    final_noise: Callable[[int], float] = lambda index: 1.0
+    final_losses: int = 0
     prepare_error: str = ""
     output: Callable[[Config], bytes] = lambda config: config_key(config).encode()
 
@@ -234,6 +245,8 @@ class FakeBackend:
         """Groups in the order in which their building began, failed ones too."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which their measuring began, by device."""
+        self.best_known: list[float | None] = []
+        """The best latency that each measuring was told, in the order in which they began."""
         self.finals: list[tuple[int, ...]] = []
         self.starts: Counter[str] = Counter()
         """Starts of each device's process, failed ones too."""
@@ -388,6 +401,7 @@ class FakeDeviceLane:
         self.backend, self.info, self.speed = backend, info, speed
         self.name = info.id
         self.alive = False
+        self.took_over = False
 
     async def start(self) -> DeviceInfo:
         self.alive = False
@@ -407,38 +421,59 @@ class FakeDeviceLane:
         with self.backend.running_as("prepare"):
             await self.backend.take(0.1 / self.speed)
         reference = self.backend.script.reference_ms
-        return None if reference is None else _timing(reference, self.backend.benchmark.n_repeat)
+        slowdown = self.backend.script.slowdown.get(self.name, 1.0)
+        return None if reference is None else _timing(reference * slowdown, self.backend.benchmark.n_repeat)
 
-    async def measure(self, artifact: Artifact) -> Measurement | Failure:
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
         self._check_alive()
         backend, script = self.backend, self.backend.script
         limit = backend.benchmark.benchmark_timeout_s
         index = self._loaded(artifact)
         config = backend.configs[index]
         backend.measured[self.name].append(index)
+        backend.best_known.append(best_ms)
+        before = sum(i == index for done in backend.measured.values() for i in done) - 1
         seconds = _seconds(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
         message = f"scripted to fail: {kind}"
         with backend.running_as("measure"):
             if not await backend.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
                 kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
+        if doubt and kind is None:
+            kind = "worker_lost"
+        elif kind is None and index in script.dies_after and before < script.dies_after[index]:
+            self.alive = False
         if kind is not None:
             self.alive = kind not in FATAL
-            return Failure(artifact.index, kind, message, "what the fake said")
+            return Failure(artifact.index, kind, message, "what the fake said", doubt)
         checked = script.reference_ms is not None and backend.benchmark.check
-        timing = _timing(script.latency_ms(config), backend.benchmark.n_repeat)
+        early = script.first_ms.get(index) if not before else None
+        latency = script.latency_ms(config) if early is None else early
+        timing = _timing(latency * script.slowdown.get(self.name, 1.0), backend.benchmark.n_repeat)
         return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
 
-    async def final(self, artifacts: Sequence[Artifact], rounds: int) -> tuple[list[FinalEntry], Timing | None]:
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
         self._check_alive()
         backend, script = self.backend, self.backend.script
+        if len(backend.finals) < script.final_losses:
+            backend.finals.append(tuple(self._loaded(artifact) for artifact in artifacts))
+            self.alive = False
+            raise WorkerLost(f"device {self.name} is scripted to be lost in the final")
         indices = tuple(self._loaded(artifact) for artifact in artifacts)
         backend.finals.append(indices)
         with backend.running_as("final"):
             await backend.take(0.1 * len(indices) / self.speed)
         latency = script.final_ms or script.latency_ms
-        entries = [FinalEntry(i, _timing(latency(backend.configs[i]), rounds)) for i in indices]
-        return entries, None if script.reference_ms is None else _timing(script.reference_ms, rounds)
+        noise = script.final_noise
+        entries = [
+            FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter"))
+            for i, ms in ((i, latency(backend.configs[i])) for i in indices)
+        ]
+        reference = script.reference_ms if with_reference else None
+        return entries, None if reference is None else _timing(reference, rounds)
 
     async def outputs(self, artifact: Artifact) -> list[bytes]:
         """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""

@@ -25,6 +25,9 @@ from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, Co
 from atune.errors import SpaceError, WorkloadError
 from atune.space import Space
 
+SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
+"""tilelang's `TensorSupplyType`, by name."""
+
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
 
@@ -48,6 +51,18 @@ class Workload:
         A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked.
     out_idx
         Positions of the output parameters; by default `@tilelang.jit`'s `out_idx`, else the last parameter.
+    check
+        A function that judges the outputs and returns false, or raises AssertionError, where they are wrong. With a
+        reference it gets ``(outputs, reference_outputs)``, as tilelang's `manual_check_prog` does; without one
+        ``(inputs, outputs)``. All are lists of tensors.
+    supply
+        How inputs are drawn: the name of one of tilelang's supply types, such as ``"integer"`` or ``"uniform"``.
+    restore, zero
+        Positions of parameters to restore, or to set to zero, before each call. Inputs that a kernel writes into are
+        found out and restored without being named.
+    flops, bytes
+        Operations, and bytes moved to and from memory, of one call at least. A figure faster than the device's peak
+        allows is then measured once more in a fresh process.
     rtol, atol
         Tolerances of the check, as in `torch.testing.assert_close`; by default by output dtype.
     max_mismatched_ratio
@@ -72,6 +87,12 @@ class Workload:
         rtol: float | None = None,
         atol: float | None = None,
         max_mismatched_ratio: float = 0.0,
+        check: Callable[..., Any] | None = None,
+        supply: Any = None,
+        restore: Sequence[int] = (),
+        zero: Sequence[int] = (),
+        flops: float | None = None,
+        bytes: float | None = None,
         default: Mapping[str, Any] | None = None,
         pass_configs: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -81,7 +102,16 @@ class Workload:
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {kernel!r}")
         if reference is not None and not callable(reference):
             raise WorkloadError(f"Workload: reference must be a function of the inputs, got {reference!r}")
-        for label, value in (("rtol", rtol), ("atol", atol), ("max_mismatched_ratio", max_mismatched_ratio)):
+        if check is not None and not callable(check):
+            raise WorkloadError(f"Workload: check must be a function of the outputs, got {check!r}")
+        self.supply = None if supply is None else str(getattr(supply, "name", supply)).lower()
+        if self.supply not in (None, *SUPPLIES):
+            raise WorkloadError(f"Workload: supply {supply!r} is unknown: give {', '.join(SUPPLIES)}")
+        for label, positions in (("restore", restore), ("zero", zero)):
+            if isinstance(positions, str) or not all(type(i) is int for i in positions):
+                raise WorkloadError(f"Workload: {label} must be positions of parameters, got {positions!r}")
+        work = (("flops", flops), ("bytes", bytes))
+        for label, value in (("rtol", rtol), ("atol", atol), ("max_mismatched_ratio", max_mismatched_ratio), *work):
             if value is not None and not value >= 0:
                 raise WorkloadError(f"Workload: {label} must be zero or more, got {value!r}")
         self.kernel = kernel
@@ -96,6 +126,8 @@ class Workload:
         if self.out_idx is None:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
+        self.check, self.restore, self.zero = check, tuple(restore), tuple(zero)
+        self.flops, self.bytes = flops, bytes
         self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
         self.default = dict(default) if default is not None else None
         self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}
@@ -199,6 +231,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     fingerprint: str
     has_reference: bool
     out_idx: tuple[int, ...]
+    flops: float | None = None
+    bytes: float | None = None
 
 
 def parse_file_ref(text: str) -> FileRef:
@@ -279,6 +313,8 @@ def describe(workload: Workload, origin: str = "") -> WorkloadSpec:
         fingerprint=fingerprint(workload),
         has_reference=workload.reference is not None,
         out_idx=tuple(workload.out_idx or ()),
+        flops=workload.flops,
+        bytes=workload.bytes,
     )
 
 
@@ -289,13 +325,21 @@ def fingerprint(workload: Workload) -> str:
     for label, function in _parts(workload)[: -len(workload.space.where) or None]:
         digest.update(f"\0{label}\0".encode())
         digest.update(_identity(function))
-    checks = [workload.out_idx, workload.rtol, workload.atol, workload.max_mismatched_ratio, workload.pass_configs]
+    checks: list[Any] = [
+        workload.out_idx,
+        workload.rtol,
+        workload.atol,
+        workload.max_mismatched_ratio,
+        workload.pass_configs,
+    ]
+    checks += [workload.supply, workload.restore, workload.zero]
     digest.update(msgspec.json.encode([workload.arguments, checks], order="deterministic", enc_hook=repr))
     return digest.hexdigest()
 
 
 def _parts(workload: Workload) -> list[tuple[str, Any]]:
     parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
+    parts.append(("check", workload.check))
     parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
     return [(label, part) for label, part in parts if part is not None]
 

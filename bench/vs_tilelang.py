@@ -244,7 +244,7 @@ def child_tilelang(job: dict[str, Any]) -> None:
 
     import tilelang.autotuner.tuner as tuner_module
 
-    from atune.stages.inputs import RTOL
+    from atune.stages.check import RTOL
     from atune.workload import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
@@ -325,9 +325,10 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.stages.inputs import Arguments, compare, expected_outputs
+    from atune.stages.check import compare, expected_outputs
+    from atune.stages.inputs import Arguments
     from atune.stages.lowering import _param
-    from atune.stages.timer import make_timer
+    from atune.stages.timer import Timed, make_timer
     from atune.workload import _function, load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
@@ -352,9 +353,9 @@ def child_retime(job: dict[str, Any]) -> None:
         arguments.poison()
         kernel(*arguments.values)
         timer.synchronise()
-        mismatch, error = compare(arguments.outputs, expected, work) if expected is not None else (None, 0.0)
+        mismatch, error = compare(work, arguments, expected) if expected is not None else (None, 0.0)
         found.append((entry["label"], None if expected is None else mismatch is None, error))
-        calls.append(functools.partial(kernel, *arguments.values))
+        calls.append(Timed(functools.partial(kernel, *arguments.values)))
     samples = timer.interleaved(calls, job["rounds"], 10)
     answer = [
         Retimed(label=label, timing=Timing.of(us, timer.method), correct=correct, max_error=error)

@@ -20,7 +20,7 @@ from atune.events import SCHEMA, AnyEvent, Event, RunStarted, encode
 from atune.reader import parse_line
 from atune.result import TuneResult
 from atune.resumption import PARTS
-from atune.stages.inputs import RTOL
+from atune.stages.check import RTOL
 from atune.state import State
 
 ROOT = Path(__file__).parent.parent

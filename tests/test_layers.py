@@ -26,7 +26,10 @@ LAYERS = {
         "server_process",
         "forkserver",
         "pool",
+        "local_device",
         "local",
+        "plausible",
+        "standing",
         "engine",
     ],
     "edge": [

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import functools
 import re
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from atune.artifact import Artifact, Failure, FailureKind
-from atune.device import DeviceInfo
+from atune.errors import UsageError
 from atune.measurement import FinalEntry, Measurement, Timing
-from atune.protocol import Final, Finals
-from atune.stages.inputs import Arguments, compare, expected_outputs
-from atune.stages.loader import load
+from atune.protocol import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.settings import BenchmarkSettings
+from atune.stages.check import Expected, expected_outputs, judged, reference_arguments
+from atune.stages.conditions import Observer
+from atune.stages.effort import PROBE, counts, still_wanted
+from atune.stages.inputs import Arguments
+from atune.stages.loader import LoadError, load
 from atune.stages.session import session, workload
-from atune.stages.timer import Timer, make_timer
+from atune.stages.timer import Timed, Timer, make_timer
 
 _POISONED = re.compile(
     r"illegal memory|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
@@ -29,85 +34,101 @@ _POISONED = re.compile(
 inconsistent state»)."""
 
 
+OWN_CONTEXT_BYTES = 1 << 30
+"""What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
+
+
 class _Device:
-    """This process's device: made by `prepare`, used by every call after it."""
+    """This process's device: made by `begin`, used by every call after it."""
 
     timer: Timer
+    observer: Observer | None = None
     arguments: Arguments | None = None
-    expected: list[Any] | None = None
+    expected: Expected | None = None
 
 
 _device = _Device()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: make the device's context, before any artifact exists. Returns a `DeviceInfo`."""
-    info = msgspec.msgpack.decode(payload, type=DeviceInfo)
-    if info.id != "cpu":
-        import torch
+    """Entry point: `Begin` → `DeviceInfo`: make the device's context, before any artifact exists."""
+    job = msgspec.msgpack.decode(payload, type=Begin)
+    info = job.device
+    import torch
 
+    if info.id == "cpu":
+        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference beside it
+    else:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
         visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
         if info.uuid and visible != info.uuid:
             raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
-    else:
-        import torch
-
-        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference beside it
-    _device.timer = make_timer("cpu" if info.id == "cpu" else "cuda")
+        _device.observer = Observer(visible)
+    _device.timer = make_timer("cpu" if info.id == "cpu" else "cuda", session().benchmark.method)
+    if job.warm:
+        workload()
+        _warm_up()
     return msgspec.msgpack.encode(info)
 
 
 def prepare(payload: bytes) -> bytes:
-    """Entry point: (`Artifact`, whether to time) → `Finals` without entries: inputs made, reference run and timed."""
-    artifact, timed = msgspec.msgpack.decode(payload, type=tuple[Artifact, bool])
-    _make_arguments(artifact)
-    reference = _time_reference() if timed and workload().reference is not None else None
-    return msgspec.msgpack.encode(Finals((), reference))
+    """Entry point: `Prepare` → `Prepared`: inputs made, reference run, and timed where that is asked for."""
+    job = msgspec.msgpack.decode(payload, type=Prepare)
+    _make_arguments(job.artifact)
+    reference = _time_reference() if job.timed and workload().reference is not None else None
+    return msgspec.msgpack.encode(Prepared(reference, _free_bytes()))
 
 
 def measure(payload: bytes) -> bytes:
-    """Entry point: msgpack of an `Artifact` → msgpack of `Measurement` or `Failure`."""
-    artifact = msgspec.msgpack.decode(payload, type=Artifact)
+    """Entry point: `Measure` → `Measurement` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=Measure)
+    artifact = job.artifact
     started = time.perf_counter()
-    if not session().benchmark.cache_inputs or _device.arguments is None or _device.arguments.params != artifact.params:
-        _make_arguments(artifact)
     result: Measurement | Failure
     try:
+        _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
-    except Exception as error:
+    except LoadError as error:
         result = Failure(artifact.index, "load", _words(error))
+    except UsageError:
+        raise  # the workload's mistake, not this candidate's
+    except Exception as error:
+        result = Failure(artifact.index, _kind(error), _words(error))
     else:
         try:
-            result = _checked_and_timed(artifact, function, started)
+            result = _checked_and_timed(artifact, function, started, job.best_ms)
         except Exception as error:
             result = Failure(artifact.index, _kind(error), _words(error))
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
+        result = msgspec.structs.replace(result, doubt=_others(result.message))
     return msgspec.msgpack.encode(result)
 
 
 def final(payload: bytes) -> bytes:
-    """Entry point: msgpack of `Final` → msgpack of `Finals`: all timed in turn, every round in another order."""
+    """Entry point: `Final` → `Finals`: all timed in turn, every round in another order."""
     job = msgspec.msgpack.decode(payload, type=Final)
-    arguments = _device.arguments
-    if arguments is None:
-        _make_arguments(job.artifacts[0])
-        arguments = _device.arguments
-    assert arguments is not None
-    values = arguments.values
-    calls: list[Callable[[], Any]] = [functools.partial(load(artifact), *values) for artifact in job.artifacts]
-    reference = workload().reference
-    if reference is not None:
-        inputs = arguments.copies()
-        calls.append(lambda: reference(*inputs))
+    calls: list[Timed] = []
+    kept: dict[Any, Arguments] = {}
+    for artifact in job.artifacts:  # they may differ in their parameters
+        if artifact.params not in kept:
+            _fit_arguments(artifact)
+            assert _device.arguments is not None
+            kept[artifact.params] = _device.arguments
+        arguments = kept[artifact.params]
+        call = functools.partial(load(artifact), *arguments.values)
+        call()
+        _device.timer.synchronise()
+        calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
+    with_reference = job.with_reference and workload().reference is not None
+    if with_reference:
+        calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
-    method = _device.timer.method
-    entries = tuple(FinalEntry(a.index, Timing.of(s, method)) for a, s in zip(job.artifacts, samples, strict=False))
-    timed_reference = Timing.of(samples[-1], method) if reference is not None else None
-    arguments.restore_inputs()
-    return msgspec.msgpack.encode(Finals(entries, timed_reference))
+    entries = tuple(FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False))
+    for arguments in kept.values():
+        arguments.restore_inputs()
+    return msgspec.msgpack.encode(Finals(entries, _timing(samples[-1]) if with_reference else None))
 
 
 def outputs(payload: bytes) -> bytes:
@@ -132,37 +153,80 @@ def outputs(payload: bytes) -> bytes:
 
 def _make_arguments(artifact: Artifact) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
+    _device.arguments, _device.expected = None, None  # the old ones' memory is free before new ones are made
     _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.seed)
-    _device.expected = None
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
 
 
+def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
+    """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
+    if anew or _device.arguments is None or _device.arguments.params != artifact.params:
+        _make_arguments(artifact)
+
+
+def _timed_reference() -> Timed:
+    work, arguments = workload(), _device.arguments
+    assert work.reference is not None and arguments is not None
+    return Timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
+
+
 def _time_reference() -> Timing:
-    reference, arguments = workload().reference, _device.arguments
-    assert reference is not None and arguments is not None
-    inputs = arguments.copies()
-    settings = session().benchmark
-    samples = _device.timer.samples(lambda: reference(*inputs), settings.n_warmup, settings.n_repeat)
-    return Timing.of(samples, _device.timer.method)
+    settings, timer = session().benchmark, _device.timer
+    timed = timer.ready(_timed_reference())
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None or settings.rep_ms is not None:
+        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
+    return _timing(timer.samples(timed, n_warmup, n_repeat))
 
 
-def _checked_and_timed(artifact: Artifact, function: Callable[..., None], started: float) -> Measurement | Failure:
-    arguments, settings = _device.arguments, session().benchmark
+def _checked_and_timed(
+    artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
+) -> Measurement | Failure:
+    arguments, settings, work = _device.arguments, session().benchmark, workload()
     assert arguments is not None
+    checked = settings.check and (_device.expected is not None or work.check is not None)
     worst: float | None = None
-    if settings.check and _device.expected is not None:
-        arguments.poison()
-        function(*arguments.values)
-        _device.timer.synchronise()
-        wrong, worst = compare(arguments.outputs, _device.expected, workload())
+    arguments.poison()
+    function(*arguments.values)
+    _device.timer.synchronise()
+    if checked:
+        wrong, worst = judged(work, arguments, _device.expected)
         if wrong is not None:
             arguments.restore_inputs()
             return Failure(artifact.index, wrong.kind, wrong.message)
-    samples = _device.timer.samples(lambda: function(*arguments.values), settings.n_warmup, settings.n_repeat)
+    changed = arguments.restore_inputs()
+    call = functools.partial(function, *arguments.values)
+    timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
+    samples = _samples(timed, settings, best_ms if settings.adaptive else None)
+    timing = _timing(samples)
     arguments.restore_inputs()
     seconds = round(time.perf_counter() - started, 4)
-    return Measurement(artifact.index, Timing.of(samples, _device.timer.method), worst is not None, worst, seconds)
+    return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)))
+
+
+def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
+    """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
+    timer = _device.timer
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None or settings.rep_ms is not None:
+        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
+    if best_ms is not None:
+        # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
+        probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
+        if still_wanted(probe, n_repeat, best_ms) == 0:
+            return probe
+        n_warmup = max(0, n_warmup - 1 - len(probe))
+    found: list[float] = []
+    while more := still_wanted(found, n_repeat, best_ms):
+        found += timer.samples(timed, n_warmup, more)
+        n_warmup = 0
+    return found
+
+
+def _timing(samples_us: Sequence[float]) -> Timing:
+    conditions = _device.observer.now() if _device.observer is not None else None
+    return Timing.of(samples_us, _device.timer.method, conditions)
 
 
 def _kind(error: BaseException) -> FailureKind:
@@ -182,7 +246,46 @@ def _release() -> None:
 
     import torch
 
-    _device.arguments = None
+    _device.arguments = _device.expected = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()
+
+
+def _free_bytes() -> int | None:
+    import torch
+
+    return None if session().device == "cpu" else int(torch.cuda.mem_get_info()[0])
+
+
+def _others(words: str) -> str:
+    """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
+
+    A process of our own that stands by is another, too. `words`: torch's, of what could not be allocated.
+    """
+    import torch
+
+    if session().device == "cpu":
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
+    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", words)
+    if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
+        return ""
+    return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""
+
+
+def _warm_up() -> None:
+    """Have torch and the driver load what making inputs and comparing outputs will need."""
+    import torch
+
+    if session().device == "cpu":
+        return
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        one = torch.randn(64, 64, device="cuda").to(dtype)
+        two = (one @ one.T).to(torch.float64)
+        bad = ~((two - one.to(torch.float64)).abs() <= 1.0)
+        bad.sum().item(), bad.nonzero(), torch.equal(one.view(torch.uint8), one.clone().view(torch.uint8))
+        two[torch.isfinite(two)].square().mean().sqrt().item()
+    _device.timer.samples(_device.timer.ready(Timed(lambda: one.fill_(0))), 1, 1)
+    torch.cuda.synchronize()

@@ -1,37 +1,33 @@
-"""Inputs of a kernel on its device, and the comparison of its outputs with the reference's."""
+"""Arguments of a kernel on its device: the inputs that every candidate gets, and the outputs that it fills."""
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import msgspec
-
-from atune.artifact import FailureKind, KernelParam
+from atune.artifact import KernelParam
 from atune.errors import WorkloadError
 from atune.stages.loader import output_positions, torch_dtype
 from atune.workload import Workload
 
-RTOL = {
-    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2,
-    "float8_e4m3fn": 0.125, "float8_e5m2": 0.25,
-}  # fmt: skip
-"""Default relative tolerance by output dtype: some units of its last place, with room for another order of summing.
-The default absolute tolerance is this times the reference's root mean square, so that it follows the data's scale."""
-
 
 class Arguments:
-    """All arguments of one workload's kernel on one device; every candidate gets the same data."""
+    """All arguments of one workload's kernel on one device; every candidate gets the same data.
+
+    `values` are the kernel's parameters in order. Positions are those of the parameters.
+    """
 
     def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, seed: int) -> None:
         import torch
 
         self.params = tuple(params)
-        try:
-            self.out_idx = output_positions(params, work.out_idx or ())
-        except IndexError as error:
-            raise WorkloadError(f"Workload {work.name}: {error}") from error
+        self.out_idx = _positions(work, params, "out_idx", work.out_idx or ())
+        self.zero = _positions(work, params, "zero", work.zero)
+        self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
+        """Parameters that the workload says must be restored, or set to zero, before each call."""
         torch.manual_seed(seed)
         given = _given(work)
         n_in = len(params) - len(self.out_idx)
@@ -42,111 +38,111 @@ class Arguments:
             )
         if given is not None and len(given) == len(params):
             given = [t for i, t in enumerate(given) if i not in self.out_idx]
-        sizes = _sizes(work, params)
+        sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         queue = None if given is None else list(given)
-        self.values: list[Any] = []
+        self.values: list[Any] = [None] * len(params)
         for i, param in enumerate(params):
             if i in self.out_idx:
-                value = torch.empty(_shape(param, sizes), dtype=torch_dtype(param.dtype), device=device)
-            elif queue is not None:
-                value = _placed(queue.pop(0), param, i, device, sizes, work.name)
+                continue  # made last: its dimensions may be bound by an input
+            if queue is not None:
+                self.values[i] = _placed(queue.pop(0), param, i, device, sizes, work.name)
             else:
-                value = _drawn(param, _shape(param, sizes), device)
-            self.values.append(value)
-        self.inputs = [v for i, v in enumerate(self.values) if i not in self.out_idx]
+                self.values[i] = drawn(param, _shape(param, sizes), device, work.supply)
+        for i in self.out_idx:
+            self.values[i] = torch.empty(_shape(params[i], sizes), dtype=torch_dtype(params[i].dtype), device=device)
+        self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
+        self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
-        self._pristine = [v.clone() if isinstance(v, torch.Tensor) else v for v in self.inputs]
+        for i in self.zero:
+            if i in self.in_idx:
+                self.values[i].zero_()
+        self._pristine = {i: _copy(self.values[i]) for i in self.in_idx}
 
     def poison(self) -> None:
-        """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen."""
+        """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
+
+        An output that is named to be zeroed is set to zero.
+        """
         import torch
 
-        for output in self.outputs:
-            output.view(torch.uint8).fill_(0xFF)
+        for i in self.out_idx:
+            value = self.values[i]
+            value.zero_() if i in self.zero else value.view(torch.uint8).fill_(0xFF)
 
-    def restore_inputs(self) -> bool:
-        """Undo what a kernel wrote into its inputs. Returns whether it had."""
+    def changed(self) -> set[int]:
+        """Return the input parameters that a kernel has written into."""
         import torch
 
-        changed = False
-        for value, pristine in zip(self.inputs, self._pristine, strict=True):
-            if isinstance(value, torch.Tensor) and not _same_bits(value, pristine):
-                value.copy_(pristine)
-                changed = True
+        tensors = [i for i in self.in_idx if isinstance(self.values[i], torch.Tensor)]
+        return {i for i in tensors if not _same_bits(self.values[i], self._pristine[i])}
+
+    def restore_inputs(self) -> set[int]:
+        """Undo what a kernel wrote into its inputs. Returns which these were."""
+        changed = self.changed()
+        for i in changed:
+            self.values[i].copy_(self._pristine[i])
         return changed
+
+    def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
+        """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
+        wanted = sorted({*changed, *self.named})
+        if not wanted:
+            return None
+        pairs = [(self.values[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
+        zeroed = [self.values[i] for i in wanted if i in self.zero]
+
+        def restore() -> None:
+            for value, pristine in pairs:
+                value.copy_(pristine)
+            for value in zeroed:
+                value.zero_()
+
+        return restore
 
     def copies(self) -> list[Any]:
         """Return copies of the inputs, for a reference that may write into what it gets."""
-        return [v.clone() if hasattr(v, "clone") else v for v in self._pristine]
+        return [_copy(self._pristine[i]) for i in self.in_idx]
 
 
-class Mismatch(msgspec.Struct, frozen=True):
-    """How outputs differ from the reference."""
+def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None = None) -> Any:
+    """Return a tensor of random data.
 
-    kind: FailureKind
-    message: str
-
-
-def compare(outputs: Sequence[Any], expected: Sequence[Any], work: Workload) -> tuple[Mismatch | None, float]:
-    """Return what is wrong, if anything, and the largest absolute difference."""
+    `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case; None draws floats from the standard
+    normal distribution and small whole numbers for integers. Integers are whole numbers from -2 (0 where unsigned)
+    to 2, whichever distribution is asked for.
+    """
     import torch
 
-    worst = 0.0
-    for position, (out, ref) in enumerate(zip(outputs, expected, strict=True)):
-        if out.shape != ref.shape:
-            return Mismatch(
-                "mismatch", f"output {position}: shape {list(out.shape)}, the reference's is {list(ref.shape)}"
-            ), worst
-        written = ~_poisoned(out)
-        exact = not out.dtype.is_floating_point
-        got, want = out.to(torch.float64), ref.to(torch.float64)
-        name = str(out.dtype).removeprefix("torch.")
-        rtol = work.rtol if work.rtol is not None else (0.0 if exact else RTOL.get(name, 1e-2))
-        scale = want[torch.isfinite(want)].square().mean().sqrt().item() if want.numel() and not exact else 0.0
-        atol = work.atol if work.atol is not None else rtol * (scale if scale == scale else 1.0)
-        difference = (got - want).abs()
-        bad = ~((difference <= atol + rtol * want.abs()) | (got == want) | (got.isnan() & want.isnan() & written))
-        finite = difference[torch.isfinite(difference)]
-        worst = max(worst, finite.max().item() if finite.numel() else 0.0)
-        count = int(bad.sum().item())
-        if count <= work.max_mismatched_ratio * out.numel():
-            continue
-        first = [int(i) for i in bad.nonzero()[0]]
-        at = tuple(first)
-        where = f"output {position}: {count} of {out.numel()} elements"
-        unwritten = int((bad & ~written).sum().item())
-        if unwritten == count:
-            return Mismatch("unwritten", f"{where} were not written, the first at {first}"), worst
-        lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
-        if lost == count:
-            return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
-        return (
-            Mismatch(
-                "mismatch",
-                f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
-                f"{got[at].item():.6g} and not {want[at].item():.6g}; largest difference {worst:.3g}",
-            ),
-            worst,
-        )
-    return None, worst
+    if param.shape is None:
+        raise WorkloadError(f"a {param.dtype} scalar parameter has no default value: give inputs")
+    dtype = torch_dtype(param.dtype)
+    unsigned, float8 = param.dtype.startswith("u"), "float8" in param.dtype
+    is_float = dtype.is_floating_point or dtype.is_complex
+    if supply in ("zero", "one"):
+        return torch.full(shape, supply == "one", device=device).to(dtype)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, device=device).to(dtype)
+    if not is_float and supply is not None:
+        supply = "integer"  # rounded to whole numbers, little would be left of the others
+    if supply == "uniform" or (supply == "auto" and is_float and not float8):
+        return torch.empty(shape, device=device).uniform_(-1, 1).to(dtype)
+    if supply == "normal":
+        return torch.empty(shape, device=device).normal_(-1, 1).to(dtype)  # tilelang's has the mean -1, too
+    if supply == "randn" or (supply is None and is_float):
+        return torch.randn(shape, device=device).to(dtype)
+    if float8:
+        return torch.randint(-128, 128, shape, device=device).to(torch.int8).to(dtype)
+    if supply is None:
+        return torch.randint(0 if unsigned else -8, 8, shape, device=device).to(dtype)
+    return torch.randint(0 if unsigned else -2, 3, shape, device=device).to(dtype)
 
 
-def expected_outputs(work: Workload, arguments: Arguments) -> list[Any]:
-    """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or returns no tensors."""
-    import torch
-
-    assert work.reference is not None
+def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
     try:
-        answer = work.reference(*arguments.copies())
-    except Exception as error:
-        raise WorkloadError(f"Workload {work.name}: the reference raised {type(error).__name__}: {error}") from error
-    found = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-    if len(found) != len(arguments.outputs) or not all(isinstance(t, torch.Tensor) for t in found):
-        raise WorkloadError(
-            f"Workload {work.name}: the reference returned {[type(t).__name__ for t in found]}; "
-            f"the kernel has {len(arguments.outputs)} output(s), by out_idx {work.out_idx}"
-        )
-    return [t.to(o.device) for t, o in zip(found, arguments.outputs, strict=True)]
+        return output_positions(params, positions)
+    except IndexError as error:
+        message = str(error).replace("out_idx", name)
+        raise WorkloadError(f"Workload {work.name}: {message}") from error
 
 
 def _given(work: Workload) -> list[Any] | None:
@@ -163,17 +159,33 @@ def _given(work: Workload) -> list[Any] | None:
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 
 
-def _sizes(work: Workload, params: Sequence[KernelParam]) -> dict[str, int]:
-    return {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
-
-
 def _shape(param: KernelParam, sizes: dict[str, int]) -> list[int]:
-    shape = []
-    for d in param.shape or ():
-        if isinstance(d, str) and d not in sizes:
-            raise WorkloadError(f"dimension {d!r} is symbolic: give it in the workload's arguments, or give inputs")
-        shape.append(sizes[d] if isinstance(d, str) else d)
-    return shape
+    return [_size(d, sizes) if isinstance(d, str) else d for d in param.shape or ()]
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def _size(text: str, sizes: dict[str, int]) -> int:
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise KeyError(text)
+
+    try:
+        return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
+    except (KeyError, SyntaxError):
+        message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
+        raise WorkloadError(message) from None
 
 
 def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
@@ -197,26 +209,8 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
     return value.detach().to(device).contiguous().clone()
 
 
-def _drawn(param: KernelParam, shape: list[int], device: str) -> Any:
-    import torch
-
-    if param.shape is None:
-        raise WorkloadError(f"a {param.dtype} scalar parameter has no default value: give inputs")
-    dtype = torch_dtype(param.dtype)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, device=device).to(dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, device=device).to(dtype)
-    low = 0 if param.dtype.startswith("u") else -8
-    return torch.randint(low, 8, shape, device=device).to(dtype)
-
-
-def _poisoned(tensor: Any) -> Any:
-    import torch
-
-    size = tensor.element_size()
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return tensor.view(whole) == (0xFF if size == 1 else -1)
+def _copy(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
 
 
 def _same_bits(left: Any, right: Any) -> bool:

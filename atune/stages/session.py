@@ -57,7 +57,7 @@ def discover(payload: bytes) -> bytes:
     """
     import shutil
 
-    text, wanted = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...]])
+    text, wanted, mixed = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], bool])
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
         return msgspec.msgpack.encode(Discovery(target, ()))  # compile only
@@ -81,9 +81,12 @@ def discover(payload: bytes) -> bytes:
     if missing := [d for d in wanted if d != "all" and d not in ids]:
         raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
     chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
+    models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
     if len({g.arch for g in chosen}) > 1:
-        models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
         raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
+    if len({g.name for g in chosen}) > 1 and not mixed:
+        hint = "choose with --devices, or allow them with BenchmarkSettings(mixed_devices=True)"
+        raise TargetError(f"devices must be of one model, and there is {models}; {hint}")
     if not target.arch:
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A call to time, and what has to come before each call without being timed, such as restoring its inputs."""
+
+    call: Call
+    before: Call | None = None
 
 
 class Timer(Protocol):
@@ -14,17 +23,24 @@ class Timer(Protocol):
 
     method: str
 
-    def samples(self, call: Call, n_warmup: int, n_repeat: int) -> list[float]: ...
+    def ready(self, timed: Timed) -> Timed:
+        """Return `timed` in the form that this timer runs; made once, used for all its samples."""
+        ...
 
-    def interleaved(self, calls: Sequence[Call], rounds: int, n_warmup: int) -> list[list[float]]:
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]: ...
+
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
         """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
         ...
 
     def synchronise(self) -> None: ...
 
 
-def make_timer(device: str) -> Timer:
-    return CpuTimer() if device == "cpu" else CudaTimer()
+def make_timer(device: str, method: str = "auto") -> Timer:
+    """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
+    if device == "cpu":
+        return CpuTimer()
+    return GraphTimer() if method == "cuda_graph" else CudaTimer()
 
 
 class CpuTimer:
@@ -33,33 +49,45 @@ class CpuTimer:
     method = "perf_counter"
     MIN_SAMPLE_US = 200.0
 
-    def samples(self, call: Call, n_warmup: int, n_repeat: int) -> list[float]:
-        for _ in range(max(n_warmup, 1)):
-            call()
-        inner = self._inner(call)
-        return [self._sample(call, inner) for _ in range(n_repeat)]
+    def ready(self, timed: Timed) -> Timed:
+        return timed
 
-    def interleaved(self, calls: Sequence[Call], rounds: int, n_warmup: int) -> list[list[float]]:
-        for call in calls:
-            for _ in range(max(n_warmup, 1)):
-                call()
-        inner = [self._inner(call) for call in calls]
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+        self._warm(timed, n_warmup)
+        inner = self._inner(timed)
+        return [self._sample(timed, inner) for _ in range(n_repeat)]
+
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        for timed in calls:
+            self._warm(timed, n_warmup)
+        inner = [self._inner(timed) for timed in calls]
         found: list[list[float]] = [[] for _ in calls]
         for r in range(rounds):
             for k in range(len(calls)):
                 i = (k + r) % len(calls)
-                calls[i]()  # its own data in the caches, not its neighbour's
+                self._warm(calls[i], 1)  # its own data in the caches, not its neighbour's
                 found[i].append(self._sample(calls[i], inner[i]))
         return found
 
     def synchronise(self) -> None:
         pass
 
-    def _inner(self, call: Call) -> int:
-        return max(1, int(self.MIN_SAMPLE_US / max(self._sample(call, 1), 0.1)))
+    def _warm(self, timed: Timed, n: int) -> None:
+        for _ in range(max(n, 1)):
+            if timed.before is not None:
+                timed.before()
+            timed.call()
+
+    def _inner(self, timed: Timed) -> int:
+        if timed.before is not None:
+            return 1  # each call needs its inputs restored
+        return max(1, int(self.MIN_SAMPLE_US / max(self._sample(timed, 1), 0.1)))
 
     @staticmethod
-    def _sample(call: Call, inner: int) -> float:
+    def _sample(timed: Timed, inner: int) -> float:
+        if timed.before is not None:
+            timed.before()
+        call = timed.call
         started = time.perf_counter_ns()
         for _ in range(inner):
             call()
@@ -76,7 +104,11 @@ class CudaTimer:
 
     method = "events"
     BATCH = 64
-    """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each."""
+    """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each and a few more
+    where inputs are restored."""
+    SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
+    """Device sleep ahead of a batch: about 0.1 ms, and 35 µs for each launch that the host has to queue meanwhile."""
+    LONGEST_SLEEP = 2_000_000_000
 
     def __init__(self) -> None:
         import torch
@@ -86,20 +118,22 @@ class CudaTimer:
         torch.cuda.set_stream(self.stream)
         properties = torch.cuda.get_device_properties(0)
         self.flush = torch.empty(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
-        self.sleep_cycles = 4_000_000  # about 2 ms; grows where the host is slower than that
+        self.patience = 1.0
+        """What sleeps are multiplied by: doubled when the host was late, less again when it is not."""
 
-    def samples(self, call: Call, n_warmup: int, n_repeat: int) -> list[float]:
-        for _ in range(n_warmup):
-            call()
+    def ready(self, timed: Timed) -> Timed:
+        return timed
+
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+        self._warm(timed, n_warmup)
         found: list[float] = []
         while len(found) < n_repeat:
-            found += self._batch([call] * min(self.BATCH, n_repeat - len(found)))
+            found += self._batch([timed] * min(self.BATCH, n_repeat - len(found)))
         return found
 
-    def interleaved(self, calls: Sequence[Call], rounds: int, n_warmup: int) -> list[list[float]]:
-        for call in calls:
-            for _ in range(n_warmup):
-                call()
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        for timed in calls:
+            self._warm(timed, n_warmup)
         n = len(calls)
         order = [(k + r) % n for r in range(rounds) for k in range(n)]
         found: list[list[float]] = [[] for _ in calls]
@@ -112,22 +146,50 @@ class CudaTimer:
     def synchronise(self) -> None:
         self.torch.cuda.synchronize()
 
-    def _batch(self, calls: Sequence[Call]) -> list[float]:
+    def _warm(self, timed: Timed, n: int) -> None:
+        for _ in range(n):
+            if timed.before is not None:
+                timed.before()
+            timed.call()
+
+    def _batch(self, calls: Sequence[Timed]) -> list[float]:
         torch = self.torch
         event = torch.cuda.Event
         while True:
             pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in calls]
             awake = event()
+            cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls)))
             torch.cuda.synchronize()
-            torch.cuda._sleep(self.sleep_cycles)
+            torch.cuda._sleep(cycles)
             awake.record()
-            for call, (begin, end) in zip(calls, pairs, strict=True):
-                self.flush.zero_()
+            for timed, (begin, end) in zip(calls, pairs, strict=True):
+                if timed.before is not None:
+                    timed.before()
+                self.flush.zero_()  # after what is restored: that must not stay in the cache either
                 begin.record()
-                call()
+                timed.call()
                 end.record()
             in_time = not awake.query()
             torch.cuda.synchronize()
-            if in_time or self.sleep_cycles > 2_000_000_000:
+            if in_time or cycles > self.LONGEST_SLEEP:
+                self.patience = max(1.0, self.patience * 0.9)
                 return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
-            self.sleep_cycles *= 2
+            self.patience *= 2
+
+
+class GraphTimer(CudaTimer):
+    """As `CudaTimer`, with each call captured in a CUDA graph once, and the graph launched in its place."""
+
+    method = "cuda_graph"
+
+    def ready(self, timed: Timed) -> Timed:
+        torch = self.torch
+        self._warm(timed, 1)  # what is loaded or allocated at the first call cannot be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            timed.call()
+        finally:
+            graph.capture_end()
+        return replace(timed, call=graph.replay)

@@ -1,0 +1,60 @@
+"""What the benchmarks share: a hard time limit, a table printed last, and results as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def options(description: str, limit_s: float, **more: Any) -> argparse.Namespace:
+    """Read the command line, and end the program for good after its time limit.
+
+    Its workers end with it: the kernel kills them when this process is gone.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, help="folder for the results as JSON, and for journals")
+    parser.add_argument("--limit", type=float, default=limit_s, metavar="S", help=f"hard time limit ({limit_s:g} s)")
+    for name, default in more.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"({default})")
+    arguments = parser.parse_args()
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+
+    def end() -> None:
+        print(f"{Path(sys.argv[0]).name}: not done within {arguments.limit:g} s", flush=True)
+        os._exit(124)
+
+    watchdog = threading.Timer(arguments.limit, end)
+    watchdog.daemon = True
+    watchdog.start()
+    return arguments
+
+
+def report(arguments: argparse.Namespace, name: str, rows: Sequence[Sequence[Any]], results: Any) -> None:
+    """Write `results` as JSON, and print `rows` as a table, the first as its head."""
+    if arguments.out is not None:
+        (arguments.out / f"{name}.json").write_text(json.dumps(results, indent=1, default=str) + "\n")
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
+    print()
+    for row in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+
+
+def journal(arguments: argparse.Namespace, name: str) -> str | None:
+    """Return a path for a run's journal in the results' folder; None without one. An older one is removed."""
+    if arguments.out is None:
+        return None
+    path = Path(arguments.out) / f"{name}.jsonl"
+    path.unlink(missing_ok=True)
+    return str(path)

@@ -1,0 +1,124 @@
+"""The fault matrix: one of each fault among twenty good candidates, against a run of the good ones alone.
+
+python bench/faults.py --out results        (a GPU; about a minute)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from common import ROOT, journal, options, report
+
+import atune
+from atune.events import (
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    BenchmarkStarted,
+    CandidateMeasured,
+    DeviceLost,
+    DeviceReady,
+)
+from atune.local import LocalBackend, LocalDeviceLane
+from atune.settings import BenchmarkSettings
+from atune.workload import FileRef
+
+FAULTS = {
+    2: ("trap", "fault"), 5: ("illegal address", "fault"), 8: ("misaligned", "fault"), 11: ("endless", "timeout"),
+    14: ("out of memory", "out_of_memory"), 17: ("wrong", "mismatch"), 20: ("NaN", "non_finite"),
+    23: ("writes nothing", "unwritten"), 26: ("killed outside", "measured"),
+}  # fmt: skip
+"""What each candidate of `kernels.FAULTY` does, and what it must be called. SIGKILL from outside is not the
+candidate's fault: it is measured again, and counts."""
+KILLED = 26
+
+
+class Watched(LocalBackend):
+    """Knows its device's process, to kill it from outside."""
+
+    def device_lanes(self) -> list[LocalDeviceLane]:
+        self.lanes = super().device_lanes()
+        return self.lanes
+
+    def kill(self) -> None:
+        worker = self.lanes[0]._worker
+        if worker is not None and worker.alive:
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def tuned(name: str, benchmark: BenchmarkSettings, journal_path: str | None, kill: bool) -> tuple[Any, list[Any]]:
+    reference = FileRef(str(ROOT / "bench" / "kernels.py"), name)
+    backend = Watched(reference, target="cuda", devices=("0",), benchmark=benchmark)
+    events: list[Any] = []
+    killed: list[threading.Timer] = []
+
+    def listen(event: Any) -> None:
+        events.append(event)
+        if kill and isinstance(event, BenchmarkStarted) and event.index == KILLED and not killed:
+            killed.append(threading.Timer(0.3, backend.kill))  # its check alone takes longer
+            killed[0].start()
+
+    result = atune.run(backend=backend, benchmark=benchmark, journal=journal_path, on_event=listen)
+    return result, events
+
+
+def main() -> None:
+    arguments = options(__doc__ or "", 300, deadline=5.0)
+    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, adaptive=False, n_repeat=50, standby=True)
+    clean, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean"), kill=False)
+    faulty, events = tuned("FAULTY", benchmark, journal(arguments, "faults"), kill=True)
+    kinds = {e.index: e.kind for e in events if isinstance(e, BenchmarkFailed)}
+    kinds |= {e.index: "measured" for e in events if isinstance(e, CandidateMeasured)}
+    kinds |= {r.index: r.kind for r in faulty.records if r.index not in kinds}
+    repeated = {e.index for e in events if isinstance(e, BenchmarkRepeated)}
+    rows: list[list[Any]] = [["fault", "named", "right", "kill s", "ready s", "by standby", "again s", "words"]]
+    wrong = []
+    for index, (fault, want) in FAULTS.items():
+        at = next(
+            (i for i, e in enumerate(events) if isinstance(e, BenchmarkStarted) and e.index == index), len(events)
+        )
+        lost = ready = None
+        for event in events[at + 1 :]:
+            if isinstance(event, BenchmarkStarted):
+                break
+            lost = event if isinstance(event, DeviceLost) else lost
+            ready = event if isinstance(event, DeviceReady) else ready
+        right = kinds.get(index) == want and (index in repeated) == (fault == "killed outside")
+        wrong += [] if right else [fault]
+        started = next((e for e in events[at + 1 :] if isinstance(e, BenchmarkStarted)), None)
+        again = f"{started.mono - lost.mono + lost.kill_s:.3f}" if lost and started else "-"
+        record = next((r for r in faulty.records if r.index == index), None)
+        words = (record.message if record else "not proposed")[:70]
+        kill_s = f"{lost.kill_s:.3f}" if lost else "-"
+        took = [f"{ready.start_s:.3f}", ready.standby] if ready else ["-", "-"]
+        rows.append([fault, kinds.get(index), "yes" if right else "NO", kill_s, *took, again, words])
+    before = {r.config["x"]: r.timing for r in first_timings(clean)}
+    after = {r.config["x"]: r.timing for r in first_timings(faulty)}
+    ratios = {x: after[x] / before[x] for x in before if x in after}
+    off = max((abs(ratio - 1) for ratio in ratios.values()), default=float("inf"))
+    results = {"rows": rows, "ratios": ratios, "wrong": wrong, "clean_ms": before, "faulty_ms": after}
+    report(arguments, "faults", rows, results)
+    print(
+        f"good candidates measured: {len(ratios)} of {len(before)}; "
+        f"largest difference to the clean run {off:.2%} (goal 2 %)"
+    )
+    but = f": not {', '.join(wrong)}" if wrong else ""
+    print(f"faults named rightly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{but}")
+
+
+class First:
+    """A first timing by configuration."""
+
+    def __init__(self, config: dict[str, Any], timing: float) -> None:
+        self.config, self.timing = config, timing
+
+
+def first_timings(result: Any) -> list[First]:
+    configs = {r.index: r.config for r in result.records}
+    return [First(configs[m.index], m.timing.latency_ms) for m in result.measurements]
+
+
+if __name__ == "__main__":
+    main()

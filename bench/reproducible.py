@@ -1,0 +1,71 @@
+"""Ten tunings of the 40 best configurations of the GEMM space: how good are their winners really?
+
+python bench/reproducible.py --out results        (a GPU; about five minutes)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import anyio
+from common import ROOT, journal, options, report
+from scaling import built
+
+import atune
+from atune.local import LocalBackend
+from atune.settings import BenchmarkSettings
+from atune.workload import FileRef
+
+N_BEST = 40
+TRUE_ROUNDS = 300
+KERNELS = str(ROOT / "bench" / "kernels.py")
+
+
+async def true_latencies() -> list[float]:
+    """Time all chosen configurations in turn, for long, while nothing else runs; ms in the space's order."""
+    benchmark = BenchmarkSettings(standby=False, benchmark_timeout_s=60)
+    backend = LocalBackend(FileRef(KERNELS, "CHOSEN"), target="cuda", devices=("0",), benchmark=benchmark)
+    async with backend.open():
+        await backend.describe()
+        await backend.discover()
+        artifacts = await built(backend, N_BEST)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        await lane.prepare(artifacts[0])
+        entries, _ = await lane.final(artifacts, TRUE_ROUNDS)
+        return [entry.timing.latency_ms for entry in sorted(entries, key=lambda entry: entry.index)]
+
+
+def main() -> None:
+    arguments = options(__doc__ or "", 580, runs=10)
+    quick = BenchmarkSettings(n_final=0)
+    everything = atune.run(
+        f"{KERNELS}:FULL", target="cuda", devices=["0"], benchmark=quick, journal=journal(arguments, "reproducible-all")
+    )
+    records = sorted((r for r in everything.records if r.latency_ms), key=lambda r: r.latency_ms or 0.0)
+    configs = [r.config for r in records[:N_BEST]]
+    os.environ["ATUNE_BENCH_CONFIGS"] = json.dumps(configs)  # `kernels.CHOSEN` reads it, in the workers
+    winners: list[tuple[int, float, float]] = []
+    for number in range(arguments.runs):
+        path = journal(arguments, f"reproducible-{number}")
+        result = atune.run(f"{KERNELS}:CHOSEN", target="cuda", devices=["0"], journal=path)
+        winners.append((result.best_index or 0, result.latency_ms or 0.0, result.wall_s))
+        print(
+            f"run {number}: candidate {result.best_index}, {result.latency_ms:.5f} ms, {result.wall_s:.1f} s",
+            flush=True,
+        )
+    truth = anyio.run(true_latencies)
+    best = min(truth)
+    rows: list[list[Any]] = [["run", "winner", "its figure ms", "true ms", "above the best"]]
+    for number, (index, latency, _) in enumerate(winners):
+        rows.append([number, index, f"{latency:.5f}", f"{truth[index]:.5f}", f"{truth[index] / best - 1:.2%}"])
+    near = sum(truth[index] <= 1.005 * best for index, _, _ in winners)
+    report(arguments, "reproducible", rows, {"configs": configs, "winners": winners, "truth_ms": truth})
+    distinct = len({index for index, _, _ in winners})
+    print(f"within 0.5 % of the best: {near} of {len(winners)} (goal 9 of 10); {distinct} different winners")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Inputs, checks and effort, on CPU tensors: what a kernel gets, what is found wrong, how often it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from atune.artifact import KernelParam
+from atune.errors import TargetError, UsageError, WorkloadError
+from atune.local import LocalBackend
+from atune.settings import BenchmarkSettings
+from atune.stages.check import Mismatch, expected_outputs, judged
+from atune.stages.effort import counts, still_wanted
+from atune.stages.inputs import Arguments, drawn
+from atune.stages.timer import CpuTimer, Timed
+from atune.workload import SUPPLIES, FileRef, Workload, fingerprint
+
+X = KernelParam("float32", (4, 8))
+
+
+def workload(**options: Any) -> Workload:
+    return Workload(lambda x: None, [{"x": 1}], **options)
+
+
+def arguments(work: Workload, *params: KernelParam) -> Arguments:
+    return Arguments(work, params, "cpu", 0)
+
+
+def judge(work: Workload, kernel: Callable[..., Any], *params: KernelParam) -> Mismatch | None:
+    """Run `kernel` as a candidate is: on poisoned outputs, against the reference."""
+    made = arguments(work, *params)
+    expected = expected_outputs(work, made) if work.reference is not None else None
+    made.poison()
+    kernel(*made.values)
+    return judged(work, made, expected)[0]
+
+
+def double(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x * 2)
+
+
+@pytest.mark.parametrize("supply", [None, *SUPPLIES])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "uint16", "bool"]
+)
+def test_every_supply_gives_every_dtype(dtype: str, supply: str | None) -> None:
+    torch.manual_seed(0)
+    tensor = drawn(KernelParam(dtype, (64, 32)), [64, 32], "cpu", supply)
+    assert str(tensor.dtype) == f"torch.{dtype}" and tensor.shape == (64, 32)
+    values = tensor.to(torch.float64)
+    assert torch.isfinite(values).all()
+    if supply in ("zero", "one"):
+        assert (values == (supply == "one")).all()
+    else:
+        assert len(values.unique()) > 1
+    if supply == "integer" and dtype in ("float32", "int32"):
+        assert values.min() == -2 and values.max() == 2
+    if supply in ("uniform", "auto") and dtype == "float32":
+        assert -1 <= values.min() < -0.9 and 0.9 < values.max() <= 1
+
+
+def test_supplies_go_by_tilelangs_names() -> None:
+    from tilelang.utils.tensor import TensorSupplyType
+
+    assert {t.name.lower() for t in TensorSupplyType} == set(SUPPLIES)
+    assert workload(supply=TensorSupplyType.Uniform).supply == "uniform" == workload(supply="Uniform").supply
+    with pytest.raises(WorkloadError, match="supply 'gaussian' is unknown"):
+        workload(supply="gaussian")
+
+
+def test_symbolic_dimensions_come_from_the_arguments_or_from_the_inputs() -> None:
+    params = (KernelParam("float32", ("m", 8)), KernelParam("float32", ("m * 2", 8)))
+    from_arguments = Workload(lambda x, m: None, [{"x": 1}], arguments={"m": 3})
+    assert [list(v.shape) for v in arguments(from_arguments, *params).values] == [[3, 8], [6, 8]]
+    from_inputs = workload(inputs=[torch.ones(5, 8)])
+    assert [list(v.shape) for v in arguments(from_inputs, *params).values] == [[5, 8], [10, 8]]
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic"):
+        arguments(workload(), *params)
+
+
+def test_given_tensors_are_copied_and_must_fit() -> None:
+    given = torch.ones(4, 8)
+    made = arguments(workload(inputs=[given]), X, X)
+    made.values[0].zero_()
+    assert given.eq(1).all() and made.changed() == {0} == made.restore_inputs() and made.values[0].eq(1).all()
+    with pytest.raises(WorkloadError, match=r"input 0 is torch.float32 \[8, 4\]; the kernel takes float32 \[4, 8\]"):
+        arguments(workload(inputs=[torch.ones(8, 4)]), X, X)
+
+
+def test_the_reference_may_return_write_its_outputs_or_write_its_inputs() -> None:
+    """All three are compared; a kernel that does nothing fails each."""
+    returns = workload(reference=lambda x: x * 2)
+    writes_outputs = workload(reference=double)
+    for work in (returns, writes_outputs):
+        assert judge(work, double, X, X) is None
+        wrong = judge(work, lambda x, out: None, X, X)
+        assert wrong is not None and wrong.kind == "unwritten"
+
+    def in_place(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    work = workload(reference=in_place, out_idx=())
+    assert judge(work, in_place, X) is None
+    wrong = judge(work, lambda x: None, X)
+    assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("parameter 0: 32 of 32 elements")
+
+
+def test_a_reference_that_answers_nothing_is_refused() -> None:
+    """With tilelang's tuner such a check passes, whatever the kernel writes."""
+    with pytest.raises(WorkloadError, match=r"returned \[\]; the kernel has 1 output"):
+        judge(workload(reference=lambda x: None), double, X, X)
+
+
+def test_a_check_of_ones_own_returns_false_or_raises() -> None:
+    def manual(outputs: list[Any], expected: list[Any]) -> None:
+        torch.testing.assert_close(outputs[0], expected[0])
+
+    work = workload(reference=lambda x: x * 2, check=manual)
+    assert judge(work, double, X, X) is None
+    wrong = judge(work, lambda x, out: out.copy_(x * 3), X, X)
+    assert wrong is not None and wrong.kind == "mismatch" and "Tensor-likes are not close" in wrong.message
+
+    alone = workload(check=lambda inputs, outputs: torch.equal(outputs[0], inputs[0] * 2))
+    assert judge(alone, double, X, X) is None
+    for kernel, kind in (
+        (lambda x, out: out.copy_(x * 3), "mismatch"),
+        (lambda x, out: out.fill_(float("inf")), "non_finite"),
+        (lambda x, out: out[0].fill_(1), "unwritten"),
+    ):
+        wrong = judge(alone, kernel, X, X)
+        assert wrong is not None and wrong.kind == kind
+
+
+def test_a_mismatch_says_where_and_how_much() -> None:
+    def off(x: torch.Tensor, out: torch.Tensor) -> None:
+        double(x, out)
+        out[2, 5] += 10
+
+    wrong = judge(workload(reference=lambda x: x * 2), off, X, X)
+    assert wrong is not None and wrong.message.startswith("output 0: 1 of 32 elements differ")
+    assert "first at [2, 5]" in wrong.message and "largest difference 10" in wrong.message
+    assert judge(workload(reference=lambda x: x * 2, max_mismatched_ratio=0.04), off, X, X) is None
+    assert judge(workload(reference=lambda x: x * 2, atol=11), off, X, X) is None
+
+
+def test_large_integers_must_be_equal_to_the_last_bit() -> None:
+    big = KernelParam("int64", (4,))
+    work = workload(reference=lambda x: torch.full((4,), 2**60, dtype=torch.int64), inputs=[torch.zeros(4).long()])
+    assert judge(work, lambda x, out: out.fill_(2**60), big, big) is None
+    wrong = judge(work, lambda x, out: out.fill_(2**60 + 1), big, big)
+    assert wrong is not None and wrong.kind == "mismatch" and wrong.message.startswith("output 0: 4 of 4")
+
+
+def test_inputs_that_are_written_are_restored_before_each_call() -> None:
+    made = arguments(workload(restore=[0]), X, X, X)
+    pristine = made.values[0].clone()
+    restore = made.restorer({1})
+    assert restore is not None and made.restorer(()) is not None
+    second = made.values[1].clone()
+    made.values[0].zero_(), made.values[1].zero_()
+    restore()
+    assert torch.equal(made.values[0], pristine) and torch.equal(made.values[1], second)
+    assert arguments(workload(), X, X).restorer(()) is None
+
+
+def test_an_output_that_is_added_to_is_set_to_zero_first() -> None:
+    work = workload(reference=lambda x: x * 2, zero=[-1])
+
+    def add(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.add_(x * 2)
+
+    assert judge(work, add, X, X) is None
+    wrong = judge(workload(reference=lambda x: x * 2), add, X, X)
+    assert wrong is not None and wrong.kind == "unwritten"  # the poison plus something is the poison still
+    with pytest.raises(WorkloadError, match="zero 7: the kernel has 2 parameters"):
+        arguments(workload(zero=[7]), X, X)
+
+
+def test_the_timer_restores_before_each_call_and_does_not_time_it() -> None:
+    import time
+
+    calls: list[str] = []
+    timed = Timed(lambda: calls.append("call"), lambda: (calls.append("before"), time.sleep(0.01)))
+    samples = CpuTimer().samples(timed, 1, 3)
+    assert calls == ["before", "call"] * 4 and max(samples) < 5_000
+    found = CpuTimer().interleaved([timed, Timed(lambda: None)], 4, 1)
+    assert [len(f) for f in found] == [4, 4] and max(found[0]) < 5_000
+
+
+def test_effort_is_small_for_what_is_plainly_slow() -> None:
+    assert still_wanted([], 20, None) == 20 and still_wanted([], 20, 1.0) == 3
+    assert still_wanted([1600.0] * 3, 20, 1.0) == 0
+    assert still_wanted([1600.0, 1600.0, 1400.0], 20, 1.0) == 5  # one sample was not that slow
+    assert still_wanted([1200.0] * 8, 20, 1.0) == 0 and still_wanted([1050.0] * 8, 20, 1.0) == 12
+    assert still_wanted([1.0] * 20, 20, 1.0) == 0 and still_wanted([], 2, 1.0) == 2
+
+
+def test_warm_up_and_repeats_may_be_times() -> None:
+    assert counts(BenchmarkSettings(n_warmup=5, n_repeat=7), 100.0) == (5, 7)
+    assert counts(BenchmarkSettings(warmup_ms=1, rep_ms=10), 100.0) == (10, 100)
+    assert counts(BenchmarkSettings(rep_ms=1), 1e6) == (3, 3)
+    with pytest.raises(UsageError, match="rep_ms"):
+        BenchmarkSettings(rep_ms=0)
+
+
+def test_methods_go_by_tilelangs_names_too() -> None:
+    assert BenchmarkSettings(method="event").method == "events" == BenchmarkSettings(method="events").method
+    assert BenchmarkSettings(method="cudagraph").method == "cuda_graph"
+    for name, why in (("cupti", "is not supported: use 'events' or 'cuda_graph'"), ("sundial", "is unknown")):
+        with pytest.raises(UsageError, match=why):
+            BenchmarkSettings(method=name)
+
+
+@pytest.mark.anyio
+async def test_a_method_of_another_target_is_refused(anyio_backend: object, tmp_path: Any) -> None:
+    file = tmp_path / "w.py"
+    file.write_text("")
+    backend = LocalBackend(FileRef(str(file), "W"), target="c", benchmark=BenchmarkSettings(method="events"))
+    async with backend.open():
+        with pytest.raises(TargetError, match="method 'events' does not time target c: use 'perf_counter'"):
+            await backend.discover()
+
+
+def test_checks_are_part_of_the_fingerprint() -> None:
+    prints = {fingerprint(workload(**o)) for o in ({}, {"supply": "zero"}, {"zero": [0]}, {"check": double})}
+    assert len(prints) == 4
