@@ -213,7 +213,7 @@ def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, first: Lowered, *, pch:
 class TakesAll:
     """A device lane without a device."""
 
-    name, alive = "none", False
+    name, alive, took_over = "none", False, False
 
     async def start(self) -> DeviceInfo:
         self.alive = True
@@ -222,10 +222,12 @@ class TakesAll:
     async def prepare(self, artifact: Artifact) -> Timing | None:
         return None
 
-    async def measure(self, artifact: Artifact) -> Measurement:
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
         return Measurement(artifact.index, Timing.of([1.0], "none"))
 
-    async def final(self, artifacts: Any, rounds: int) -> tuple[list[FinalEntry], Timing | None]:
+    async def final(
+        self, artifacts: Any, rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
         return [], None
 
 

@@ -88,9 +88,9 @@ def test_counts_that_may_be_zero(name: Any, value: Any) -> None:
         ("-5s", "seconds must be"),
         ("0s", "seconds must be"),
         ("infs", "seconds must be"),
-        (2.5, "seconds must be"),
+        (2.5, "give a number of candidates"),
         (True, "candidates must be"),
-        ([1], "seconds must be"),
+        ([1], "give a number of candidates"),
     ],
 )
 async def test_budgets_that_are_none(text: Any, message: str) -> None:

