@@ -13,13 +13,16 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test check lint clean
+.PHONY: demo test test-slow check lint clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
 
 test: $(SETUP)
 	$(PY) -m pytest
+
+test-slow: $(SETUP)
+	$(PY) -m pytest --slow
 
 check: lint test
 

@@ -14,7 +14,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+SLOW = ("test_bench", "test_bench_kernels", "test_isolation", "test_resume_real")
+"""Modules of minutes of real compiling each: `make test-slow` runs them too."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests too (make test-slow)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.path.stem in SLOW:
+                item.add_marker(pytest.mark.skip(reason="slow: minutes of real compiling; make test-slow runs it"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (why := why_no_gpu()):
         for item in marked:
