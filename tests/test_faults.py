@@ -26,7 +26,7 @@ from atune.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parent / "fault_kernels.py"
-LIMIT_S = 2.0
+LIMIT_S = 5.0
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from processes import wait_until
 
@@ -33,6 +34,7 @@ def anyio_backend() -> str:
 async def lowered(
     n: int, settings: CompileSettings
 ) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
+    settings = msgspec.structs.replace(settings, store=False)
     backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         spec = await backend.describe()
@@ -40,6 +42,8 @@ async def lowered(
         (lane,) = backend.compile_lanes(len(spec.configs))
         answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
         assert all(isinstance(answer, Lowered) for answer in answers), answers
+        for answer in answers:  # what the store does not have is to be compiled: then the service may start
+            assert isinstance(answer, Lowered) and await lane.find(answer) is None
         with anyio.fail_after(60):
             while backend.hold_builds():
                 await anyio.sleep(0.05)
