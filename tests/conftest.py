@@ -14,8 +14,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
 
 
-SLOW = ("test_bench", "test_bench_kernels", "test_isolation", "test_resume_real")
-"""Modules of minutes of real compiling each: `make test-slow` runs them too."""
+SLOW = ("test_bench", "test_bench_kernels", "test_isolation", "test_resume_real", "test_throughput")
+"""Modules that compile for minutes, or that time the engine: `make test-slow` runs them too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow"):
         for item in items:
             if item.path.stem in SLOW:
-                item.add_marker(pytest.mark.skip(reason="slow: minutes of real compiling; make test-slow runs it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="slow: compiles for minutes or times the engine; make test-slow runs it")
+                )
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (why := why_no_gpu()):
         for item in marked:
