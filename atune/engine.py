@@ -316,15 +316,7 @@ class Engine:
         answer = await lane.lower(candidate)
         emit = self.recorder.emit
         if isinstance(answer, Failure):
-            emit(
-                BuildFailed,
-                lane=lane.name,
-                index=answer.index,
-                kind=answer.kind,
-                message=answer.message,
-                detail=answer.detail,
-            )
-            self._settled(candidate.index)
+            self._build_failed(lane, answer)
             return
         verdict, why = screen(answer.facts, self._limits)
         emit(
@@ -347,6 +339,18 @@ class Engine:
             await deliver.send(known)
         else:
             (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
+
+    def _build_failed(self, lane: CompileLane, failure: Failure) -> None:
+        """Record a candidate that did not make it through lowering or building."""
+        self.recorder.emit(
+            BuildFailed,
+            lane=lane.name,
+            index=failure.index,
+            kind=failure.kind,
+            message=failure.message,
+            detail=failure.detail,
+        )
+        self._settled(failure.index)
 
     async def _find(self, lane: CompileLane, lowered: Lowered) -> Artifact | None:
         """Return the candidate's library where an earlier run built it; deferring such a candidate saves nothing."""
@@ -384,15 +388,7 @@ class Engine:
             self.state.building -= 1
         good = [answer for answer in built if isinstance(answer, Artifact)]
         for failure in (answer for answer in built if isinstance(answer, Failure)):
-            emit(
-                BuildFailed,
-                lane=lane.name,
-                index=failure.index,
-                kind=failure.kind,
-                message=failure.message,
-                detail=failure.detail,
-            )
-            self._settled(failure.index)
+            self._build_failed(lane, failure)
         if good:
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
