@@ -53,7 +53,8 @@ async def stage(lanes: list[LocalDeviceLane], artifacts: list[Artifact]) -> tupl
     async def work(lane: LocalDeviceLane) -> None:
         nonlocal good
         while waiting:
-            good += isinstance(await lane.measure(waiting.pop()), Measurement)
+            outcome = await lane.measure(waiting.pop())
+            good += isinstance(outcome, Measurement)
 
     async with anyio.create_task_group() as tasks:
         for lane in lanes:
@@ -77,7 +78,7 @@ async def run(n: int) -> list[dict[str, Any]]:
             lanes = backend.device_lanes()[:devices]
             if len(lanes) < devices:
                 break
-            seconds, good, references = await stage(lanes, artifacts * 4)
+            seconds, good, references = await stage(lanes, artifacts * 16)
             results.append({"devices": devices, "seconds": seconds, "measured": good, "reference_ms": references})
             for lane in lanes:
                 await lane._stop()
