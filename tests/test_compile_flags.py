@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from atune.artifact import Artifact, Lowered
