@@ -1,0 +1,107 @@
+"""What tells one workload from another: a hash over its kernel's source, closure and globals, and its checks."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import linecache
+from collections.abc import Iterator, Mapping
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.callables import function_of, parts_of
+
+if TYPE_CHECKING:
+    from atune.workload import Workload
+
+
+def fingerprint(workload: Workload) -> str:
+    """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked."""
+    digest = hashlib.sha256()
+    # Without the constraints: the space is told apart by its candidates, and may grow while the kernel stays.
+    for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
+        digest.update(f"\0{label}\0".encode())
+        digest.update(_identity(function))
+    checks: list[Any] = [
+        workload.out_idx,
+        workload.rtol,
+        workload.atol,
+        workload.max_mismatched_ratio,
+        workload.pass_configs,
+    ]
+    checks += [workload.supply, workload.restore, workload.zero]
+    digest.update(msgspec.json.encode([workload.arguments, checks], order="deterministic", enc_hook=repr))
+    return digest.hexdigest()
+
+
+def _identity(part: Any, depth: int = 0) -> bytes:
+    function = function_of(part)
+    if not inspect.isfunction(function):
+        return _data_identity(part, depth)
+    try:
+        # A lambda's source is the whole statement around it, such as the workload's with its space.
+        text = _lambda_text(function.__code__) if function.__name__ == "<lambda>" else inspect.getsource(function)
+    except (OSError, TypeError):
+        text = _code_text(function.__code__)
+    cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
+    names = dict.fromkeys(_names(function.__code__)) if depth < 4 else {}
+    used = [function.__globals__[n] for n in names if n in function.__globals__]
+    inner = [
+        _identity(v, depth + 1)
+        for v in (*cells, *used, *(function.__defaults__ or ()))
+        if not isinstance(v, ModuleType)
+    ]
+    return b"\0".join([text.encode(), *inner])
+
+
+def _data_identity(part: Any, depth: int) -> bytes:
+    """Tell data apart by value; other objects by their type, for their `repr` may hold an address."""
+    if part is None or isinstance(part, (str, bytes, int, float, complex)):
+        return repr(part).encode()
+    items: list[bytes] = []
+    if depth < 8 and isinstance(part, (list, tuple)):
+        items = [_identity(v, depth + 1) for v in part]
+    elif depth < 8 and isinstance(part, (set, frozenset)):
+        items = sorted(_identity(v, depth + 1) for v in part)
+    elif depth < 8 and isinstance(part, Mapping):
+        items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
+    return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _lambda_text(code: CodeType) -> str:
+    """Return parameters and body of a lambda as they stand in its file."""
+    found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)]
+    if not found or not lines:
+        raise OSError("no source")
+    start = min((p[0] or 0, p[2] or 0) for p in found)
+    end = max((p[1] or 0, p[3] or 0) for p in found)
+    if end[0] > len(lines):
+        raise OSError("no source")
+    body = lines[start[0] - 1 : end[0]]
+    body[-1] = body[-1][: end[1]]
+    body[0] = body[0][start[1] :]
+    return f"lambda {code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}: {b''.join(body).decode()}"
+
+
+def _code_text(code: CodeType) -> str:
+    """Tell code apart whose source is nowhere. Its own `repr` holds an address."""
+    consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
+    return repr((code.co_code, code.co_names, code.co_varnames, consts))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Return the global names that `code` and the functions inside it, such as the PrimFunc's, use."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
