@@ -13,7 +13,19 @@ PACKAGE = Path(atune.__file__).parent
 LAYERS = {
     "leaves": ["errors", "space", "carver", "device", "settings", "cache", "cores", "version"],
     "records": ["candidate", "artifact", "measurement", "workload", "protocol", "events", "state", "result"],
-    "side": ["reader", "journal", "playback", "log", "progress", "recorder", "store", "merging", "exporting", "report"],
+    "side": [
+        "reader",
+        "journal",
+        "playback",
+        "log",
+        "progress",
+        "recorder",
+        "store",
+        "merging",
+        "exporting",
+        "report",
+        "result_cache",
+    ],
     "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
     "drive": [
         "strategy",
@@ -34,6 +46,7 @@ LAYERS = {
     ],
     "edge": [
         "tuner",
+        "cached",
         "continuation",
         "cli",
         "cli_tune",
