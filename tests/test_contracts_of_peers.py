@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 import torch
 from peer_kernels import (
@@ -29,7 +30,16 @@ from peer_kernels import (
 )
 
 import atune
-from atune.compat.tilelang import AutoTuner, AutotuneResult, CompatWarning, CompileArgs, TuningFailed, autotune
+from atune import cached
+from atune.compat.tilelang import (
+    AutoTuner,
+    AutotuneResult,
+    CompatWarning,
+    CompileArgs,
+    TuningFailed,
+    autotune,
+    set_autotune_inputs,
+)
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.errors import NoWinner
@@ -223,7 +233,7 @@ def test_09_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch)
         asked.append(options["benchmark"])
         raise NoWinner("enough", atune.TuneResult(atune.result.State()))
 
-    monkeypatch.setattr("atune.tuner.run", run)
+    monkeypatch.setattr("atune.compat.tilelang.autotuner.run_cached", run)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")
     profiled.set_profile_args(warmup=7, rep=11, timeout=13)
     for options in ({}, {"rep": 17}):
@@ -320,6 +330,52 @@ def test_16_devices_take_from_one_stream_and_a_hung_one_strands_nothing() -> Non
     [hung] = [event for event in of(events, BenchmarkStarted) if event.index == 3]
     others = {event.index for event in of(events, CandidateMeasured) if event.device != hung.device}
     assert len(others) > 30  # what would have been the hung one's share
+
+
+def test_17_callbacks_and_given_inputs_do_not_turn_the_cache_off(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def supply(params: list[Any]) -> list[torch.Tensor]:
+        with open(log, "a") as file:
+            file.write(f"{[tuple(p.shape) for p in params]}\n")
+        return [torch.ones(tuple(p.shape)) for p in params]
+
+    def check(outputs: list[torch.Tensor], references: list[torch.Tensor]) -> None:
+        torch.testing.assert_close(outputs, references)
+
+    def run_once(**more: Any) -> AutotuneResult:
+        return tuner(scale, [{"block": 8}, {"block": 64}], ref_prog=doubled, **more).run()
+
+    first = run_once(supply_prog=supply, manual_check_prog=check)
+    assert not first.tuning.cache_hit and log.read_text() == f"[({N},)]\n"
+    second = run_once(supply_prog=supply, manual_check_prog=check)
+    assert second.tuning.cache_hit and second.config == first.config and second.latency == first.latency
+    assert log.read_text() == f"[({N},)]\n"  # nobody asked for inputs again
+    A = torch.randn(N)
+    assert torch.equal(second.kernel(A), A * 2)
+    hits = []
+    for _ in range(2):
+        with set_autotune_inputs(A):
+            hits.append(run_once().tuning.cache_hit)
+    assert hits == [False, True]
+    assert not run_once(supply_prog=supply).tuning.cache_hit  # another way to check is another tuning
+
+
+def test_18_the_cache_tells_runs_by_their_arguments_and_devices_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hit(rep: int) -> bool:
+        made = tuner(scale, [{"block": 4}, {"block": 2}])
+        return bool(made.run(rep=rep).tuning.cache_hit)
+
+    assert [hit(5), hit(5), hit(6), hit(6)] == [False, True, False, True]
+    before = cached.discover
+
+    def other_device(*asked: Any) -> Any:
+        target, devices = before(*asked)
+        return target, [msgspec.structs.replace(device, name="another CPU") for device in devices]
+
+    monkeypatch.setattr(cached, "discover", other_device)
+    assert not hit(5)
+    assert hit(5)
 
 
 def test_19_every_outcome_is_kept_as_it_comes_and_an_interruption_loses_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.cache import cache_folder
+from atune.cached import discover, run_cached
 from atune.candidate import RESERVED
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
@@ -25,8 +25,12 @@ from atune.compat.tilelang.callbacks import (
 from atune.compat.tilelang.capture import get_autotune_inputs
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFailed, warn_once
 from atune.compat.tilelang.plan import RunArgs, plan, resolved_target
-from atune.compat.tilelang.result import AutotuneResult, compiled
+from atune.compat.tilelang.result import AutotuneResult, of_winner
+from atune.device import parse_target
 from atune.errors import NoWinner, SpaceError
+from atune.result_cache import ResultCache
+from atune.stages.elaboration import DYNAMIC
+from atune.tuner import run
 from atune.workload import Workload
 
 
@@ -58,7 +62,7 @@ class AutoTuner:
     @property
     def cache_dir(self) -> Path:
         """Where results are kept."""
-        return environment.cache_root() or cache_folder()
+        return ResultCache(environment.cache_root()).folder
 
     def set_compile_args(
         self,
@@ -172,17 +176,24 @@ class AutoTuner:
         arguments = self._arguments()
         if given := sorted({n for n in configs[0] if n in arguments}):
             warn_once(f"tunable parameters {given}", "are given in the call: nothing is tuned")
-            return self._compiled(arguments, {}, None)
-        from atune.tuner import run
-
+            target = parse_target(planned.target)
+            if target is None or (target.kind == "cuda" and not target.arch):
+                target, _ = discover(planned.target, planned.devices)
+            return of_winner(self.fn, arguments, {}, self.compile_args, target, None)
+        workload = self.workload(configs, arguments)
+        options = planned.options()
         try:
-            result = run(self.workload(configs, arguments), **planned.options())
+            if environment.caching():
+                result = run_cached(workload, cache=ResultCache(environment.cache_root()), **options)
+            else:
+                result = run(workload, **options)
         except NoWinner as error:
             raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
         except SpaceError as error:
             raise ConfigError(str(error)) from error
-        assert result.best_index is not None
-        return self._compiled(arguments, configs[result.best_index], result)
+        assert result.best_index is not None and result.header is not None
+        winner = configs[result.best_index]
+        return of_winner(self.fn, arguments, winner, self.compile_args, result.header.target, result)
 
     def __call__(self) -> AutotuneResult:
         return self.run()
@@ -262,10 +273,7 @@ class AutoTuner:
                 raise ArgumentError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
             else:
                 found[name] = value
-        return found
-
-    def _compiled(self, arguments: Mapping[str, Any], config: Mapping[str, Any], tuning: Any) -> AutotuneResult:
-        return compiled(self.fn, {**arguments, **config}, self.compile_args, config, tuning)
+        return {name: {DYNAMIC: str(v.name)} if _is_symbol(v) else v for name, v in found.items()}
 
 
 def as_data(
@@ -293,6 +301,12 @@ def as_data(
 def is_eager(kernel: Any) -> bool:
     """Tell whether `kernel` is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
     return getattr(kernel, "mode", None) == "eager"
+
+
+def _is_symbol(value: Any) -> bool:
+    """Tell whether `value` is a symbolic dimension, such as `T.dynamic("m")` makes."""
+    tirx = sys.modules.get("tvm.tirx")
+    return tirx is not None and isinstance(value, tirx.Var)
 
 
 def _shape_of(value: Any) -> Any:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED
 from atune.compat.tilelang.arguments import CompileArgs
 from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
-from atune.compat.tilelang.plan import resolved_target
+from atune.device import Target
 from atune.errors import AtuneError
+from atune.stages.jit_kernel import HOST_SOURCE, jit_kernel
 
 if TYPE_CHECKING:
     from atune.result import TuneResult
@@ -57,7 +57,7 @@ class AutotuneResult:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
             staged = Path(stage) / "saved" / path.name  # tilelang stages in the folder above the parent
             staged.parent.mkdir()
-            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, self.kernel)
+            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, _alone(self.kernel))
             whole.save_to_disk(staged, verbose)
             if missing := _missing(staged):
                 raise AtuneError(f"{path} could not be saved: tilelang did not write {', '.join(missing)}; see its log")
@@ -112,38 +112,54 @@ def _positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
     return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
 
-def compiled(
-    kernel: Any, arguments: Mapping[str, Any], args: CompileArgs, config: Mapping[str, Any], tuning: TuneResult | None
+def of_winner(
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    config: Mapping[str, Any],
+    args: CompileArgs,
+    target: Target,
+    tuning: TuneResult | None,
 ) -> AutotuneResult:
-    """Return the result whose kernel is `kernel`'s for `arguments`, compiled by tilelang for the caller's `out_idx`.
+    """Return the result whose kernel is `kernel` with `config`, as a `JITKernel` called as the caller's `out_idx` says.
 
-    It is compiled alone: libraries that candidates were tuned in have other outputs and other members.
+    `tuning`: what found it; None for a configuration that was given.
     """
-    import tilelang
-
-    values = {name: value for name, value in arguments.items() if name not in RESERVED}
-    target = resolved_target(args.target)
-    function = (getattr(kernel, "get_tir", None) or kernel)(**values)
-    flags = config.get(COMPILE_FLAGS, args.compile_flags)
-    made = tilelang.compile(
-        function,
-        out_idx=args.out_idx,
-        execution_backend="cython" if target.kind == "c" else "tvm_ffi",
-        target=target.tvm() if target.arch or target.kind == "c" else target.kind,
-        verbose=args.verbose,
-        pass_configs={**(args.pass_configs or {}), **config.get(PASS_CONFIGS, {})} or None,
-        compile_flags=list(flags) if flags else None,
-    )
     latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
-    if tuning is not None:
-        made = made.update_tuner_result(latency=latency, config=dict(config), ref_latency=reference)
+    made = jit_kernel(
+        kernel,
+        arguments,
+        dict(config),
+        target=target,
+        artifact=None if tuning is None else tuning.artifact,
+        out_idx=args.out_idx,
+        pass_configs=args.pass_configs,
+        flags=args.compile_flags or None,
+        latency_ms=latency,
+        reference_ms=reference,
+        verbose=args.verbose,
+    )
     return AutotuneResult(
         latency=latency,
-        config=dict(config) if tuning is not None else None,
+        config=None if tuning is None else dict(config),
         ref_latency=reference,
         libcode=made.get_kernel_source(),
-        func=function,
+        func=made.prim_func,
         kernel=made,
         tuning=tuning,
         out_idx=_positions(args.out_idx),
+    )
+
+
+def _alone(kernel: Any) -> Any:
+    """Return `kernel` from a library of its own: one that was tuned in shares its library with other candidates."""
+    if kernel.get_host_source() != HOST_SOURCE:
+        return kernel
+    import tilelang
+
+    return tilelang.compile(
+        kernel.prim_func,
+        execution_backend=kernel.execution_backend,
+        target=kernel.target,
+        pass_configs=kernel.pass_configs or None,
+        compile_flags=kernel.compile_flags,
     )
