@@ -149,7 +149,7 @@ class LocalBackend:
             )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
-            fitting = "'perf_counter'" if self._target.kind == "c" else "'events' or 'cuda_graph'"
+            fitting = "'perf_counter'" if self._target.kind == "c" else "'events', 'cuda_graph' or 'cupti'"
             raise errors.TargetError(f"method {method!r} does not time target {self._target.kind}: use {fitting}")
         self._devices = devices
         return self._target, devices
