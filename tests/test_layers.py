@@ -47,6 +47,7 @@ LAYERS = {
     "edge": [
         "tuner",
         "cached",
+        "sweep",
         "continuation",
         "cli",
         "cli_tune",
