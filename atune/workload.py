@@ -59,6 +59,8 @@ class Workload:
         where it names ``parameters``. Without it they are drawn by the parameters' shapes and dtypes.
     reference
         A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked.
+        One that takes every parameter writes into the outputs, or judges them: it returns a bool, or raises
+        AssertionError.
     out_idx
         Positions of the output parameters; by default `@tilelang.jit`'s `out_idx`, else the last parameter.
     check

@@ -64,6 +64,7 @@ LAYERS = {
     "edge": [
         "tuner",
         "cached",
+        "sweep",
         "continuation",
         "cli",
         "cli_tune",
