@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 def function_of(kernel: Any) -> Any:
     """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
     inner = getattr(kernel, "func", None)
+    own = getattr(kernel, "orig_func", None)  # of a PrimFunc, or of a macro
+    if inspect.isfunction(own) or isinstance(kernel, functools.partial):
+        return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
 
 

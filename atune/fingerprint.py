@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import hashlib
 import inspect
 import linecache
 from collections.abc import Iterator, Mapping
-from types import CodeType, ModuleType
+from types import CodeType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from atune.workload import Workload
 
 
-def fingerprint(workload: Workload) -> str:
-    """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked."""
+def fingerprint(workload: Workload, *, problem: bool = True) -> str:
+    """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked.
+
+    `problem`: False leaves the problem's arguments out, for who has a key of the problem beside it.
+    """
     digest = hashlib.sha256()
     # Without the constraints: the space is told apart by its candidates, and may grow while the kernel stays.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
@@ -32,7 +37,8 @@ def fingerprint(workload: Workload) -> str:
         workload.pass_configs,
     ]
     checks += [workload.supply, workload.restore, workload.zero]
-    digest.update(msgspec.json.encode([workload.arguments, checks], order="deterministic", enc_hook=repr))
+    known = workload.arguments if problem else None
+    digest.update(msgspec.json.encode([known, checks], order="deterministic", enc_hook=repr))
     return digest.hexdigest()
 
 
@@ -57,17 +63,41 @@ def _identity(part: Any, depth: int = 0) -> bytes:
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
-    """Tell data apart by value; other objects by their type, for their `repr` may hold an address."""
+    """Tell data apart by value, tensors by what describes them, functions inside by their source.
+
+    Of other objects their type and fields count; their `repr` may hold an address.
+    """
     if part is None or isinstance(part, (str, bytes, int, float, complex)):
         return repr(part).encode()
+    if type(part).__module__.partition(".")[0] == "torch":
+        return _torch_identity(part)
+    if isinstance(part, type):
+        return f"{part.__module__}.{part.__qualname__}".encode()
+    if isinstance(part, MethodType):
+        return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
     items: list[bytes] = []
-    if depth < 8 and isinstance(part, (list, tuple)):
+    if depth < 8 and isinstance(part, functools.partial):
+        items = [_identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]
+    elif depth < 8 and isinstance(part, enum.Enum):
+        items = [part.name.encode()]
+    elif depth < 8 and isinstance(part, (list, tuple)):
         items = [_identity(v, depth + 1) for v in part]
     elif depth < 8 and isinstance(part, (set, frozenset)):
         items = sorted(_identity(v, depth + 1) for v in part)
     elif depth < 8 and isinstance(part, Mapping):
         items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
+    elif depth < 4 and isinstance(fields := getattr(part, "__dict__", None), dict):
+        called = inspect.getattr_static(type(part), "__call__", None)
+        public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
+        items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _torch_identity(part: Any) -> bytes:
+    """Tell torch's objects apart: tensors by dtype, shape, strides and device, not by their data."""
+    if hasattr(part, "stride") and hasattr(part, "dtype"):
+        return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
+    return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
 
 
 def _lambda_text(code: CodeType) -> str:

@@ -50,6 +50,15 @@ SERVER_ENV = {
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
+def installed_versions() -> dict[str, str]:
+    """Return the versions of atune and of what decides its results."""
+    found = {"atune": __version__}
+    for name in VERSIONED:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 class LocalBackend:
     """Compile lanes and device lanes of one run, as processes on this machine.
 
@@ -164,11 +173,7 @@ class LocalBackend:
         return [LocalDeviceLane(self, info, cpus) for info in self._devices]
 
     def versions(self) -> dict[str, str]:
-        found = {"atune": __version__}
-        for name in VERSIONED:
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
+        return installed_versions()
 
     def hold_builds(self) -> bool:
         return self.nvrtc.warming

@@ -170,12 +170,20 @@ def _place(function: Any, annotations: Mapping[str, Any]) -> None:
 
 
 def _importable(module: ModuleType) -> bool:
+    """Tell whether a worker that imports the module's name gets it: not one that was loaded from a path alone."""
     if module.__name__ == "__main__":
         return False
-    try:
-        return importlib.util.find_spec(module.__name__) is not None
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    try:  # not importlib.util.find_spec, which believes what is loaded already
+        found = next((s for f in sys.meta_path if (s := f.find_spec(top.__name__, None)) is not None), None)
     except (ImportError, ValueError):
         return False
+    file = getattr(top, "__file__", None)
+    return found is not None and (file is None or found.origin is None or _same_file(file, found.origin))
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _prime_linecache(sources: Mapping[str, str]) -> None:

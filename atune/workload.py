@@ -55,10 +55,12 @@ class Workload:
         The problem: values of the kernel's other parameters, such as ``{"M": 1024, "N": 1024}``.
     inputs
         Tensors for the kernel's input parameters, or a function that returns them, called with those of the problem's
-        arguments that it names (torch is seeded before). Without it they are drawn by the parameters' shapes and
-        dtypes.
+        arguments that it names (torch is seeded before), and with the kernel's input parameters, dtypes and shapes,
+        where it names ``parameters``. Without it they are drawn by the parameters' shapes and dtypes.
     reference
         A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked.
+        One that takes every parameter writes into the outputs, or judges them: it returns a bool, or raises
+        AssertionError.
     out_idx
         Positions of the output parameters; by default `@tilelang.jit`'s `out_idx`, else the last parameter.
     check

@@ -29,7 +29,8 @@ class Arguments:
         self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
         torch.manual_seed(seed)
-        given = _given(work)
+        in_params = tuple(p for i, p in enumerate(params) if i not in self.out_idx)
+        given = _given(work, in_params)
         n_in = len(params) - len(self.out_idx)
         if given is not None and len(given) not in (n_in, len(params)):
             raise WorkloadError(
@@ -163,7 +164,7 @@ def _positions(work: Workload, params: Sequence[KernelParam], name: str, positio
         raise WorkloadError(f"Workload {work.name}: {message}") from error
 
 
-def _given(work: Workload) -> list[Any] | None:
+def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
     if work.inputs is None:
         return None
     if not callable(work.inputs):
@@ -172,7 +173,9 @@ def _given(work: Workload) -> list[Any] | None:
         parameters = inspect.signature(work.inputs).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         wanted = {p.name for p in parameters}
-        return list(work.inputs(**{k: v for k, v in work.arguments.items() if takes_all or k in wanted}))
+        named = {"parameters": in_params} if "parameters" in wanted else {}
+        named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
+        return list(work.inputs(**named))
     except Exception as error:
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 

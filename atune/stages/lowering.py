@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
-from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, thaw
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
+from atune.stages import elaboration
 from atune.stages.session import candidate_of, session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -53,16 +54,8 @@ def run(payload: bytes) -> bytes:
 
 def elaborate(candidate: Candidate) -> Any:
     """Return the candidate's PrimFunc under its own symbol."""
-    from tilelang import tvm
-
     work = workload()
-    config = thaw({k: v for k, v in candidate.config.items() if k not in RESERVED})
-    arguments = {**thaw(work.arguments), **config}
-    kernel = work.kernel
-    get_tir = getattr(kernel, "get_tir", None)
-    function = get_tir(**arguments) if get_tir is not None else kernel(**arguments)
-    if not isinstance(function, tvm.tirx.PrimFunc):
-        raise TypeError(f"the kernel returned a {type(function).__name__}, and must return a PrimFunc (T.prim_func)")
+    function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
     return function.with_attr("global_symbol", SYMBOL.format(key=candidate.key))
 
 
