@@ -77,9 +77,12 @@ def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[flo
     Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs timings taken interleaved: sample r of both is
     one round. Where one has more rounds, those that both have count.
     """
-    ratios = sorted(s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False))
-    n = len(ratios)
+    return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Return (low, median, high) of the median's distribution-free confidence interval (see `ratio_interval`)."""
+    ordered = sorted(values)
+    n = len(ordered)
     half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * n**0.5 / 2
-    low = max(0, int(n / 2 - half))
-    high = min(n - 1, int(n / 2 + half))
-    return ratios[low], statistics.median(ratios), ratios[high]
+    return ordered[max(0, int(n / 2 - half))], statistics.median(ordered), ordered[min(n - 1, int(n / 2 + half))]
