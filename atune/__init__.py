@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
 
+    # Kernels that tune themselves
+    from atune.decorator import autotune as autotune
+    from atune.decorator import best_config as best_config
+    from atune.decorator import clear_cache as clear_cache
+    from atune.presets import ByArch as ByArch
+
     # What came out
     from atune.measurement import Measurement as Measurement
     from atune.measurement import Timing as Timing
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
 
     # Errors
     from atune.errors import AtuneError as AtuneError
+    from atune.errors import CacheMiss as CacheMiss
     from atune.errors import DevicesLost as DevicesLost
     from atune.errors import JournalError as JournalError
     from atune.errors import NoWinner as NoWinner
@@ -55,6 +62,8 @@ __all__ = [
     "AtuneError",
     "BenchmarkSettings",
     "Budget",
+    "ByArch",
+    "CacheMiss",
     "CompileSettings",
     "DevicesLost",
     "JournalError",
@@ -71,6 +80,9 @@ __all__ = [
     "WorkerError",
     "Workload",
     "WorkloadError",
+    "autotune",
+    "best_config",
+    "clear_cache",
     "merge",
     "replay",
     "resume",
@@ -91,6 +103,12 @@ _HOME = {
         "tune",
     ),
     "atune.continuation": ("resume",),
+    "atune.decorator": (
+        "autotune",
+        "best_config",
+        "clear_cache",
+    ),
+    "atune.presets": ("ByArch",),
     "atune.settings": (
         "BenchmarkSettings",
         "Budget",
@@ -111,6 +129,7 @@ _HOME = {
     ),
     "atune.errors": (
         "AtuneError",
+        "CacheMiss",
         "DevicesLost",
         "JournalError",
         "NoWinner",

@@ -15,6 +15,7 @@ import inspect
 import linecache
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +60,8 @@ class Workload:
         ``(inputs, outputs)``. All are lists of tensors.
     supply
         How inputs are drawn: the name of one of tilelang's supply types, such as ``"integer"`` or ``"uniform"``.
+    setup
+        A function of the inputs, called once they are made on a device, that may change them in place.
     restore, zero
         Positions of parameters to restore, or to set to zero, before each call. Inputs that a kernel writes into are
         found out and restored without being named.
@@ -91,6 +94,7 @@ class Workload:
         max_mismatched_ratio: float = 0.0,
         check: Callable[..., Any] | None = None,
         supply: Any = None,
+        setup: Callable[..., Any] | None = None,
         restore: Sequence[int] = (),
         zero: Sequence[int] = (),
         flops: float | None = None,
@@ -106,6 +110,8 @@ class Workload:
             raise WorkloadError(f"Workload: reference must be a function of the inputs, got {reference!r}")
         if check is not None and not callable(check):
             raise WorkloadError(f"Workload: check must be a function of the outputs, got {check!r}")
+        if setup is not None and not callable(setup):
+            raise WorkloadError(f"Workload: setup must be a function of the inputs, got {setup!r}")
         self.supply = None if supply is None else str(getattr(supply, "name", supply)).lower()
         if self.supply not in (None, *SUPPLIES):
             raise WorkloadError(f"Workload: supply {supply!r} is unknown: give {', '.join(SUPPLIES)}")
@@ -129,6 +135,7 @@ class Workload:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
         self.check, self.restore, self.zero = check, tuple(restore), tuple(zero)
+        self.setup = setup
         self.flops, self.bytes = flops, bytes
         self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
         self.default = dict(default) if default is not None else None
@@ -137,7 +144,7 @@ class Workload:
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
-        parameters = inspect.signature(_function(self.kernel)).parameters
+        parameters = _signature(self.kernel).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         required = {
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
@@ -181,7 +188,7 @@ class Workload:
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
         """Return the index of the default configuration, or None where the space does not hold it."""
-        parameters = inspect.signature(_function(self.kernel)).parameters
+        parameters = _signature(self.kernel).parameters
         for candidate in candidates:
             config = self.default
             if config is None:
@@ -343,9 +350,14 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     return digest.hexdigest()
 
 
+def kernel_fingerprint(kernel: Any) -> str:
+    """Return a SHA-256 over a kernel's source and closure alone."""
+    return hashlib.sha256(_identity(kernel)).hexdigest()
+
+
 def _parts(workload: Workload) -> list[tuple[str, Any]]:
     parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
-    parts.append(("check", workload.check))
+    parts += [("check", workload.check), ("setup", workload.setup)]
     parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
     return [(label, part) for label, part in parts if part is not None]
 
@@ -359,6 +371,12 @@ def _function(kernel: Any) -> Any:
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
 
 
+def _signature(kernel: Any) -> inspect.Signature:
+    """Return what `kernel` is called with: its own word, or its function's signature."""
+    own = getattr(kernel, "workload_signature", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(_function(kernel))
+
+
 def _functions(workload: Workload) -> list[Any]:
     return [f for _, part in _parts(workload) if inspect.isfunction(f := _function(part))]
 
@@ -369,7 +387,10 @@ def _identity(part: Any, depth: int = 0) -> bytes:
         return _data_identity(part, depth)
     try:
         # A lambda's source is the whole statement around it, such as the workload's with its space.
-        text = _lambda_text(function.__code__) if function.__name__ == "<lambda>" else inspect.getsource(function)
+        if function.__name__ == "<lambda>":
+            text = _lambda_text(function.__code__)
+        else:
+            text = _without_tuning(inspect.getsource(function))
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
@@ -392,6 +413,8 @@ def _data_identity(part: Any, depth: int) -> bytes:
         return repr(part).encode()
     if type(part).__module__.partition(".")[0] == "torch":
         return _torch_identity(part)
+    if isinstance(own := getattr(type(part), "cache_identity", None), str):
+        return own.encode()  # what it holds stands in the key already
     if isinstance(part, type):
         return f"{part.__module__}.{part.__qualname__}".encode()
     if isinstance(part, MethodType):
@@ -412,6 +435,23 @@ def _data_identity(part: Any, depth: int) -> bytes:
         public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
         items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _without_tuning(text: str) -> str:
+    """Return a function's source without a decorator that tunes it: its space is no part of the kernel."""
+    if "autotune" not in text.partition("def ")[0]:
+        return text
+    try:
+        function = ast.parse(textwrap.dedent(text)).body[0]
+    except SyntaxError:
+        return text
+    lines = textwrap.dedent(text).splitlines(keepends=True)
+    for decorator in getattr(function, "decorator_list", ()):
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).rpartition(".")[2] == "autotune":
+            for number in range(decorator.lineno - 1, decorator.end_lineno):
+                lines[number] = ""
+    return "".join(lines)
 
 
 def _torch_identity(part: Any) -> bytes:
@@ -476,19 +516,23 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def names(code: CodeType) -> Iterator[str]:
-        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
-        for text in texts:
+        for text in (c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))):
             if isinstance(text, CodeType):
                 yield from names(text)
-            elif isinstance(text, str) and len(text) < 1000:
-                with suppress(SyntaxError, ValueError):
-                    yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
+            else:
+                yield from names_in(text)
+
+    def names_in(text: Any) -> Iterator[str]:
+        if isinstance(text, str) and len(text) < 1000:
+            with suppress(SyntaxError, ValueError):
+                yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
 
     for function in functions:
         module = sys.modules.get(function.__module__ or "")
-        if module is not None and _importable(module):
+        if module is not None and _importable(module) and _stands_in(module, function):
             continue
-        for name in names(function.__code__):
+        own = (name for text in function.__annotations__.values() for name in names_in(text))
+        for name in (*names(function.__code__), *own):
             value = function.__globals__.get(name)
             if value is not None and not isinstance(value, Workload) and _pickles(value):
                 found[name] = value
@@ -500,17 +544,27 @@ def _place(function: Any, annotations: Mapping[str, Any]) -> None:
     for name, value in annotations.items():
         function.__globals__.setdefault(name, value)
     name = function.__module__
-    if name and (name == "__main__" or name not in sys.modules):
+    if name and (name == "__main__" or (name not in sys.modules and not _findable(name))):
         module = ModuleType(name)
         module.__dict__.update(function.__globals__)
         sys.modules[name] = module
 
 
+def _stands_in(module: ModuleType, function: Any) -> bool:
+    """Tell whether `function` is what its module has under its name; a decorator may have taken its place."""
+    found: Any = module
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
 def _importable(module: ModuleType) -> bool:
-    if module.__name__ == "__main__":
-        return False
+    return module.__name__ != "__main__" and _findable(module.__name__)
+
+
+def _findable(name: str) -> bool:
     try:
-        return importlib.util.find_spec(module.__name__) is not None
+        return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 

@@ -47,6 +47,11 @@ LAYERS = {
     "edge": [
         "tuner",
         "cached",
+        "arguments",
+        "presets",
+        "call",
+        "autotuned",
+        "decorator",
         "continuation",
         "cli",
         "cli_tune",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from atune.artifact import KernelParam
@@ -56,6 +56,11 @@ class Arguments:
         for i in self.zero:
             if i in self.in_idx:
                 self.values[i].zero_()
+        if work.setup is not None:
+            try:
+                work.setup(*self.inputs)
+            except Exception as error:
+                raise WorkloadError(f"Workload {work.name}: setup raised {type(error).__name__}: {error}") from error
         self._pristine = {i: _copy(self.values[i]) for i in self.in_idx}
 
     def poison(self) -> None:
@@ -137,6 +142,40 @@ def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None 
     return torch.randint(0 if unsigned else -2, 3, shape, device=device).to(dtype)
 
 
+class DrawnInputs:
+    """Inputs by description, drawn in the device's process: for parameters whose dimensions are symbolic.
+
+    A parameter of shape None is a scalar, and `scalars` has its value, in order.
+    """
+
+    cache_identity = "inputs as described by the problem"
+
+    def __init__(self, params: Sequence[KernelParam], supply: str | None, scalars: Sequence[Any] = ()) -> None:
+        self.params, self.supply, self.scalars = tuple(params), supply, tuple(scalars)
+
+    def __call__(self) -> list[Any]:
+        import torch
+
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        scalars = iter(self.scalars)
+        return [
+            next(scalars) if p.shape is None else drawn(p, [int(d) for d in p.shape], device, self.supply)
+            for p in self.params
+        ]
+
+
+class CallInputs:
+    """Copies of the tensors that the kernel was called with, for tuning on the same data."""
+
+    cache_identity = "inputs of the call"
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = [v.detach().cpu().contiguous() if hasattr(v, "detach") else v for v in values]
+
+    def __call__(self) -> list[Any]:
+        return self.values
+
+
 def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
     try:
         return output_positions(params, positions)
@@ -168,8 +207,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def _size(text: str, sizes: dict[str, int]) -> int:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers."""
+def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None where it has
+    none."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -184,8 +224,14 @@ def _size(text: str, sizes: dict[str, int]) -> int:
     try:
         return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError):
+        return None
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    if (found := size_of(text, sizes)) is None:
         message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
-        raise WorkloadError(message) from None
+        raise WorkloadError(message)
+    return found
 
 
 def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:

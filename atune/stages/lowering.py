@@ -167,7 +167,7 @@ def _without_ir(blob: Blob) -> Blob:
 
 
 def _param(param: Any) -> KernelParam:
-    shape = tuple(int(d) if str(d).lstrip("-").isdigit() else str(d) for d in param.shape)
+    shape = tuple(map(elaboration.dimension, param.shape))
     scalar = bool(param.is_scalar()) if hasattr(param, "is_scalar") else False
     return KernelParam(dtype=str(param.dtype), shape=None if scalar else shape)
 
