@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from atune.tuner import Tuner as Tuner
     from atune.tuner import run as run
     from atune.tuner import tune as tune
+    from atune.sweep import compile_all as compile_all
+    from atune.sweep import CompileFailed as CompileFailed
     from atune.server_process import shutdown as shutdown
     from atune.continuation import resume as resume
     from atune.settings import BenchmarkSettings as BenchmarkSettings
@@ -64,6 +66,7 @@ __all__ = [
     "Budget",
     "ByArch",
     "CacheMiss",
+    "CompileFailed",
     "CompileSettings",
     "DevicesLost",
     "JournalError",
@@ -83,6 +86,7 @@ __all__ = [
     "autotune",
     "best_config",
     "clear_cache",
+    "compile_all",
     "merge",
     "replay",
     "resume",
@@ -96,6 +100,7 @@ __all__ = [
 _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
+    "atune.sweep": ("CompileFailed", "compile_all"),
     "atune.server_process": ("shutdown",),
     "atune.tuner": (
         "Tuner",

@@ -24,11 +24,11 @@ from atune.call import Call, OnMiss, Options, probes
 from atune.candidate import PASS_CONFIGS, Config, config_key, thaw
 from atune.device import Target
 from atune.errors import CacheMiss, UsageError
+from atune.fingerprint import kernel_fingerprint
 from atune.result import TuneResult
 from atune.result_cache import CacheEntry, read_exported
 from atune.space import Space
 from atune.tuner import run_blocking, tune
-from atune.workload import kernel_fingerprint
 
 WAIT_S = 0.02
 """Seconds between two looks of a task at whether another has tuned what it needs."""

@@ -18,6 +18,7 @@ from atune.candidate import config_key
 from atune.device import DeviceInfo, Target
 from atune.errors import JournalError, UsageError
 from atune.events import SCHEMA, Event, RunStarted
+from atune.fingerprint import fingerprint, kernel_fingerprint
 from atune.local import installed_versions
 from atune.protocol import Discovery
 from atune.result import TuneResult
@@ -25,7 +26,7 @@ from atune.result_cache import Known, ResultCache, ResultKey, TuningLock, histor
 from atune.resumption import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.tuner import run_blocking, tune
-from atune.workload import Workload, WorkloadSpec, describe, fingerprint, kernel_fingerprint
+from atune.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
 """What to do while another process tunes the same: wait for its result, or tune beside it."""

@@ -101,10 +101,8 @@ class Call:
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
             scalars = [t for t in tensors if not hasattr(t, "shape")]
             if self.inputs is None and (wanted or any(p.shape is None for p in params)):
-                outputs = self.out_idx or getattr(owner.kernel, "out_idx", None) or (-1,)
-                outputs = (outputs,) if isinstance(outputs, int) else outputs
                 supply = options.workload.get("supply")
-                self.inputs = stage.drawn_inputs(params, outputs, symbols, supply, scalars)
+                self.inputs = stage.drawn_inputs(params, symbols, supply, scalars)
         if self.inputs == "call":
             if not self.tensors:
                 raise UsageError("inputs='call' tunes on the tensors of a call, and there are none: give inputs")

@@ -76,7 +76,7 @@ def prepare(payload: bytes) -> bytes:
     """Entry point: `Prepare` → `Prepared`: inputs made, reference run, and timed where that is asked for."""
     job = msgspec.msgpack.decode(payload, type=Prepare)
     _make_arguments(job.artifact)
-    reference = _time_reference() if job.timed and workload().reference is not None else None
+    reference = _time_reference() if job.timed and _gives_outputs() else None
     return msgspec.msgpack.encode(Prepared(reference, _free_bytes()))
 
 
@@ -121,7 +121,7 @@ def final(payload: bytes) -> bytes:
         call()
         _device.timer.synchronise()
         calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
-    with_reference = job.with_reference and workload().reference is not None
+    with_reference = job.with_reference and _gives_outputs()
     if with_reference:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
@@ -163,6 +163,11 @@ def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
     """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
     if anew or _device.arguments is None or _device.arguments.params != artifact.params:
         _make_arguments(artifact)
+
+
+def _gives_outputs() -> bool:
+    """Tell whether there is a reference to time: one that only judges the kernel's outputs computes nothing."""
+    return workload().reference is not None and _device.expected != {}
 
 
 def _timed_reference() -> Timed:

@@ -153,27 +153,15 @@ def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict
 
 
 def drawn_inputs(
-    params: Sequence[KernelParam],
-    outputs: Sequence[int],
-    symbols: Mapping[str, int],
-    supply: str | None,
-    scalars: Sequence[Any] = (),
+    params: Sequence[KernelParam], symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()
 ) -> DrawnInputs:
     """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` for one without a size."""
-    described = []
-    for position, param in enumerate(params):
-        if position in {i % len(params) for i in outputs}:
-            continue
-        sizes: list[int | str] = []
-        for d in param.shape or ():
-            size = size_of(d, symbols) if isinstance(d, str) else d
-            if size is None:
-                raise UsageError(
-                    f"dimension {d!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
-                )
-            sizes.append(size)
-        described.append(KernelParam(param.dtype, None if param.shape is None else tuple(sizes)))
-    return DrawnInputs(described, supply, scalars)
+    for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
+        if size_of(size, symbols) is None:
+            raise UsageError(
+                f"size {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
+            )
+    return DrawnInputs(symbols, supply, scalars)
 
 
 def _plain(config: Config) -> Config:
