@@ -51,6 +51,7 @@ LAYERS = {
         "forkserver",
         "background",
         "pool",
+        "device_lock",
         "local_device",
         "local",
         "plausible",

@@ -132,4 +132,4 @@ def test_forked_children_do_without_and_nothing_outlives_the_program(tmp_path: P
         wait_until(lambda: not marked(mark), 2, "the end of all processes")
     if end == "exit":
         assert program.returncode == 0
-        assert not list(tmp_path.glob("atune-*/*")), "folders are left over"
+        assert not list(tmp_path.glob("atune-*/*-*/")), "folders are left over"
