@@ -29,7 +29,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     samples_us: tuple[float, ...]
     method: str
     """``events`` (CUDA events, launches queued behind a device sleep), ``cuda_graph`` (the same, of a graph of the
-    call) or ``perf_counter`` (CPU)."""
+    call), ``cupti`` (the kernels' own times, as CUPTI records them) or ``perf_counter`` (CPU)."""
     conditions: Conditions | None = None
 
     @property

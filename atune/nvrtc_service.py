@@ -6,15 +6,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import anyio
 import anyio.abc
 import msgspec
 
 from atune.artifact import Artifact, Lowered
+from atune.background import background
 from atune.device import Target
 from atune.device_compiler import CompileCosts, choose
 from atune.errors import WorkerError
-from atune.pool import broken
 from atune.protocol import NvrtcReady
 
 if TYPE_CHECKING:
@@ -39,21 +38,8 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
-        error: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as self._tasks:
-                try:
-                    yield
-                except BaseException as exc:
-                    error = exc
-                    raise
-                finally:
-                    self._tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            if error is None or broken(group, error):
-                raise
-        if error is not None:
-            raise error  # as the body raised it
+        async with background() as self._tasks:
+            yield
 
     def expect(self, candidates: int | None, lanes: int) -> None:
         """Learn how much will be compiled: None when nobody knows."""

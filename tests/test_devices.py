@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 from test_engine import finish, valley
 
@@ -19,6 +20,7 @@ from atune.errors import DevicesLost
 from atune.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
+    BestChanged,
     CandidateMeasured,
     DeviceExcluded,
     DeviceLost,
@@ -29,6 +31,7 @@ from atune.events import (
 )
 from atune.measurement import Timing
 from atune.plausible import implausible
+from atune.recorder import Recorder
 from atune.result import TuneResult
 from atune.settings import BenchmarkSettings
 from atune.standing import final_order, speed_outliers, unsettled
@@ -116,6 +119,26 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert any(slow in warning for warning in run.result.warnings)
     replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
     assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
+
+
+async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The syncs hang until the last device has come and shows that the first is too fast."""
+    sync = Recorder.sync
+
+    async def late(recorder: Recorder) -> None:
+        while not recorder.state.warnings:
+            await anyio.lowlevel.checkpoint()
+        await sync(recorder)
+
+    monkeypatch.setattr(Recorder, "sync", late)
+    script = Script(slowdown={"fake-0": 0.9}, start_failures={"fake-2": 1}, lower_s=0.01, compile_s=0.01)
+    run = await finish(FakeBackend(24, script, devices=3), journal=tmp_path / "j")
+    [excluded] = run.of(DeviceExcluded)
+    before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
+    assert before and excluded.device == "fake-0"
+    assert run.of(BestChanged) and all(e.lane != "fake-0" for e in run.of(BestChanged))
 
 
 async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from atune.artifact import FailureKind
 from atune.errors import WorkloadError
-from atune.stages.inputs import Arguments
+from atune.stages.inputs import Arguments, same_bits
 from atune.workload import Workload
 
 RTOL = {
@@ -63,7 +63,7 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     found = fresh if everything and answer is None else _listed(answer)
     expected: Expected = {}
     for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
-        if isinstance(value, torch.Tensor) and not torch.equal(value.view(torch.uint8), pristine.view(torch.uint8)):
+        if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
             expected[i] = value
     if not found and expected and not arguments.out_idx:
         return expected

@@ -93,7 +93,8 @@ def lower(candidate: Candidate) -> Lowered:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = effective_flags(candidate)
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
-    parameters = tuple(_param(p) for p in params or ())
+    buffers = [function.buffer_map.get(v) for v in function.params]
+    parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
     compiler = session().compile.compiler
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
@@ -166,10 +167,27 @@ def _without_ir(blob: Blob) -> Blob:
     return msgspec.structs.replace(blob, host=b"", device=b"")  # C sources are merged as text
 
 
-def _param(param: Any) -> KernelParam:
-    shape = tuple(int(d) if str(d).lstrip("-").isdigit() else str(d) for d in param.shape)
+def _param(param: Any, buffer: Any = None) -> KernelParam:
     scalar = bool(param.is_scalar()) if hasattr(param, "is_scalar") else False
-    return KernelParam(dtype=str(param.dtype), shape=None if scalar else shape)
+    strides = None if buffer is None or scalar or _is_compact(buffer) else _sizes(buffer.strides)
+    return KernelParam(dtype=str(param.dtype), shape=None if scalar else _sizes(param.shape), strides=strides)
+
+
+def _sizes(sizes: Any) -> tuple[int | str, ...]:
+    texts = ["".join(str(d)) for d in sizes]  # TVM's own kind of string is none to msgspec
+    return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
+
+
+def _is_compact(buffer: Any) -> bool:
+    """Tell whether a buffer's strides are those of a contiguous tensor."""
+    from tilelang import tvm
+
+    analyzer, expected = tvm.arith.Analyzer(), 1
+    for size, stride in zip(reversed(list(buffer.shape)), reversed(list(buffer.strides)), strict=False):
+        if not analyzer.can_prove_equal(stride, expected):
+            return False
+        expected = size * expected
+    return True
 
 
 def _c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:

@@ -1,0 +1,30 @@
+"""The functions that a workload is made of, without the wrappers around them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atune.workload import Workload
+
+
+def function_of(kernel: Any) -> Any:
+    """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
+    inner = getattr(kernel, "func", None)
+    own = getattr(kernel, "orig_func", None)  # of a PrimFunc, or of a macro
+    if inspect.isfunction(own) or isinstance(kernel, functools.partial):
+        return own or kernel
+    return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def parts_of(workload: Workload) -> list[tuple[str, Any]]:
+    parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
+    parts.append(("check", workload.check))
+    parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
+    return [(label, part) for label, part in parts if part is not None]
+
+
+def functions_of(workload: Workload) -> list[Any]:
+    return [f for _, part in parts_of(workload) if inspect.isfunction(f := function_of(part))]
