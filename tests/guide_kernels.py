@@ -73,12 +73,13 @@ def typed(dtype: str, block: int = 16, threads: Any = None) -> Any:
     return main
 
 
-def tiles(M: int, N: int, K: int, **_: Any) -> list[dict[str, Any]]:
-    return [{"block_M": m, "block_N": n} for m in (16, 32) for n in (16, 32) if M % m == 0 and N % n == 0]
+def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> list[dict[str, Any]]:
+    sizes = (32, 64) if gpu else (16, 32)
+    return [{"block_M": m, "block_N": n} for m in sizes for n in sizes if M % m == 0 and N % n == 0]
 
 
-def generated_tiles(M: int, N: int, K: int, **_: Any) -> Iterator[dict[str, Any]]:
-    yield from tiles(M, N, K)
+def generated_tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> Iterator[dict[str, Any]]:
+    yield from tiles(M, N, K, gpu)
 
 
 def product_of(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:

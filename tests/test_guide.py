@@ -57,6 +57,7 @@ class Place:
         self.dtype = "float32" if target == "c" else "float16"
         self.problem = {"gpu": target == "cuda", "dtype": self.dtype}
         self.threads = None if target == "c" else 32
+        self.tiles = tiles(SIZE, SIZE, SIZE, gpu=target == "cuda")
 
     def matrix(self) -> torch.Tensor:
         return torch.randn(SIZE, SIZE, device=self.device).to(getattr(torch, self.dtype))
@@ -104,10 +105,10 @@ def test_decorator_tunes_once_for_each_argument_tuple_on_the_tensors_given(place
 
 
 def test_decorator_takes_a_list_of_configurations_and_tunables_given_in_the_call_are_not_tuned(place: Place) -> None:
-    matmul = place.decorated(product, tiles(SIZE, SIZE, SIZE), ref_prog=product_of)
+    matmul = place.decorated(product, place.tiles, ref_prog=product_of)
     assert matmul(SIZE, SIZE, SIZE, **place.problem).ref_latency > 0
     with pytest.warns(CompatWarning, match="nothing is tuned"):
-        fixed = matmul(SIZE, SIZE, SIZE, block_M=16, block_N=64, **place.problem)
+        fixed = matmul(SIZE, SIZE, SIZE, block_M=32, block_N=64, **place.problem)
     assert fixed.latency is None and fixed.config is None
     A, B = place.matrix(), place.matrix()
     close(fixed(A, B), product_of(A, B))
@@ -120,7 +121,7 @@ def test_programmatic_run_gives_kernel_latency_and_configuration(place: Place) -
     tuner = place.product(supply_type=tilelang.TensorSupplyType.Auto, ref_prog=product_of)
     tuner.set_compile_args(target=place.target, execution_backend="auto", out_idx=[-1], pass_configs={})
     artifact = tuner.run()
-    assert artifact.config in tiles(SIZE, SIZE, SIZE) and artifact.latency > 0 and artifact.ref_latency > 0
+    assert artifact.config in place.tiles and artifact.latency > 0 and artifact.ref_latency > 0
     A, B = place.matrix(), place.matrix()
     close(artifact.kernel(A, B), product_of(A, B))
     assert artifact.libcode and artifact.tuning.measured + artifact.tuning.duplicates == 4
@@ -196,7 +197,7 @@ def test_a_reference_may_judge(place: Place, reference: Any) -> None:
         return False
 
     with pytest.raises(TuningFailed, match="mismatch: the reference returned a false value"):
-        place.product(tiles(SIZE, SIZE, SIZE)[:1], ref_prog=never).run()
+        place.product(place.tiles[:1], ref_prog=never).run()
 
 
 def test_a_manual_check_gets_both_outputs_and_skip_check_skips(place: Place, tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_values_that_are_no_data_may_be_configurations_and_come_back_as_they_wer
 
 def test_configurations_may_come_from_a_generator_of_the_problem(place: Place) -> None:
     matmul = place.decorated(product, generated_tiles, ref_prog=product_of)
-    assert matmul(SIZE, SIZE, SIZE, **place.problem).config in tiles(SIZE, SIZE, SIZE)
+    assert matmul(SIZE, SIZE, SIZE, **place.problem).config in place.tiles
     if place.target == "c":
         assert matmul(16, SIZE, SIZE).config["block_M"] == 16  # it is asked anew for each problem
 
@@ -298,7 +299,7 @@ def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
 
 
 def test_a_manual_sweep(place: Place) -> None:
-    configs = [{"block_M": 16, "block_N": 32}, {"block_M": 32, "block_N": 16}]
+    configs = place.tiles[:2]
     arguments = {"M": SIZE, "N": SIZE, "K": SIZE, **place.problem}
     kernels = atune.compile_all(product, configs, arguments=arguments, target=place.target)
     A, B = place.matrix(), place.matrix()
