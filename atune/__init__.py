@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
 
+    # Kernels that tune themselves
+    from atune.decorator import autotune as autotune
+    from atune.decorator import best_config as best_config
+    from atune.decorator import clear_cache as clear_cache
+    from atune.presets import ByArch as ByArch
+
     # What came out
     from atune.measurement import Measurement as Measurement
     from atune.measurement import Timing as Timing
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
 
     # Errors
     from atune.errors import AtuneError as AtuneError
+    from atune.errors import CacheMiss as CacheMiss
     from atune.errors import DevicesLost as DevicesLost
     from atune.errors import JournalError as JournalError
     from atune.errors import NoWinner as NoWinner
@@ -57,6 +64,8 @@ __all__ = [
     "AtuneError",
     "BenchmarkSettings",
     "Budget",
+    "ByArch",
+    "CacheMiss",
     "CompileFailed",
     "CompileSettings",
     "DevicesLost",
@@ -74,6 +83,9 @@ __all__ = [
     "WorkerError",
     "Workload",
     "WorkloadError",
+    "autotune",
+    "best_config",
+    "clear_cache",
     "compile_all",
     "merge",
     "replay",
@@ -96,6 +108,12 @@ _HOME = {
         "tune",
     ),
     "atune.continuation": ("resume",),
+    "atune.decorator": (
+        "autotune",
+        "best_config",
+        "clear_cache",
+    ),
+    "atune.presets": ("ByArch",),
     "atune.settings": (
         "BenchmarkSettings",
         "Budget",
@@ -116,6 +134,7 @@ _HOME = {
     ),
     "atune.errors": (
         "AtuneError",
+        "CacheMiss",
         "DevicesLost",
         "JournalError",
         "NoWinner",

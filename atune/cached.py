@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from atune.candidate import config_key
 from atune.device import DeviceInfo, Target
 from atune.errors import JournalError, UsageError
 from atune.events import SCHEMA, Event, RunStarted
+from atune.fingerprint import fingerprint, kernel_fingerprint
 from atune.local import installed_versions
 from atune.protocol import Discovery
 from atune.result import TuneResult
@@ -25,7 +26,7 @@ from atune.result_cache import Known, ResultCache, ResultKey, TuningLock, histor
 from atune.resumption import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.tuner import run_blocking, tune
-from atune.workload import Workload, WorkloadSpec, describe, fingerprint
+from atune.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
 """What to do while another process tunes the same: wait for its result, or tune beside it."""
@@ -52,12 +53,13 @@ class Work:
         )
         self.versions = installed_versions()
 
-    @property
+    @cached_property
     def key(self) -> ResultKey:
         compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
         strategy = self.options.get("strategy", "exhaustive")
         return ResultKey(
             kernel=self.workload.name,
+            source=kernel_fingerprint(self.workload.kernel),
             fingerprint=fingerprint(self.workload, problem=False),
             problem=self.problem,
             device=" + ".join(sorted({device.name for device in self.devices})),
@@ -155,8 +157,14 @@ async def tune_cached(
     """
     if concurrent not in ("wait", "tune"):
         raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
-    cache = cache or ResultCache()
     work = await anyio.to_thread.run_sync(partial(Work, workload, problem, **options))
+    return await tune_work(work, cache or ResultCache(), concurrent=concurrent, refresh=refresh)
+
+
+async def tune_work(
+    work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
+) -> TuneResult:
+    """Do what `tune_cached` does, for a work that is described already."""
     key = work.key
     if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
         return found
@@ -168,7 +176,8 @@ async def tune_cached(
     try:
         if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
             return found  # another process has tuned it meanwhile
-        journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and options.get("journal") is None else None
+        own = work.options.get("journal") is not None
+        journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
         return await _tune_and_keep(work, key, cache, journal, refresh)
     finally:
         lock.release()

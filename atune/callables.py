@@ -19,9 +19,15 @@ def function_of(kernel: Any) -> Any:
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
 
 
+def signature_of(kernel: Any) -> inspect.Signature:
+    """Return what `kernel` is called with: its own word, or its function's signature."""
+    own = getattr(kernel, "workload_signature", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
+
+
 def parts_of(workload: Workload) -> list[tuple[str, Any]]:
     parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
-    parts.append(("check", workload.check))
+    parts += [("check", workload.check), ("setup", workload.setup)]
     parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
     return [(label, part) for label, part in parts if part is not None]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
 import hashlib
 import inspect
 import linecache
+import textwrap
 from collections.abc import Iterator, Mapping
 from types import CodeType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,13 +44,21 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     return digest.hexdigest()
 
 
+def kernel_fingerprint(kernel: Any) -> str:
+    """Return a SHA-256 over a kernel's source and closure alone."""
+    return hashlib.sha256(_identity(kernel)).hexdigest()
+
+
 def _identity(part: Any, depth: int = 0) -> bytes:
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
     try:
         # A lambda's source is the whole statement around it, such as the workload's with its space.
-        text = _lambda_text(function.__code__) if function.__name__ == "<lambda>" else inspect.getsource(function)
+        if function.__name__ == "<lambda>":
+            text = _lambda_text(function.__code__)
+        else:
+            text = _without_tuning(inspect.getsource(function))
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
@@ -71,6 +81,8 @@ def _data_identity(part: Any, depth: int) -> bytes:
         return repr(part).encode()
     if type(part).__module__.partition(".")[0] == "torch":
         return _torch_identity(part)
+    if isinstance(own := getattr(type(part), "cache_identity", None), str):
+        return own.encode()  # what it holds stands in the key already
     if isinstance(part, type):
         return f"{part.__module__}.{part.__qualname__}".encode()
     if isinstance(part, MethodType):
@@ -91,6 +103,23 @@ def _data_identity(part: Any, depth: int) -> bytes:
         public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
         items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _without_tuning(text: str) -> str:
+    """Return a function's source without a decorator that tunes it: its space is no part of the kernel."""
+    if "autotune" not in text.partition("def ")[0]:
+        return text
+    try:
+        function = ast.parse(textwrap.dedent(text)).body[0]
+    except SyntaxError:
+        return text
+    lines = textwrap.dedent(text).splitlines(keepends=True)
+    for decorator in getattr(function, "decorator_list", ()):
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).rpartition(".")[2] == "autotune":
+            for number in range(decorator.lineno - 1, decorator.end_lineno):
+                lines[number] = ""
+    return "".join(lines)
 
 
 def _torch_identity(part: Any) -> bytes:

@@ -69,12 +69,13 @@ CREATE TABLE IF NOT EXISTS measurements (
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
     """All that a result depends on.
 
-    `kernel`: its name, for people. `fingerprint`: SHA-256 of the source and closure of kernel and callbacks.
-    `problem`: the problem's key, as data. `device`: model. `measuring`: settings that change a measurement;
-    `search`: those that change which candidate wins. `space`: SHA-256 of the candidates' keys in order.
+    `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone. `fingerprint`: the same
+    with its callbacks. `problem`: the problem's key, as data. `device`: model. `measuring`: settings that change a
+    measurement; `search`: those that change which candidate wins. `space`: SHA-256 of the candidates' keys in order.
     """
 
     kernel: str
+    source: str
     fingerprint: str
     problem: Any
     device: str
@@ -209,20 +210,20 @@ class ResultCache:
         return _entries(rows)
 
     def clear(
-        self, *, kernel: str | None = None, key: str | None = None, fingerprint: str | None = None, problem: Any = None
+        self, *, kernel: str | None = None, key: str | None = None, source: str | None = None, problem: Any = None
     ) -> int:
         """Remove results, and measurements of the same work; return how many results.
 
-        `kernel`: by name. `key`: by the beginning of the key. `fingerprint`, `problem`: by what stands in the key.
+        `kernel`: by name. `key`: by the beginning of the key. `source`, `problem`: by what stands in the key.
         Without any of them, everything.
         """
         chosen = [
             entry
             for entry in self.entries(kernel=kernel, key=key)
-            if fingerprint in (None, entry.parts.fingerprint)
+            if source in (None, entry.parts.source)
             and (problem is None or _json(problem) == _json(entry.parts.problem))
         ]
-        everything = kernel is None and key is None and fingerprint is None and problem is None
+        everything = kernel is None and key is None and source is None and problem is None
 
         def write(db: sqlite3.Connection) -> None:
             if everything:

@@ -139,19 +139,23 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def names(code: CodeType) -> Iterator[str]:
-        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
-        for text in texts:
+        for text in (c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))):
             if isinstance(text, CodeType):
                 yield from names(text)
-            elif isinstance(text, str) and len(text) < 1000:
-                with suppress(SyntaxError, ValueError):
-                    yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
+            else:
+                yield from names_in(text)
+
+    def names_in(text: Any) -> Iterator[str]:
+        if isinstance(text, str) and len(text) < 1000:
+            with suppress(SyntaxError, ValueError):
+                yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
 
     for function in functions:
         module = sys.modules.get(function.__module__ or "")
-        if module is not None and _importable(module):
+        if module is not None and _importable(module) and _stands_in(module, function):
             continue
-        for name in names(function.__code__):
+        own = (name for text in function.__annotations__.values() for name in names_in(text))
+        for name in (*names(function.__code__), *own):
             value = function.__globals__.get(name)
             if value is not None and not isinstance(value, Workload) and _pickles(value):
                 found[name] = value
@@ -163,10 +167,18 @@ def _place(function: Any, annotations: Mapping[str, Any]) -> None:
     for name, value in annotations.items():
         function.__globals__.setdefault(name, value)
     name = function.__module__
-    if name and (name == "__main__" or name not in sys.modules):
+    if name and (name == "__main__" or (name not in sys.modules and not _findable(name))):
         module = ModuleType(name)
         module.__dict__.update(function.__globals__)
         sys.modules[name] = module
+
+
+def _stands_in(module: ModuleType, function: Any) -> bool:
+    """Tell whether `function` is what its module has under its name; a decorator may have taken its place."""
+    found: Any = module
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def _importable(module: ModuleType) -> bool:
@@ -180,6 +192,13 @@ def _importable(module: ModuleType) -> bool:
         return False
     file = getattr(top, "__file__", None)
     return found is not None and (file is None or found.origin is None or _same_file(file, found.origin))
+
+
+def _findable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -6,13 +6,12 @@ with their source text (tilelang reads the source of a kernel, also of one typed
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from atune.callables import function_of
+from atune.callables import function_of, signature_of
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, Config, config_key, normalise
 from atune.errors import SpaceError, WorkloadError
 from atune.fingerprint import fingerprint
@@ -69,6 +68,8 @@ class Workload:
         ``(inputs, outputs)``. All are lists of tensors.
     supply
         How inputs are drawn: the name of one of tilelang's supply types, such as ``"integer"`` or ``"uniform"``.
+    setup
+        A function of the inputs, called once they are made on a device, that may change them in place.
     restore, zero
         Positions of parameters to restore, or to set to zero, before each call. Inputs that a kernel writes into are
         found out and restored without being named.
@@ -101,6 +102,7 @@ class Workload:
         max_mismatched_ratio: float = 0.0,
         check: Callable[..., Any] | None = None,
         supply: Any = None,
+        setup: Callable[..., Any] | None = None,
         restore: Sequence[int] = (),
         zero: Sequence[int] = (),
         flops: float | None = None,
@@ -116,6 +118,8 @@ class Workload:
             raise WorkloadError(f"Workload: reference must be a function of the inputs, got {reference!r}")
         if check is not None and not callable(check):
             raise WorkloadError(f"Workload: check must be a function of the outputs, got {check!r}")
+        if setup is not None and not callable(setup):
+            raise WorkloadError(f"Workload: setup must be a function of the inputs, got {setup!r}")
         self.supply = None if supply is None else str(getattr(supply, "name", supply)).lower()
         if self.supply not in (None, *SUPPLIES):
             raise WorkloadError(f"Workload: supply {supply!r} is unknown: give {', '.join(SUPPLIES)}")
@@ -139,6 +143,7 @@ class Workload:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
         self.check, self.restore, self.zero = check, tuple(restore), tuple(zero)
+        self.setup = setup
         self.flops, self.bytes = flops, bytes
         self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
         self.default = dict(default) if default is not None else None
@@ -147,7 +152,7 @@ class Workload:
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
-        parameters = inspect.signature(function_of(self.kernel)).parameters
+        parameters = signature_of(self.kernel).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         required = {
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
@@ -191,7 +196,7 @@ class Workload:
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
         """Return the index of the default configuration, or None where the space does not hold it."""
-        parameters = inspect.signature(function_of(self.kernel)).parameters
+        parameters = signature_of(self.kernel).parameters
         for candidate in candidates:
             config = self.default
             if config is None:

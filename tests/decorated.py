@@ -36,3 +36,44 @@ def workload(space: atune.Space | None = None, kernel: Any = scale, **options: A
 
 
 QUICK = atune.BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2, n_final_rounds=3, n_final_limit=3)
+
+
+TUNING = {"n_warmup": 1, "n_repeat": 3, "n_final": 2, "n_final_rounds": 3, "n_final_limit": 3}
+"""Options of a tuning that is over soon."""
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def shift(A, by: int = 1, block: int = 16):
+    """Eager: returns A + by."""
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] + by
+    return B
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def add(A, B, C, block: int = 16, dtype: Any = T.float32):
+    """Eager: C = A + B, written into C."""
+    m, n = T.const("m, n")
+    A: T.Tensor[[m, n], dtype]
+    B: T.Tensor[[m, n], dtype]
+    C: T.Tensor[[m, n], dtype]
+    with T.Kernel(m) as bx:
+        for i in T.serial(n):
+            C[bx, i] = A[bx, i] + B[bx, i]
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def shift_any(A, by: int = 1, block: int = 16):
+    """Eager: returns A + by, for any length."""
+    m = T.dynamic("m")
+    A: T.Tensor[[m], T.float32]
+    B = T.empty((m,), "float32")
+    with T.Kernel(T.ceildiv(m, block)) as bx:
+        for i in T.serial(block):
+            if bx * block + i < m:
+                B[bx * block + i] = A[bx * block + i] + by
+    return B

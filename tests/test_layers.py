@@ -64,6 +64,11 @@ LAYERS = {
     "edge": [
         "tuner",
         "cached",
+        "arguments",
+        "presets",
+        "call",
+        "autotuned",
+        "decorator",
         "sweep",
         "continuation",
         "cli",

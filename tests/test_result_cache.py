@@ -46,7 +46,7 @@ ROOT = Path(__file__).parent.parent
 
 def key(**changes: Any) -> ResultKey:
     parts: dict[str, Any] = {
-        "kernel": "gemm", "fingerprint": "f", "problem": {"M": 64}, "device": "CPU", "target": "c",
+        "kernel": "gemm", "source": "c", "fingerprint": "f", "problem": {"M": 64}, "device": "CPU", "target": "c",
         "versions": {"atune": "1"}, "measuring": {"n_repeat": 3}, "search": {"n_final": 5}, "space": "s",
     }  # fmt: skip
     return ResultKey(**{**parts, **changes})
@@ -200,8 +200,8 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path) -> None:
 
 def test_clear(cache: ResultCache) -> None:
     for kernel, size in (("gemm", 1), ("gemm", 2), ("softmax", 1)):
-        cache.put(key(kernel=kernel, fingerprint=kernel, problem={"M": size}), events(1.0))
-    assert cache.clear(fingerprint="gemm", problem={"M": 2}) == 1
+        cache.put(key(kernel=kernel, source=kernel, problem={"M": size}), events(1.0))
+    assert cache.clear(source="gemm", problem={"M": 2}) == 1
     assert cache.clear(kernel="softmax") == 1
     [left] = cache.entries()
     assert left.parts.problem == {"M": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from atune.artifact import KernelParam
@@ -64,6 +64,11 @@ class Arguments:
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
+        if work.setup is not None:
+            try:
+                work.setup(*self.inputs)
+            except Exception as error:
+                raise WorkloadError(f"Workload {work.name}: setup raised {type(error).__name__}: {error}") from error
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def poison(self) -> None:
@@ -156,6 +161,44 @@ def drawn(
     return torch.randint(0 if unsigned else -2, 3, shape, device=device).to(dtype)
 
 
+class DrawnInputs:
+    """Inputs that are drawn in the device's process, with `symbols` as the sizes of symbolic dimensions.
+
+    `scalars` are the values of scalar parameters, in order.
+    """
+
+    cache_identity = "inputs as described by the problem"
+
+    def __init__(self, symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()) -> None:
+        self.symbols, self.supply, self.scalars = dict(symbols), supply, tuple(scalars)
+
+    def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
+        import torch
+
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        scalars = iter(self.scalars)
+        found = []
+        for param in parameters:
+            if param.shape is None:
+                found.append(next(scalars))
+                continue
+            strides = None if param.strides is None else _sized(param.strides, self.symbols)
+            found.append(drawn(param, _sized(param.shape, self.symbols), device, self.supply, strides))
+        return found
+
+
+class CallInputs:
+    """Copies of the tensors that the kernel was called with, for tuning on the same data."""
+
+    cache_identity = "inputs of the call"
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = [v.detach().cpu() if hasattr(v, "detach") else v for v in values]
+
+    def __call__(self) -> list[Any]:
+        return self.values
+
+
 def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
     try:
         return output_positions(params, positions)
@@ -180,7 +223,7 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 
 
-def _sized(dimensions: Sequence[int | str] | None, sizes: dict[str, int]) -> list[int]:
+def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
@@ -189,8 +232,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def _size(text: str, sizes: dict[str, int]) -> int:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers."""
+def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None where it has
+    none."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -205,8 +249,14 @@ def _size(text: str, sizes: dict[str, int]) -> int:
     try:
         return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError):
+        return None
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    if (found := size_of(text, sizes)) is None:
         message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
-        raise WorkloadError(message) from None
+        raise WorkloadError(message)
+    return found
 
 
 def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
