@@ -267,7 +267,7 @@ def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None
 @tilelang.jit(target="c", execution_backend="cython")
 def eager(A, factor: float = 2.0, block: int = 16):
     n = T.const("n")
-    A: T.Tensor[[n], "float32"]
+    A: T.Tensor[[n], T.float32]
     B = T.empty((n,), "float32")
     with T.Kernel(T.ceildiv(n, block)) as bx:
         for i in T.serial(block):
@@ -279,8 +279,8 @@ def eager(A, factor: float = 2.0, block: int = 16):
 @tilelang.jit(target="c", execution_backend="cython")
 def eager_in_place(A, B, block: int = 16):
     n = T.dynamic("n")
-    A: T.Tensor[[n], "float32"]
-    B: T.Tensor[[n], "float32"]
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
     with T.Kernel(T.ceildiv(n, block)) as bx:
         for i in T.serial(block):
             B[bx * block + i] = A[bx * block + i] * 2.0
