@@ -26,6 +26,7 @@ from atune.compat.tilelang import (
     CompatWarning,
     CompileArgs,
     autotune,
+    environment,
     get_autotune_inputs,
     set_autotune_inputs,
 )
@@ -398,6 +399,29 @@ def everywhere() -> list[tuple[str, str]]:
     from atune.compat.tilelang.installing import NAMES
 
     return [(place, name) for name, places in NAMES.items() for place in places]
+
+
+# ---- the page about it
+
+
+def first_column(heading: str) -> set[str]:
+    page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+    text = page[page.index(heading) :].split("\n#", 1)[0]
+    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+    return {name for row in rows for name in row.split("`")[1::2]}
+
+
+def test_the_migration_page_has_every_parameter_and_variable() -> None:
+    taken = {
+        name
+        for function in (tuner.autotune, tuner.AutoTuner.run, tuner.AutoTuner.set_profile_args)
+        for name in names(function)
+    }
+    taken |= set(names(tuner.AutoTuner.set_compile_args))
+    assert first_column("### What each parameter does here") == taken - {"self", "func"}
+    assert environment.__doc__ is not None
+    rows = [row.split("|")[1] for row in environment.__doc__.splitlines() if row.startswith("| `")]
+    assert first_column("### Environment variables") == {name for row in rows for name in row.split("`")[1::2]}
 
 
 # ---- on a GPU

@@ -376,3 +376,36 @@ def test_scalar_inputs_must_be_given() -> None:
         found = Place("c").tuner(with_scalar, [{"block": 16}], ref_prog=lambda A, x: A * x).run()
     A = torch.randn(64)
     close(found.kernel(A, 3.0), A * 3)
+
+
+# ---- where the guide is wrong: what tilelang itself does
+
+
+def test_what_the_guide_says_and_tilelang_does_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of docs/migration.md that need no GPU; when tilelang changes, so must the page."""
+    monkeypatch.chdir(tmp_path)  # its tuner writes a log here
+    from tilelang.autotuner import AutoTuner as Theirs
+    from tilelang.autotuner import param
+
+    cpu = {"target": "c", "execution_backend": "cython"}
+    kernel = tilelang.compile(scaled(SIZE), out_idx=[-1], **cpu)
+    A, B = torch.randn(SIZE), torch.empty(SIZE)
+    with pytest.raises(ValueError, match="Expected 2 inputs, got 3"):
+        kernel(A, B)
+    jit = tilelang.jit(out_idx=[-1], **cpu)(product)
+    for given in (kernel, jit):
+        with pytest.raises(AttributeError, match="no attribute '__closure__'"):
+            Theirs.from_kernel(given, [{"block": 16}]).run()
+    with pytest.raises(TypeError, match="missing a required argument: 'M'"):
+        jit.par_compile([{"block_M": 16}])
+    theirs = Theirs(scaled, lambda n: ({"block": b} for b in (16, 32))).set_compile_args(**cpu)
+    theirs.set_kernel_parameters(((SIZE,), ()), {})
+    with pytest.raises(TypeError, match="generator is not JSON serializable"):
+        theirs.run()
+    with pytest.raises(ValueError, match="Invalid execution backend 'ctypes'"):
+        tilelang.compile(scaled(SIZE), target="c", execution_backend="ctypes")
+    folder = tmp_path / "cache" / "saved"
+    param.AutotuneResult(0.5, {}, None, "", kernel.prim_func, kernel).save_to_disk(folder)
+    assert (folder / "out_idx.json").read_text() == '{"out_idx": null}' and (folder / "params.json").exists()
+    with pytest.raises(ValueError, match="Expected 2 inputs, got 1"):
+        param.AutotuneResult.load_from_disk(folder, param.CompileArgs(**cpu)).kernel(A)
