@@ -95,6 +95,10 @@ class Backend(Protocol):
         """Whether building should wait, while there is something to lower, because it will soon be cheaper."""
         ...
 
+    def resting(self, measuring: int) -> int:
+        """Return how many compile workers should start nothing new while `measuring` devices need a core."""
+        ...
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Have `wake` called when `hold_builds` may have changed."""
         ...

@@ -8,10 +8,11 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -24,7 +25,15 @@ from atune.backend import GroupFailed
 from atune.candidate import Candidate
 from atune.cores import usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
-from atune.errors import RemoteError, UsageError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.errors import (
+    RemoteError,
+    UsageError,
+    WorkerError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.nvrtc_service import NvrtcService
 from atune.pool import ForkServer, Worker, broken
@@ -36,6 +45,8 @@ from atune.version import __version__
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
 __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder"]
+
+T = TypeVar("T")
 
 PRELOAD = (
     "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
@@ -82,6 +93,8 @@ class LocalBackend:
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
+        self._cores_left: int | None = None
+        """Cores that no compile worker has; None where none is to be kept free for measuring."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
@@ -106,6 +119,8 @@ class LocalBackend:
                 self.nvrtc,
                 _background() as self.background,
             ):
+                if self.server.preload_s is None:  # while it imports, which takes one core alone
+                    self.nvrtc.start()
                 self.store = store = ArtifactStore() if self.compile.store else None
                 try:
                     yield
@@ -114,6 +129,12 @@ class LocalBackend:
                         store.close()
             if store is not None:  # not after an error or a cancellation, which must not wait
                 await anyio.to_thread.run_sync(store.evict)
+
+    server_env = SERVER_ENV
+
+    @staticmethod
+    def new_server_folder() -> tuple[Path, Callable[[], None]]:
+        return server_folder()
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -149,13 +170,15 @@ class LocalBackend:
         return self._target, devices
 
     def compile_lanes(self, candidates: int | None = None) -> list[LocalCompileLane]:
-        """One lane a core, less one for each device's process, and no more than memory has room for.
+        """One lane a core, and no more than memory has room for; `CompileSettings.workers` says otherwise.
 
-        `CompileSettings.workers` says otherwise.
+        Where kernels run on the CPU, the last core is the device's alone. A GPU's process needs a core while it
+        measures, and `resting` keeps one free for it then.
         """
         cores = usable_cores()
-        fitting = workers_that_fit(max(1, len(cores) - len(self._devices)), usable_memory_bytes())
-        n = self.compile.workers or fitting
+        most = len(cores) - len(self._devices) if self._on_cpu else len(cores)
+        n = self.compile.workers or workers_that_fit(max(1, most), usable_memory_bytes())
+        self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.nvrtc.expect(candidates, n)
         return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]
@@ -176,6 +199,9 @@ class LocalBackend:
     def hold_builds(self) -> bool:
         return self.nvrtc.warming
 
+    def resting(self, measuring: int) -> int:
+        return 0 if self._cores_left is None else max(0, measuring - self._cores_left)
+
     def on_change(self, wake: Callable[[], None]) -> None:
         self.nvrtc.wake = wake
 
@@ -195,16 +221,51 @@ class LocalBackend:
 
     async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
+        return await self._again_if_killed(lambda: self._ask(lane, entry, payload))
+
+    async def _ask(self, lane: str, entry: str, payload: bytes) -> bytes:
         worker = await self.spawn(lane)
         try:
             return await worker.call(entry, payload, LOAD_TIMEOUT_S)
-        except RemoteError as error:
-            raise translated(error) from error
-        except (WorkerLost, WorkerTimeout) as error:
-            what = self.workload.origin if isinstance(self.workload, FileRef) else "the workload"
-            raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
         finally:
             await worker.kill()
+
+    async def loaded(self, lane: str, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
+        """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""
+
+        async def load() -> Worker:
+            worker = await self.spawn(lane, cpus=cpus, nice=nice)
+            try:
+                await self.session(worker)
+                await worker.call("atune.stages.session:load_workload", b"", LOAD_TIMEOUT_S)
+            except WorkerError:
+                await worker.kill()
+                raise
+            return worker
+
+        return await self._again_if_killed(load)
+
+    async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Load the workload by `ask`, and once more where its process got SIGKILL, which comes from outside.
+
+        Raises `WorkloadError` for what the workload's code does to a process, and `WorkerError` the second time that
+        one was killed.
+        """
+        what = self.workload.origin if isinstance(self.workload, FileRef) else "the workload"
+        for last in (False, True):
+            try:
+                return await ask()
+            except RemoteError as error:
+                raise translated(error) from error
+            except WorkerLost as error:
+                if "SIGKILL" not in str(error):
+                    raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
+                if last:
+                    message = f"the worker that loads {what} was lost twice: {how_it_ended(error)}"
+                    raise WorkerError(message, error.detail) from error
+            except WorkerTimeout as error:
+                raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
+        raise AssertionError("the second loss raises")
 
 
 class LocalCompileLane:
@@ -274,8 +335,7 @@ class LocalCompileLane:
 
     async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
         if self._worker is None or not self._worker.alive:
-            self._worker = await self.backend.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
-            await self.backend.session(self._worker)
+            self._worker = await self.backend.loaded(self.name, cpus=self.cpus, nice=COMPILE_NICE)
         return await self._worker.call(entry, payload, timeout_s)
 
 

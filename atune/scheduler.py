@@ -53,6 +53,8 @@ class CompileState:
     groups: int = 0
     ready: list[Lowered] = field(default_factory=list)
     deferred: list[Lowered] = field(default_factory=list)
+    resting: int = 0
+    """Workers that start nothing new for now: devices that measure need their cores."""
     hold: bool = False
     """Whether building will soon be cheaper than it is now: then only the first groups, which devices wait for."""
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
@@ -71,6 +73,8 @@ class CompileState:
         (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of what is left for each worker, so they shrink
         towards the end and no worker waits for a late large group.
         """
+        if self.busy and self.busy >= self.lanes - self.resting:
+            return None
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self.ready:

@@ -299,6 +299,9 @@ class FakeBackend:
     def hold_builds(self) -> bool:
         return False
 
+    def resting(self, measuring: int) -> int:
+        return 0
+
     def on_change(self, wake: Callable[[], None]) -> None:
         pass
 

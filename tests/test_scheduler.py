@@ -37,6 +37,15 @@ def test_work_under_way_is_not_the_end(field: str) -> None:
     assert not state(proposing=False, **{field: 1}).finished
 
 
+def test_workers_rest_while_devices_need_their_cores() -> None:
+    """They start nothing new; what they have begun they finish, and one worker always goes on."""
+    assert state(waiting=5, busy=1, resting=1).next_job() is None
+    assert isinstance(state(waiting=5, busy=0, resting=1).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=2, resting=1, lanes=4).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=0, resting=2, lanes=1).next_job(), Lower)
+    assert state(retry=[(lowered(0),)], busy=1, resting=1).next_job() is None
+
+
 def test_work_in_a_queue_is_not_the_end() -> None:
     for queue, value in (("ready", lowered(0)), ("deferred", lowered(0)), ("retry", (lowered(0),))):
         one = state(proposing=False)

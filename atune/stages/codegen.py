@@ -19,7 +19,7 @@ from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
 from atune.stages.lowering import Blob
-from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, options_for, prelude
+from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
 from atune.stages.session import session
 
 
@@ -133,27 +133,28 @@ class DeviceCompiler:
     NAME = "tilelang_callback_cuda_compile"
 
     def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
-        self.options = options_for(session().target.arch, pass_configs) if nvrtc else None
+        reason = for_nvcc(pass_configs) if nvrtc else ""
+        self.flavour = flavour_of(session().target.arch, pass_configs) if nvrtc and not reason else None
         self.used = "nvcc"
-        self.why = "nvcc, because compile flags and register levels are for it" if nvrtc and not self.options else ""
+        self.why = f"nvcc, because {reason}" if reason else ""
 
     def __enter__(self) -> None:
         import tvm_ffi
 
         self._nvcc = tvm_ffi.get_global_func(self.NAME)
-        if self.options is not None:
+        if self.flavour is not None:
             tvm_ffi.register_global_func(self.NAME, self._compile, override=True)
 
     def __exit__(self, *_: object) -> None:
         import tvm_ffi
 
-        if self.options is not None:
+        if self.flavour is not None:
             tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
 
     def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
-        assert self.options is not None
+        assert self.flavour is not None
         try:
-            cubin = compile_remotely(prelude(str(code)), self.options, session().run_dir)
+            cubin = compile_remotely(str(code), self.flavour, session().run_dir)
         except (NvrtcError, OSError) as error:
             compiled = self._nvcc(code, target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"

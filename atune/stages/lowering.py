@@ -156,9 +156,12 @@ def _toolchain(kind: str) -> tuple[str, ...]:
     if kind != "c":
         from tilelang.contrib.nvcc import get_nvcc_compiler
 
+        from atune.stages.nvrtc import library_identity
+
         nvcc = get_nvcc_compiler()
         compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
         found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+        found.append(library_identity())
     for path in compilers:
         if path is not None:
             status = os.stat(os.path.realpath(path))
