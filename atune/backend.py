@@ -91,8 +91,8 @@ class Backend(Protocol):
         """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
         ...
 
-    def hold_builds(self) -> bool:
-        """Whether building should wait, while there is something to lower, because it will soon be cheaper."""
+    def hold_builds(self) -> tuple[bool, bool]:
+        """Whether building should wait, because it will soon be cheaper; and whether the first groups should, too."""
         ...
 
     def resting(self, measuring: int) -> int:

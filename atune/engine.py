@@ -743,7 +743,7 @@ class Engine:
         if self._stopping:
             self._drop_queues()
         self.state.waiting = self._proposals.statistics().current_buffer_used
-        self.state.hold = self.backend.hold_builds()
+        self.state.hold, self.state.hold_first = self.backend.hold_builds()
         self.state.resting = self.backend.resting(self._measuring)
 
     def _drop_queues(self) -> None:

@@ -196,8 +196,8 @@ class LocalBackend:
                 found[name] = metadata.version(name)
         return found
 
-    def hold_builds(self) -> bool:
-        return self.nvrtc.warming
+    def hold_builds(self) -> tuple[bool, bool]:
+        return self.nvrtc.warming, self.nvrtc.warming and self.nvrtc.soon
 
     def resting(self, measuring: int) -> int:
         return 0 if self._cores_left is None else max(0, measuring - self._cores_left)

@@ -42,6 +42,8 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
     def __init__(self, backend: LocalBackend, nice: int = 0) -> None:
         self.backend = backend
         self.warming = self.ready = False
+        self.soon = False
+        """Whether the header was begun so early that waiting for it takes less than nvcc would."""
         self.why = ""
         self.wake: Callable[[], None] = lambda: None
         self.pid = 0
@@ -107,7 +109,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         costs = CompileCosts().scaled(lowered.seconds)
         if self._started is not None:  # what is spent is spent
             left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
-            costs = msgspec.structs.replace(costs, header_s=left_s)
+            costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
         asked = self.backend.compile.compiler
         name, self.why = (asked, "as asked") if asked != "auto" else choose(self._candidates, self._lanes, costs)
         if name != "nvrtc":

@@ -57,6 +57,8 @@ class CompileState:
     """Workers that start nothing new for now: devices that measure need their cores."""
     hold: bool = False
     """Whether building will soon be cheaper than it is now: then only the first groups, which devices wait for."""
+    hold_first: bool = False
+    """Whether it will be so much sooner than a first group would be built now that those wait, too."""
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole."""
 
@@ -78,7 +80,7 @@ class CompileState:
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self.ready:
-            waits = self.pipeline and self.groups < self.devices and self.group_size is None
+            waits = self.pipeline and self.groups < self.devices and self.group_size is None and not self.hold_first
             if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
                 return self._build(self.ready, FIRST_GROUP, "small: a device waits")
             elif self.hold:

@@ -296,8 +296,8 @@ class FakeBackend:
     def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
         return self._compile_lanes
 
-    def hold_builds(self) -> bool:
-        return False
+    def hold_builds(self) -> tuple[bool, bool]:
+        return False, False
 
     def resting(self, measuring: int) -> int:
         return 0

@@ -48,7 +48,7 @@ async def lowered(
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
             assert isinstance(answer, Lowered) and await lane.find(answer) is None
         with anyio.fail_after(60):
-            while backend.hold_builds():
+            while backend.nvrtc.warming:
                 await anyio.sleep(0.05)
         yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
 

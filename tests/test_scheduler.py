@@ -65,6 +65,14 @@ def test_the_first_group_is_small_and_one_a_device() -> None:
     assert [indices(two.next_job()), indices(two.next_job())] == [[0, 1], [2, 3]]
 
 
+def test_the_first_group_waits_for_what_comes_sooner_than_it_could_be_built() -> None:
+    held = state(ready=3, waiting=5, devices=1, hold=True, hold_first=True)
+    assert isinstance(held.next_job(), Lower)
+    held.hold = held.hold_first = False
+    assert indices(held.next_job()) == list(range(FIRST_GROUP))
+    assert indices(state(ready=3, waiting=5, devices=1, hold=True).next_job()) == list(range(FIRST_GROUP))
+
+
 def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
     assert isinstance(state(ready=3, waiting=5, pipeline=False).next_job(), Lower)
 
