@@ -79,6 +79,11 @@ class Backend(Protocol):
 
     def open(self) -> AbstractAsyncContextManager[None]: ...
 
+    @property
+    def in_a_row(self) -> int:
+        """How many candidates that follow each other one compile worker should take: they may share work."""
+        ...
+
     async def describe(self) -> WorkloadSpec:
         """Load the workload and enumerate its space, in a worker where it comes from a file."""
         ...

@@ -158,6 +158,7 @@ class Engine:
                 total=len(plan.redo) + plan.proposable,
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
+                in_a_row=self.backend.in_a_row,
             )
             propose, self._proposals = anyio.create_memory_object_stream[Candidate](
                 PROPOSALS_PER_LANE * len(compile_lanes)
@@ -292,20 +293,30 @@ class Engine:
                 self.state.busy += 1
                 try:
                     if isinstance(job, Lower):
-                        await self._lower(lane, self._proposals.receive_nowait(), deliver)
+                        taken = [self._proposals.receive_nowait() for _ in range(job.count)]
+                        await self._lower(lane, taken, deliver)
                     else:
                         await self._build(lane, job.group, job.reason, deliver)
                 finally:
                     self.state.busy -= 1
                     self._wake()
 
-    async def _lower(self, lane: CompileLane, candidate: Candidate, deliver: MemoryObjectSendStream[Artifact]) -> None:
-        self.state.lowering += 1
+    async def _lower(
+        self, lane: CompileLane, candidates: Sequence[Candidate], deliver: MemoryObjectSendStream[Artifact]
+    ) -> None:
+        left = len(candidates)
+        self.state.lowering += left
         try:
-            await self._lower_one(lane, candidate, deliver)
+            for candidate in candidates:
+                if not self._stopping:
+                    await self._lower_one(lane, candidate, deliver)
+                left -= 1
+                self.state.lowering -= 1
+                self.state.seen += 1
+                self._wake()
         finally:
-            self.state.lowering -= 1
-            self.state.seen += 1
+            self.state.lowering -= left
+            self.state.seen += left
 
     async def _lower_one(
         self,

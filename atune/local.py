@@ -52,6 +52,8 @@ PRELOAD = (
     "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
 )  # fmt: skip
+NEIGHBOURS = 2
+"""Candidates in a row for one worker: those that differ in the order of their blocks are lowered once."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 SERVER_ENV = {
@@ -195,6 +197,10 @@ class LocalBackend:
             with suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
         return found
+
+    @property
+    def in_a_row(self) -> int:
+        return 1 if self._on_cpu else NEIGHBOURS
 
     def hold_builds(self) -> tuple[bool, bool]:
         return self.nvrtc.warming, self.nvrtc.warming and self.nvrtc.soon

@@ -19,7 +19,9 @@ FIRST_GROUP = 2
 
 @dataclass(frozen=True)
 class Lower:
-    """Take one proposed candidate and lower it."""
+    """Take `count` proposed candidates and lower them, one after the other."""
+
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class CompileState:
     """Candidates that will be proposed, at most: the space, or the budget."""
     group_size: int | None = None
     pipeline: bool = True
+    in_a_row: int = 1
+    """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
     waiting: int = 0
     lowering: int = 0
     building: int = 0
@@ -93,7 +97,8 @@ class CompileState:
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
-            return Lower()
+            many = self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
+            return Lower(min(self.in_a_row, self.waiting) if many else 1)
         if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
             # The longest first, by what is known of them, so that none of those is the last.
             self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))

@@ -296,6 +296,8 @@ class FakeBackend:
     def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
         return self._compile_lanes
 
+    in_a_row = 1
+
     def hold_builds(self) -> tuple[bool, bool]:
         return False, False
 

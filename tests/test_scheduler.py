@@ -57,6 +57,13 @@ def test_a_proposed_candidate_is_lowered() -> None:
     assert isinstance(state(waiting=1).next_job(), Lower)
 
 
+def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
+    assert state(waiting=4, in_a_row=2).next_job() == Lower(2)
+    assert state(waiting=1, in_a_row=2).next_job() == Lower(1)
+    assert state(waiting=4, in_a_row=2, total=9, seen=2).next_job() == Lower(1)  # the tail is for all workers
+    assert state(waiting=4).next_job() == Lower(1)
+
+
 def test_the_first_group_is_small_and_one_a_device() -> None:
     one = state(ready=3, waiting=5, devices=1)
     assert indices(one.next_job()) == list(range(FIRST_GROUP))

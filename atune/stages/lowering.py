@@ -17,6 +17,7 @@ import msgspec
 
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, thaw
+from atune.stages.family import Families
 from atune.stages.session import candidate_of, session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -81,7 +82,12 @@ def lower(candidate: Candidate) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises."""
     from tilelang import tvm
     from tilelang.backend.module import create_backend_context
-    from tilelang.engine.lower import device_codegen_without_compile, host_codegen, lower_to_host_device_ir
+    from tilelang.engine.lower import (
+        device_codegen_without_compile,
+        extrac_params,
+        host_codegen,
+        lower_to_host_device_ir,
+    )
     from tilelang.transform.pass_config import normalize_pass_configs
 
     started = time.perf_counter()
@@ -92,10 +98,28 @@ def lower(candidate: Candidate) -> Lowered:
     with context.target:
         function = elaborate(candidate)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
-        host, device, params, _, _ = lower_to_host_device_ir(function, context)
-        source = str(device_codegen_without_compile(device, context).inspect_source())
-        # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
-        host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
+        printed: dict[int, tuple[str, str]] = {}
+
+        def print_(host: Any, device: Any) -> tuple[str, str]:
+            # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
+            if id(device) not in printed:
+                source = str(device_codegen_without_compile(device, context).inspect_source())
+                host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
+                printed[id(device)] = source, host_source
+            return printed[id(device)]
+
+        def lower_ir() -> tuple[Any, Any]:
+            host, device, *_ = lower_to_host_device_ir(function, context)
+            return host, device
+
+        if target.kind == "cuda":
+            settings = repr((str(target), sorted(pass_configs.items(), key=str)))
+            families = Families(os.path.join(session().run_dir, "families"), settings)
+            host, device = families.lowered(function, symbol, lower_ir, print_)
+        else:
+            host, device = lower_ir()
+        source, host_source = print_(host, device)
+        params = extrac_params(function)
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = effective_flags(candidate)
