@@ -12,7 +12,8 @@ MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small."""
 MIN_GROUP = 4
 HEAVY_REGISTERS = 512
-"""Accumulators, in registers a thread, that a group of deferred candidates has together at most, or one member."""
+"""Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
+four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
 FIRST_GROUP = 2
 """Groups are this small until every device has something to do."""
 
@@ -99,8 +100,8 @@ class CompileState:
         if self.waiting:
             many = self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
             return Lower(min(self.in_a_row, self.waiting) if many else 1)
-        if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
-            # The longest first, by what is known of them, so that none of those is the last.
+        if not self.hold and not self.proposing and self.deferred:
+            # Nothing else can be begun. The longest first, by what is known of them, so that none of those is the last.
             self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
             return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
         return None
@@ -123,9 +124,11 @@ class CompileState:
         Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
         workers end at the same time.
         """
-        share = math.ceil(len(self.deferred) / (2 * self.lanes))
-        registers = max(self.deferred[0].facts.accumulators or 1, 1)
-        return max(1, min(MAX_GROUP, share, HEAVY_REGISTERS // registers))
+        registers = self.deferred[0].facts.accumulators
+        if not registers:  # nobody knows how long it takes
+            return max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
+        share = math.ceil(len(self.deferred) / self.lanes)
+        return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
         """Take up to `size` members that compile together, the oldest first."""

@@ -6,6 +6,7 @@ import heapq
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from atune.artifact import Lowered, StaticFacts
@@ -96,6 +97,19 @@ def test_a_share_has_a_lower_bound() -> None:
     assert isinstance(one.next_job(), Lower)
     one.ready.append(lowered(3))
     assert len(indices(one.next_job())) == MIN_GROUP
+
+
+def test_the_heaviest_are_built_first_and_alone_and_the_lighter_together() -> None:
+    heavy = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256 * (1 + i % 2))) for i in range(8)]
+    one = state(proposing=False)
+    one.deferred = heavy
+    assert [indices(one.next_job()) for _ in range(6)] == [[1], [3], [5], [7], [0, 2], [4]]
+
+
+def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
+    one = state(proposing=False, lowering=1, ready=1)
+    one.deferred = [lowered(9)]
+    assert indices(one.next_job()) == [9]
 
 
 def test_deferred_groups_have_an_upper_bound() -> None:
