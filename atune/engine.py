@@ -152,6 +152,8 @@ class Engine:
             self._strategy = plan.strategy
             compile_lanes, device_lanes = self.backend.compile_lanes(plan.proposable), self.backend.device_lanes()
             self.backend.on_change(self._wake)
+            for message in self.backend.remarks():
+                self.recorder.emit(Warned, message=message)
             self.state = CompileState(
                 lanes=len(compile_lanes),
                 devices=len(device_lanes),
@@ -412,6 +414,7 @@ class Engine:
                 reason=reason,
                 compiler=first.compiler,
                 why=first.why,
+                words=first.words,
             )
         for artifact in good:
             await deliver.send(artifact)

@@ -23,7 +23,7 @@ from atune import errors
 from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
 from atune.backend import GroupFailed
 from atune.candidate import Candidate
-from atune.cores import usable_cores, usable_memory_bytes, workers_that_fit
+from atune.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
 from atune.errors import (
     RemoteError,
@@ -95,6 +95,7 @@ class LocalBackend:
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
+        self._remarks: list[str] = []
         self._cores_left: int | None = None
         """Cores that no compile worker has; None where none is to be kept free for measuring."""
 
@@ -110,6 +111,7 @@ class LocalBackend:
                 "TMPDIR": _made(run_dir, "tmp"),
                 "TILELANG_CACHE_DIR": _made(run_dir, "tilelang"),
                 "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
+                **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
             process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=SERVER_ENV)
@@ -160,9 +162,12 @@ class LocalBackend:
         self._target, devices = found.target, list(found.devices)
         if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
             raise errors.TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
-        if self._target.kind == "cuda" and self.compile.backend == "cython":
+        if self._target.kind == "c" and self.compile.backend == "nvrtc":
+            raise errors.TargetError("backend nvrtc compiles CUDA code: use --backend auto or cython with target c")
+        if self.compile.backend == "nvrtc" and not found.cuda_python:
             raise errors.TargetError(
-                "backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi"
+                "backend nvrtc needs the package cuda-python (pip install cuda-python); or use --backend auto, which "
+                "compiles with NVRTC too, without that package"
             )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
@@ -179,7 +184,17 @@ class LocalBackend:
         """
         cores = usable_cores()
         most = len(cores) - len(self._devices) if self._on_cpu else len(cores)
-        n = self.compile.workers or workers_that_fit(max(1, most), usable_memory_bytes())
+        memory = usable_memory_bytes()
+        n = self.compile.workers or workers_that_fit(max(1, most), memory)
+        self._remarks = []
+        if self.compile.workers is None and memory is not None and n < most:
+            room = f"{memory / (1 << 30):.1f} GiB are free, and each is given {WORKER_BYTES >> 30} GiB"
+            self._remarks.append(f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides")
+        if self.alone:
+            self._remarks.append(
+                f"backend {self.alone} compiles each candidate alone: tilelang's adapter for it makes one library a "
+                "kernel; backend auto (tvm_ffi) compiles candidates in groups"
+            )
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.nvrtc.expect(candidates, n)
@@ -197,6 +212,14 @@ class LocalBackend:
             with suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
         return found
+
+    @property
+    def alone(self) -> str:
+        """tilelang's adapter for CUDA whose kernels cannot share a library; empty for the one whose can."""
+        return self.compile.backend if not self._on_cpu and self.compile.backend in ("cython", "nvrtc") else ""
+
+    def remarks(self) -> list[str]:
+        return self._remarks
 
     @property
     def in_a_row(self) -> int:
@@ -304,7 +327,7 @@ class LocalCompileLane:
             except OSError:
                 self.backend.store = None  # read-only, full or gone: this run does without
         if found is None:
-            self.backend.nvrtc.saw(lowered, self.backend.target)
+            self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
         return found
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:

@@ -87,7 +87,12 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             return  # `discover` tells
         there = any(os.path.exists(path) for path in DRIVER)
         cuda = there if target is None else target.kind == "cuda" and (there or bool(target.arch))
-        pays = settings.compiler != "nvcc" and settings.flags is None and settings.backend in ("auto", "tvm_ffi")
+        pays = (
+            settings.compiler != "nvcc"
+            and settings.flags is None
+            and not settings.verbose
+            and settings.backend in ("auto", "tvm_ffi")
+        )
         if cuda and pays and len(usable_cores()) > 1:
             self._start(target.arch if target is not None else "")
 
@@ -100,7 +105,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         if self._decided:
             return
         self._decided = True
-        if target.kind != "cuda":
+        if target.kind != "cuda" or self.backend.alone:
             self._scope.cancel()
             return
         if self._broken:

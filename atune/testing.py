@@ -307,6 +307,9 @@ class FakeBackend:
     def on_change(self, wake: Callable[[], None]) -> None:
         pass
 
+    def remarks(self) -> list[str]:
+        return []
+
     def device_lanes(self) -> list[FakeDeviceLane]:
         return self._device_lanes
 

@@ -40,6 +40,10 @@ class Blob(msgspec.Struct, frozen=True):
     calls: tuple[int | str, ...] = ()
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
+    backend: str = ""
+    """tilelang's adapter that builds it alone; empty where it may be grouped."""
+    function: bytes = b""
+    """For such an adapter, the PrimFunc before lowering."""
 
 
 def run(payload: bytes) -> bytes:
@@ -92,7 +96,7 @@ def lower(candidate: Candidate) -> Lowered:
 
     started = time.perf_counter()
     target = session().target
-    context = create_backend_context(target.tvm(), None, "auto")
+    context = create_backend_context(target.tvm(), session().compile.target_host, "auto")
     pass_configs = effective_pass_configs(candidate)
     symbol = SYMBOL.format(key=candidate.key)
     with context.target:
@@ -113,8 +117,8 @@ def lower(candidate: Candidate) -> Lowered:
             return host, device
 
         if target.kind == "cuda":
-            settings = repr((str(target), sorted(pass_configs.items(), key=str)))
-            families = Families(os.path.join(session().run_dir, "families"), settings)
+            beside = repr((str(context.target), sorted(pass_configs.items(), key=str)))
+            families = Families(os.path.join(session().run_dir, "families"), beside)
             host, device = families.lowered(function, symbol, lower_ir, print_)
         else:
             host, device = lower_ir()
@@ -126,9 +130,12 @@ def lower(candidate: Candidate) -> Lowered:
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
     parameters = tuple(_param(p) for p in params or ())
     calls = _c_arguments(function, device) if target.kind == "c" else ()
-    compiler = session().compile.compiler
+    settings = session().compile
+    alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
+    compiler = (settings.compiler, settings.target_host, alone)
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
-    merge = (str(target), flags, pass_configs, _imported(source), sorted(map(str, dict(device.attrs or {}).items())))
+    attributes = sorted(map(str, dict(device.attrs or {}).items()))
+    merge = (alone and symbol, str(target), flags, pass_configs, _imported(source), attributes)
     blob = Blob(
         symbol,
         pickle.dumps(host),
@@ -137,6 +144,8 @@ def lower(candidate: Candidate) -> Lowered:
         pass_configs,
         calls,
         flags,
+        alone,
+        pickle.dumps(function) if alone else b"",
     )
     return Lowered(
         index=candidate.index,

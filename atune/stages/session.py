@@ -66,7 +66,7 @@ def discover(payload: bytes) -> bytes:
     text, wanted, mixed = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], bool])
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
-        return msgspec.msgpack.encode(Discovery(target, ()))  # compile only
+        return msgspec.msgpack.encode(Discovery(target, (), _cuda_python()))  # compile only
     cpu = DeviceInfo(id="cpu", name=_cpu_name())
     if wanted == ("cpu",) and target is None:
         target = Target("c")
@@ -97,7 +97,13 @@ def discover(payload: bytes) -> bytes:
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():
         raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
-    return msgspec.msgpack.encode(Discovery(target, tuple(chosen)))
+    return msgspec.msgpack.encode(Discovery(target, tuple(chosen), _cuda_python()))
+
+
+def _cuda_python() -> bool:
+    from tilelang.jit.adapter import nvrtc
+
+    return bool(nvrtc.is_nvrtc_available)
 
 
 def _find_nvcc() -> bool:
