@@ -25,11 +25,19 @@ if TYPE_CHECKING:
     from atune.tuner import Tuner as Tuner
     from atune.tuner import run as run
     from atune.tuner import tune as tune
+    from atune.sweep import compile_all as compile_all
+    from atune.sweep import CompileFailed as CompileFailed
     from atune.server_process import shutdown as shutdown
     from atune.continuation import resume as resume
     from atune.settings import BenchmarkSettings as BenchmarkSettings
     from atune.settings import Budget as Budget
     from atune.settings import CompileSettings as CompileSettings
+
+    # Kernels that tune themselves
+    from atune.decorator import autotune as autotune
+    from atune.decorator import best_config as best_config
+    from atune.decorator import clear_cache as clear_cache
+    from atune.presets import ByArch as ByArch
 
     # What came out
     from atune.measurement import Measurement as Measurement
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
 
     # Errors
     from atune.errors import AtuneError as AtuneError
+    from atune.errors import CacheMiss as CacheMiss
     from atune.errors import DevicesLost as DevicesLost
     from atune.errors import JournalError as JournalError
     from atune.errors import NoWinner as NoWinner
@@ -55,6 +64,9 @@ __all__ = [
     "AtuneError",
     "BenchmarkSettings",
     "Budget",
+    "ByArch",
+    "CacheMiss",
+    "CompileFailed",
     "CompileSettings",
     "DevicesLost",
     "JournalError",
@@ -71,6 +83,10 @@ __all__ = [
     "WorkerError",
     "Workload",
     "WorkloadError",
+    "autotune",
+    "best_config",
+    "clear_cache",
+    "compile_all",
     "merge",
     "replay",
     "resume",
@@ -84,6 +100,7 @@ __all__ = [
 _HOME = {
     "atune.space": ("Space",),
     "atune.workload": ("Workload",),
+    "atune.sweep": ("CompileFailed", "compile_all"),
     "atune.server_process": ("shutdown",),
     "atune.tuner": (
         "Tuner",
@@ -91,6 +108,12 @@ _HOME = {
         "tune",
     ),
     "atune.continuation": ("resume",),
+    "atune.decorator": (
+        "autotune",
+        "best_config",
+        "clear_cache",
+    ),
+    "atune.presets": ("ByArch",),
     "atune.settings": (
         "BenchmarkSettings",
         "Budget",
@@ -111,6 +134,7 @@ _HOME = {
     ),
     "atune.errors": (
         "AtuneError",
+        "CacheMiss",
         "DevicesLost",
         "JournalError",
         "NoWinner",

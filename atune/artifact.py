@@ -35,11 +35,16 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     kill_s: float = 0.0
 
 
-class KernelParam(msgspec.Struct, frozen=True):
-    """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar."""
+class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
+
+    `strides`: in elements, ints or names, of a parameter that is declared with strides of its own; None where it is
+    contiguous.
+    """
 
     dtype: str
     shape: tuple[int | str, ...] | None
+    strides: tuple[int | str, ...] | None = None
 
 
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

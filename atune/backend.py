@@ -108,8 +108,8 @@ class Backend(Protocol):
         """Have `wake` called when `hold_builds` may have changed."""
         ...
 
-    def remarks(self) -> Sequence[str]:
-        """Return what compiling does otherwise than the user may expect, and why. After `compile_lanes`."""
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        """Have `warn` called with what a user should know of and no outcome tells."""
         ...
 
     def device_lanes(self) -> Sequence[DeviceLane]: ...

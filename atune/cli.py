@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from atune.cli_cache import add_cache_commands
 from atune.cli_journal import add_journal_commands
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.interrupts import Interrupts
@@ -208,14 +209,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
     group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
+    milliseconds = _number("milliseconds", whole=False)
+    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
+    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
+    group.add_argument("--method", default="auto", help="auto, events, cuda_graph, cupti or perf_counter (auto)")
+    group.add_argument("--adaptive", action=switch, default=True, help="few samples of what is plainly slow (on)")
     group.add_argument(
         "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"
+    )
+    group.add_argument(
+        "--n-final-limit", type=_number("rounds"), default=200, metavar="N", help="rounds of the final at most (200)"
     )
     group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
     group.add_argument("--cache-inputs", action=switch, default=True, help="make inputs once a device (on)")
     group.add_argument(
         "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the inputs (0)"
     )
+    group.add_argument(
+        "--standby", action=switch, default=None, help="keep a second process on each GPU (where memory is left)"
+    )
+    group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
     group = tune.add_argument_group("output")
     group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
     group.add_argument("--table", action="store_true", help="print every candidate")
@@ -224,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 
     add_journal_commands(commands, shown)
+    add_cache_commands(commands, shown)
 
     doctor = commands.add_parser(
         "doctor",

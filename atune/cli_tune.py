@@ -58,11 +58,18 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         "benchmark": BenchmarkSettings(
             n_warmup=arguments.warmup,
             n_repeat=arguments.rep,
+            warmup_ms=arguments.warmup_ms,
+            rep_ms=arguments.rep_ms,
+            adaptive=arguments.adaptive,
+            method=arguments.method,
             benchmark_timeout_s=arguments.timeout,
             check=not arguments.skip_check,
             cache_inputs=arguments.cache_inputs,
             seed=arguments.input_seed,
             n_final=arguments.n_final,
+            n_final_limit=arguments.n_final_limit,
+            standby=arguments.standby,
+            mixed_devices=arguments.mixed_devices,
         ),
     }
     if os.path.isfile(journal) and os.path.getsize(journal):

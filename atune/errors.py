@@ -74,6 +74,10 @@ class DevicesLost(AtuneError):
     """Every device's process failed to start or was lost for good. The journal keeps what was measured."""
 
 
+class CacheMiss(AtuneError):
+    """No result is known for a call, and its kernel may not tune (`on_miss="error"`). Tune it, or import results."""
+
+
 class NoWinner(AtuneError):
     """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
-import shutil
-import stat
-import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib import metadata
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -22,21 +17,15 @@ from anyio.abc import TaskGroup
 from atune import errors
 from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
 from atune.backend import GroupFailed
+from atune.background import background
 from atune.candidate import Candidate
 from atune.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
-from atune.errors import (
-    RemoteError,
-    UsageError,
-    WorkerError,
-    WorkerLost,
-    WorkerTimeout,
-    WorkloadError,
-    translated,
-)
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.folders import run_folder, server_folder
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.nvrtc_service import NvrtcService
-from atune.pool import ForkServer, Worker, broken
+from atune.pool import ForkServer, Worker
 from atune.protocol import BuildJob, Discovery, Session
 from atune.server_process import ServerProcess, parked
 from atune.settings import BenchmarkSettings, CompileSettings
@@ -44,7 +33,7 @@ from atune.store import ArtifactStore
 from atune.version import __version__
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder"]
+__all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder", "server_folder"]
 
 T = TypeVar("T")
 
@@ -64,6 +53,15 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of atune and of what decides its results."""
+    found = {"atune": __version__}
+    for name in VERSIONED:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 class LocalBackend:
@@ -91,11 +89,13 @@ class LocalBackend:
         self.store: ArtifactStore | None = None
         self.background: TaskGroup | None = None
         """Where processes that stand by are started; None before `open`."""
+        self.warn: Callable[[str], None] = lambda message: None
         self.run_dir = ""
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
         self._remarks: list[str] = []
+        """What compiling does otherwise than the user may expect, and why; known once the lanes are."""
         self._cores_left: int | None = None
         """Cores that no compile worker has; None where none is to be kept free for measuring."""
 
@@ -121,7 +121,7 @@ class LocalBackend:
                     park=functools.partial(parked.park, kind),
                 ) as self.server,
                 self.nvrtc,
-                _background() as self.background,
+                background() as self.background,
             ):
                 if self.server.preload_s is None:  # while it imports, which takes one core alone
                     self.nvrtc.start()
@@ -135,10 +135,6 @@ class LocalBackend:
                 await anyio.to_thread.run_sync(store.evict)
 
     server_env = SERVER_ENV
-
-    @staticmethod
-    def new_server_folder() -> tuple[Path, Callable[[], None]]:
-        return server_folder()
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -171,7 +167,7 @@ class LocalBackend:
             )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
-            fitting = "'perf_counter'" if self._target.kind == "c" else "'events' or 'cuda_graph'"
+            fitting = "'perf_counter'" if self._target.kind == "c" else "'events', 'cuda_graph' or 'cupti'"
             raise errors.TargetError(f"method {method!r} does not time target {self._target.kind}: use {fitting}")
         self._devices = devices
         return self._target, devices
@@ -207,19 +203,12 @@ class LocalBackend:
         return [LocalDeviceLane(self, info, cpus) for info in self._devices]
 
     def versions(self) -> dict[str, str]:
-        found = {"atune": __version__}
-        for name in VERSIONED:
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
+        return installed_versions()
 
     @property
     def alone(self) -> str:
         """tilelang's adapter for CUDA whose kernels cannot share a library; empty for the one whose can."""
         return self.compile.backend if not self._on_cpu and self.compile.backend in ("cython", "nvrtc") else ""
-
-    def remarks(self) -> list[str]:
-        return self._remarks
 
     @property
     def in_a_row(self) -> int:
@@ -233,6 +222,11 @@ class LocalBackend:
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self.nvrtc.wake = wake
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        self.warn = warn
+        for remark in self._remarks:
+            warn(remark)
 
     @property
     def target(self) -> Target:
@@ -366,94 +360,6 @@ class LocalCompileLane:
         if self._worker is None or not self._worker.alive:
             self._worker = await self.backend.loaded(self.name, cpus=self.cpus, nice=COMPILE_NICE)
         return await self._worker.call(entry, payload, timeout_s)
-
-
-def server_folder() -> tuple[Path, Callable[[], None]]:
-    """Make a folder for a fork server, which may outlive the run; return it and what removes it."""
-    folder, lock = _make_folder("server-")
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.close()
-
-    return folder, remove
-
-
-@contextmanager
-def run_folder() -> Generator[str, None, None]:
-    """Make a private folder for one run, gone afterwards."""
-    folder, lock = _make_folder("run-")
-    try:
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
-
-
-def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
-
-    The root is locked meanwhile: nobody sweeps between another's making and locking.
-    """
-    root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
-    with suppress(FileExistsError):
-        root.mkdir(mode=0o700)
-    status = root.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UsageError(
-            f"{root} must be a folder that is yours alone (mode 700, no link); set TMPDIR to another place"
-        )
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        for old in root.iterdir():
-            if old.name.startswith(("run-", "server-")) and (stack := _locked(old)) is not None:
-                with stack:
-                    shutil.rmtree(old, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        lock = _locked(folder)
-    finally:
-        os.close(fd)
-    assert lock is not None, "a new folder, and the root is locked"
-    return folder, lock
-
-
-@asynccontextmanager
-async def _background() -> AsyncGenerator[TaskGroup, None]:
-    """Yield a task group that is cancelled at the end; the body's exceptions come out as they were raised."""
-    error: BaseException | None = None
-    try:
-        async with anyio.create_task_group() as tasks:
-            try:
-                yield tasks
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if error is None or broken(group, error):
-            raise
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
-
-
-def _locked(folder: Path) -> ExitStack | None:
-    """Lock a run's folder; None while its run is alive. The lock ends with its process."""
-    stack = ExitStack()
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        stack.close()
-        return None
-    return stack
 
 
 def _made(*parts: str) -> str:

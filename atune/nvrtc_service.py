@@ -8,16 +8,17 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import anyio
 import anyio.abc
 import msgspec
 
 from atune.artifact import Artifact, Lowered
+from atune.background import background
 from atune.cores import usable_cores
 from atune.device import Target, parse_target
 from atune.device_compiler import CompileCosts, choose
 from atune.errors import UsageError, WorkerError
-from atune.pool import ForkServer, Worker, broken
+from atune.folders import server_folder
+from atune.pool import ForkServer, Worker
 from atune.protocol import NvrtcReady
 from atune.server_process import ServerProcess
 
@@ -61,22 +62,9 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
-        error: BaseException | None = None
         self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
-        try:
-            async with anyio.create_task_group() as self._tasks:
-                try:
-                    yield
-                except BaseException as exc:
-                    error = exc
-                    raise
-                finally:
-                    self._tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            if error is None or broken(group, error):
-                raise
-        if error is not None:
-            raise error  # as the body raised it
+        async with background() as self._tasks:
+            yield
 
     def start(self) -> None:
         """Begin to make a header where one will probably be used and a core is free for it."""
@@ -140,7 +128,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         """
         with self._scope:
             try:
-                process = ServerProcess(PRELOAD, *self.backend.new_server_folder(), env=self.backend.server_env)
+                process = ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
                 async with ForkServer(process=process) as server:
                     worker = await server.spawn("nvrtc", env=self.backend.run_env, nice=self._nice)
                     self.pid = worker.pid

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from atune.background import background
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.forkserver import CONTROL_BYTES, FRAME, describe
 from atune.server_process import ServerProcess
@@ -61,31 +62,19 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
-        error: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as tasks:
-                self._start()
-                tasks.start_soon(self._listen)
-                try:
-                    yield self
-                except BaseException as exc:
-                    error = exc
-                    raise
-                finally:
-                    detached = False
-                    try:
-                        detached = error is None and await self._detach()
-                    finally:  # also when that was cancelled
-                        if not detached:
-                            await self._stop()
-        except BaseExceptionGroup as group:
-            if error is None or broken(group, error):
-                raise
-        if error is not None:
+        async with background(cancel=False) as tasks:
+            self._start()
+            tasks.start_soon(self._listen)
+            well = detached = False
             try:
-                raise error  # as the body raised it, not wrapped into the group of a task that nobody sees
+                yield self
+                well = True
             finally:
-                del error
+                try:
+                    detached = well and await self._detach()
+                finally:  # also when that was cancelled
+                    if not detached:
+                        await self._stop()
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -151,6 +140,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 tasks.start_soon(worker.kill)
         if self._workers or self._failure or self._process.returncode is not None:
             return False
+        for stderr in self.run_dir.glob("*.stderr"):  # of workers that are no more; the next run's have other names
+            stderr.unlink(missing_ok=True)
         self._running = False
         self._listening.cancel()
         self._park(self._process)
@@ -239,20 +230,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._listening.cancel()
                     anyio.notify_closing(self._control)
                     self._control.close()
-
-
-def broken(group: BaseExceptionGroup[BaseException], error: BaseException) -> bool:
-    """Tell whether a task beside the body failed, so that `error`, the body's, is only the cancellation after it."""
-    cancelled = anyio.get_cancelled_exc_class()
-    others: list[BaseException] = []
-    queue: list[BaseException] = [*group.exceptions]
-    while queue:
-        one = queue.pop()
-        if isinstance(one, BaseExceptionGroup):
-            queue += one.exceptions
-        elif one is not error and not isinstance(one, cancelled):
-            others.append(one)
-    return bool(others) and isinstance(error, cancelled)
 
 
 class Worker:

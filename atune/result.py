@@ -64,6 +64,8 @@ class TuneResult:
         self.total = state.total
         self.wall_s = state.wall_s
         self.finished = state.finished is not None
+        self.cache_hit = False
+        """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
         self.warnings = tuple(state.warnings)
         self.devices = tuple(state.devices.values())
         self.measured = state.counts["measured"]
@@ -170,6 +172,14 @@ class TuneResult:
         rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
         rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
         return _aligned(rows)
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """The winner's place in its library; None where it is gone, or was not kept."""
+        try:
+            return self._library()
+        except AtuneError:
+            return None
 
     @cached_property
     def kernel(self) -> Any:

@@ -24,8 +24,11 @@ PARTS = ("kernel", "space", "target", "device", "versions", "settings")
 DEATHS = 2
 """A candidate is suspect after the whole program died so often while it was being measured."""
 
-_COMPILE = ("flags", "pass_configs", "backend", "target_host")
-_BENCHMARK = ("n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed")
+MEASURING_COMPILE = ("flags", "pass_configs", "backend", "target_host")
+MEASURING_BENCHMARK = (
+    "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed",
+)  # fmt: skip
+"""Settings that change a measurement."""
 
 
 @dataclass
@@ -156,7 +159,7 @@ def differences(
     if (header.strategy, header.settings.get("seed")) != (now.strategy, now.settings.get("seed")):
         was = f"{header.strategy} with seed {header.settings.get('seed')}"
         found.append(("settings", f"the strategy was {was} and is {now.strategy} with seed {now.settings.get('seed')}"))
-    for group, names in (("compile", _COMPILE), ("benchmark", _BENCHMARK)):
+    for group, names in (("compile", MEASURING_COMPILE), ("benchmark", MEASURING_BENCHMARK)):
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
             if name in one and _plain(one[name]) != _plain(other.get(name)):

@@ -55,6 +55,11 @@ class Space:
             if not callable(values):
                 self._axes[name] = _axis(name, values)
 
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The axes, or what computes them, by name; empty where configurations are listed or computed as such."""
+        return dict(self._axes)
+
     def __getstate__(self) -> dict[str, Any]:
         # A generator does not travel; what it yields does.
         self._read()

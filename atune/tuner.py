@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -28,6 +28,8 @@ from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.store import find, keep
 from atune.strategy import make_strategy
 from atune.workload import FileRef, Workload, describe, parse_file_ref, ship
+
+T = TypeVar("T")
 
 
 class Tuner:
@@ -282,7 +284,12 @@ def run(workload: Workload | FileRef | str | None = None, **options: Any) -> Tun
 
     Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
     """
-    outcome: list[TuneResult] = []
+    return run_blocking(tune, workload, **options)
+
+
+def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
+    """Await `function` in an event loop of its own, in a thread, and return what it returns, as `run` does."""
+    outcome: list[T] = []
     errors: list[BaseException] = []
     scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
     ready, ended = threading.Event(), threading.Event()
@@ -292,7 +299,7 @@ def run(workload: Workload | FileRef | str | None = None, **options: Any) -> Tun
             with anyio.CancelScope() as cancel:
                 scope.append((cancel, portal))
                 ready.set()
-                outcome.append(await tune(workload, **options))
+                outcome.append(await function(*arguments, **options))
 
     def thread() -> None:
         try:

@@ -35,16 +35,16 @@ import msgspec
 from counted import empty_caches, run_counted
 from vs_tilelang import MODES, machine, make_tuner, space_of
 
-from atune.artifact import Artifact, Lowered
-from atune.device import DeviceInfo, Target
+from atune.artifact import Lowered
+from atune.device import Target
 from atune.engine import Engine
 from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
 from atune.local import LocalBackend
-from atune.measurement import FinalEntry, Measurement, Timing
 from atune.protocol import NvrtcReady, Session
 from atune.recorder import Recorder
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.strategy import make_strategy
+from atune.testing import IdleDeviceLane
 from atune.workload import FileRef, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
@@ -206,30 +206,9 @@ def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, *, pch: bool) -> float:
 # ---- the whole compile stage, as it runs
 
 
-class TakesAll:
-    """A device lane without a device."""
-
-    name, alive, took_over = "none", False, False
-
-    async def start(self) -> DeviceInfo:
-        self.alive = True
-        return DeviceInfo(id="none", name="none")
-
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        return None
-
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
-        return Measurement(artifact.index, Timing.of([1.0], "none"))
-
-    async def final(
-        self, artifacts: Any, rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
-        return [], None
-
-
 class CompileOnly(LocalBackend):
     def device_lanes(self) -> Any:
-        return [TakesAll()]
+        return [IdleDeviceLane()]
 
 
 def child_atune(job: dict[str, Any]) -> dict[str, Any]:

@@ -288,10 +288,10 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
     """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
     from tilelang.autotuner import AutoTuner
 
-    from atune.workload import _function
+    from atune.callables import function_of
 
     configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in work.candidates()]
-    tuner = AutoTuner.from_kernel(kernel=_function(work.kernel), configs=configs)
+    tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
     tuner.set_compile_args(out_idx=list(work.out_idx), target=target, pass_configs=work.pass_configs or None)
     supply = None if work.inputs is None else (lambda _params: _inputs(work))
     tuner.set_profile_args(
@@ -325,11 +325,12 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
+    from atune.callables import function_of
     from atune.stages.check import compare, expected_outputs
     from atune.stages.inputs import Arguments
     from atune.stages.lowering import _param
     from atune.stages.timer import Timed, make_timer
-    from atune.workload import _function, load, parse_file_ref
+    from atune.workload import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
     on_cpu = job["target"] == "c"
@@ -340,7 +341,7 @@ def child_retime(job: dict[str, Any]) -> None:
     for entry in job["entries"]:
         config = _tilelang_config(entry["config"])
         pass_configs = {**work.pass_configs, **config.pop(PASS_CONFIGS, {})}
-        function = _function(work.kernel)(**thaw(work.arguments), **config)
+        function = function_of(work.kernel)(**thaw(work.arguments), **config)
         backend = "cython" if on_cpu else "tvm_ffi"
         kernel = tilelang.compile(
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None

@@ -166,7 +166,9 @@ async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeyp
     async with backend.open():
         await backend.discover()
         assert len(backend.compile_lanes()) == 2
-        few, alone = backend.remarks()
+        remarks: list[str] = []
+        backend.on_warning(remarks.append)
+        few, alone = remarks
     assert few.startswith("2 compile workers on ") and "2.0 GiB are free, and each is given 1 GiB" in few
     assert "backend cython compiles each candidate alone" in alone
 

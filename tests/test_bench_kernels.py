@@ -49,7 +49,9 @@ async def test_kernels_of_the_benchmarks_compile(
             assert all(isinstance(one, Artifact) for one in built), built
 
 
-@pytest.mark.parametrize("script", ["effort.py", "faults.py", "fidelity.py", "reproducible.py", "scaling.py"])
+@pytest.mark.parametrize(
+    "script", ["effort.py", "faults.py", "fidelity.py", "noise.py", "reproducible.py", "scaling.py"]
+)
 def test_scripts_tell_what_they_take(script: str) -> None:
     command = [sys.executable, str(BENCH / script), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -109,7 +109,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     options = (
         "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
         " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
-        " --skip-check --no-cache-inputs --input-seed 3 --quiet"
+        " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
+        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -127,7 +128,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     )
     assert msgspec.structs.asdict(benchmark) | {
         "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
-        "n_final": 0,
+        "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
+        "n_final_limit": 60, "standby": False, "mixed_devices": True,
     } == msgspec.structs.asdict(benchmark)  # fmt: skip
 
 
@@ -139,6 +141,10 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--warmup -1", "--warmup: must be a whole number of calls, zero or more"),
         ("--timeout nan", "--timeout: must be a number of seconds, above zero, got 'nan'"),
         ("--timeout inf", "--timeout"),
+        ("--warmup-ms 0", "--warmup-ms: must be a number of milliseconds, above zero, got '0'"),
+        ("--rep-ms inf", "--rep-ms"),
+        ("--n-final-limit 1.5", "--n-final-limit: must be a whole number of rounds"),
+        ("--method stopwatch", "method 'stopwatch' is unknown"),
         ("--compile-timeout -3", "--compile-timeout"),
         ("--group-size 0", "--group-size"),
         ("--workers many", "--workers"),

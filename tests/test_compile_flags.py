@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from atune.artifact import Artifact, Lowered
@@ -83,9 +84,8 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
     async with backend.open():
         lane, (plain, flagged) = await lowered_all(backend)
         assert plain.merge_key != flagged.merge_key
+        assert await lane.find(plain) is None  # the store is empty: now NVRTC is started
         while backend.nvrtc.warming:
-            import anyio
-
             await anyio.sleep(0.05)
         if not backend.nvrtc.ready:
             pytest.skip(backend.nvrtc.why)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 from test_engine import finish, valley
 
@@ -19,6 +20,7 @@ from atune.errors import DevicesLost
 from atune.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
+    BestChanged,
     CandidateMeasured,
     DeviceExcluded,
     DeviceLost,
@@ -29,6 +31,7 @@ from atune.events import (
 )
 from atune.measurement import Timing
 from atune.plausible import implausible
+from atune.recorder import Recorder
 from atune.result import TuneResult
 from atune.settings import BenchmarkSettings
 from atune.standing import final_order, speed_outliers, unsettled
@@ -118,6 +121,26 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
 
 
+async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The syncs hang until the last device has come and shows that the first is too fast."""
+    sync = Recorder.sync
+
+    async def late(recorder: Recorder) -> None:
+        while not recorder.state.warnings:
+            await anyio.lowlevel.checkpoint()
+        await sync(recorder)
+
+    monkeypatch.setattr(Recorder, "sync", late)
+    script = Script(slowdown={"fake-0": 0.9}, start_failures={"fake-2": 1}, lower_s=0.01, compile_s=0.01)
+    run = await finish(FakeBackend(24, script, devices=3), journal=tmp_path / "j")
+    [excluded] = run.of(DeviceExcluded)
+    before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
+    assert before and excluded.device == "fake-0"
+    assert run.of(BestChanged) and all(e.lane != "fake-0" for e in run.of(BestChanged))
+
+
 async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:
     script = Script(latency_ms=valley(9), slowdown={"fake-0": 1.05}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeBackend(24, script, devices=2))
@@ -165,6 +188,25 @@ def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
     assert "peak" in implausible(0.03, {"x": 1}, [], floor)
     assert not implausible(0.18, {"x": 1}, [], floor)
     assert fastest_ms("some device", 1e12, None) is None is fastest_ms("NVIDIA H200", None, None)
+    assert fastest_ms("NVIDIA H20", 1e12, None) is None is fastest_ms("NVIDIA GH200 480GB", 1e12, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_flops", "memory"),
+    [
+        ("NVIDIA H200", 989e12, 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
+        ("NVIDIA H100 NVL", 835e12, 3.9e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2.039e12),
+        ("NVIDIA L40S", 362e12, 864e9),
+        ("NVIDIA L4", 121e12, 300e9),
+        ("NVIDIA B200", 2250e12, 8e12),
+    ],
+)
+def test_no_bf16_kernel_at_the_data_sheets_peak_is_doubted(name: str, bf16_flops: float, memory: float) -> None:
+    by_flops, by_bytes = fastest_ms(name, bf16_flops, None), fastest_ms(name, None, memory)
+    assert by_flops is not None and by_bytes is not None
+    assert 100 < by_flops < 1000 and 700 < by_bytes < 1000
 
 
 def noisy(spread: float) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import atune
 from atune.artifact import FailureKind
 from atune.cli import _parser
 from atune.events import SCHEMA, AnyEvent, Event, RunStarted, encode
+from atune.presets import PRESETS
 from atune.reader import parse_line
 from atune.result import TuneResult
 from atune.resumption import PARTS
@@ -26,6 +28,7 @@ from atune.state import State
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 README, CONCEPTS, JOURNAL = PAGES[0], ROOT / "docs" / "concepts.md", ROOT / "docs" / "journal.md"
+DECORATOR, CACHE = ROOT / "docs" / "decorator.md", ROOT / "docs" / "cache.md"
 
 
 def section(page: Path, heading: str) -> str:
@@ -109,6 +112,24 @@ def test_every_option_of_the_journal_commands_is_documented(capsys: pytest.Captu
     assert table == there - {"--help"}
 
 
+def test_every_option_of_the_decorator_is_documented() -> None:
+    names = first_column(section(DECORATOR, "## Options"))
+    assert sorted(names) == sorted(set(inspect.signature(atune.autotune).parameters) - {"kernel"})
+    assert first_column(section(DECORATOR, "## Presets")) == list(PRESETS)
+
+
+def test_every_option_of_the_cache_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    there = set()
+    commands = ("ls", "show", "clear", "export", "import")
+    for command in commands:
+        with pytest.raises(SystemExit):
+            _parser().parse_args(["cache", command, "--help"])
+        there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    column = first_column(section(CACHE, "## Commands"))
+    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(column))) == there - {"--help"}
+    assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
+
+
 def test_the_parts_that_can_be_accepted_are_those_of_the_code() -> None:
     assert first_column(section(JOURNAL, "## Going on")) == list(PARTS)
 
@@ -147,12 +168,16 @@ def test_events_are_those_of_the_code() -> None:
 
 
 def test_layers_are_those_of_the_check() -> None:
-    """docs/architecture.md and tests/test_layers.py have one table; the stages stand there as one."""
+    """docs/architecture.md and tests/test_layers.py have one table; a folder of modules stands there as one."""
     rows = re.findall(r"^\| (\w+) \| (.*?) \|", section(ROOT / "docs" / "architecture.md", "## Layers"), re.MULTILINE)
     shown = {layer: set(re.findall(r"`([\w/*]+)`", modules)) for layer, modules in rows if layer != "layer"}
-    assert shown.pop("stages") == {"stages/*"}
-    checked = {layer: {name or "__init__" for name in names} for layer, names in LAYERS.items() if layer != "stages"}
-    assert shown == checked
+    folders = {name.partition(".")[0] for names in LAYERS.values() for name in names if "." in name}
+
+    def row(name: str) -> str:
+        folder = name.partition(".")[0]
+        return f"{folder}/*" if folder in folders else name or "__init__"
+
+    assert shown == {layer: {row(name) for name in names} for layer, names in LAYERS.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -51,6 +51,11 @@ from atune.tuner import Tuner, run, tune
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(params=["asyncio", "trio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "trio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
 def valley(low: int) -> Callable[[dict[str, Any]], float]:
     """Return a latency function with its minimum at candidate `low`."""
     return lambda config: 1.0 + abs(config["x"] - low)

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from atune.artifact import Artifact
 from atune.candidate import config_key
-from atune.device import DeviceInfo
 from atune.engine import Engine
 from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
 from atune.local import LocalBackend
-from atune.measurement import FinalEntry, Measurement, Timing
 from atune.recorder import Recorder
 from atune.settings import BenchmarkSettings, CompileSettings
+from atune.testing import IdleDeviceLane
 from atune.workload import FileRef
 
 KERNELS = Path(__file__).parent / "isolation_kernels.py"
@@ -36,31 +34,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class TakesAll:
-    """A device lane without a device: what was built and delivered counts as measured."""
-
-    name, alive, took_over = "none", False, False
-
-    async def start(self) -> DeviceInfo:
-        self.alive = True
-        return DeviceInfo(id="none", name="none")
-
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        return None
-
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
-        assert os.path.getsize(artifact.path) > 0
-        return Measurement(artifact.index, Timing.of([1.0], "none"))
-
-    async def final(
-        self, artifacts: Any, rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
-        return [], None
-
-
 class CompileOnly(LocalBackend):
     def device_lanes(self) -> Any:
-        return [TakesAll()]
+        return [IdleDeviceLane()]
 
 
 @pytest.fixture(scope="module")

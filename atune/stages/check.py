@@ -9,7 +9,7 @@ import msgspec
 
 from atune.artifact import FailureKind
 from atune.errors import WorkloadError
-from atune.stages.inputs import Arguments
+from atune.stages.inputs import Arguments, same_bits
 from atune.workload import Workload
 
 RTOL = {
@@ -28,14 +28,16 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 Expected = dict[int, Any]
-"""The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into."""
+"""The reference's tensors by the position of the kernel's parameter: returned ones and those it wrote into. Empty for a
+reference that gives no tensors, but judges the kernel's: see `expected_outputs`."""
 
 
 def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     """Run the reference on copies of the inputs. Raises `WorkloadError` where it raises or answers nothing.
 
     What it returns are the output parameters, in order. One that takes every parameter, and returns nothing, writes
-    into the outputs. Inputs that it writes into are expected to be written likewise.
+    into the outputs. Inputs that it writes into are expected to be written likewise. One that is given the outputs and
+    answers with a truth value, or raises AssertionError, judges: it expects nothing, and is asked for each candidate.
     """
     import torch
 
@@ -49,14 +51,19 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
             zip(arguments.out_idx, fresh, strict=True)
         )
         given = [by_position[i] for i in range(len(arguments.params))]
+    sees_outputs = everything or not arguments.out_idx
     try:
         answer = work.reference(*given)
     except Exception as error:
+        if sees_outputs and isinstance(error, AssertionError):
+            return {}
         raise WorkloadError(f"Workload {work.name}: the reference raised {type(error).__name__}: {error}") from error
+    if sees_outputs and isinstance(answer, bool):
+        return {}
     found = fresh if everything and answer is None else _listed(answer)
     expected: Expected = {}
     for i, value, pristine in zip(arguments.in_idx, inputs, arguments.copies(), strict=True):
-        if isinstance(value, torch.Tensor) and not torch.equal(value.view(torch.uint8), pristine.view(torch.uint8)):
+        if isinstance(value, torch.Tensor) and not same_bits(value, pristine):
             expected[i] = value
     if not found and expected and not arguments.out_idx:
         return expected
@@ -95,6 +102,8 @@ def reference_arguments(work: Workload, arguments: Arguments) -> list[Any]:
 
 def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> tuple[Mismatch | None, float | None]:
     """Return what is wrong with the outputs, if anything, and the largest absolute difference where it is known."""
+    if expected is not None and not expected:
+        return _judged_by_reference(work, arguments), None
     if work.check is None:
         assert expected is not None
         return compare(work, arguments, expected)
@@ -111,6 +120,20 @@ def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> t
             return None, None
         why = "the check returned a false value"
     return _worst_kind(outputs, arguments, why), None
+
+
+def _judged_by_reference(work: Workload, arguments: Arguments) -> Mismatch | None:
+    assert work.reference is not None
+    outputs = {i: arguments.values[i] for i in arguments.out_idx}
+    try:
+        answer = work.reference(*(v.clone() if hasattr(v, "clone") else v for v in arguments.values))
+    except AssertionError as error:
+        why = f"the reference says: {_first_line(error)}"
+    else:
+        if answer is None or bool(answer):
+            return None
+        why = "the reference returned a false value"
+    return _worst_kind(outputs, arguments, why)
 
 
 def _worst_kind(outputs: dict[int, Any], arguments: Arguments, why: str) -> Mismatch:

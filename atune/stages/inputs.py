@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from atune.artifact import KernelParam
 from atune.errors import WorkloadError
-from atune.stages.loader import output_positions, torch_dtype
+from atune.stages.loader import contiguous_strides, has_layout, output_positions, torch_dtype
 from atune.workload import Workload
 
 
@@ -29,7 +29,8 @@ class Arguments:
         self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
         torch.manual_seed(seed)
-        given = _given(work)
+        in_params = tuple(p for i, p in enumerate(params) if i not in self.out_idx)
+        given = _given(work, in_params)
         n_in = len(params) - len(self.out_idx)
         if given is not None and len(given) not in (n_in, len(params)):
             raise WorkloadError(
@@ -47,16 +48,28 @@ class Arguments:
             if queue is not None:
                 self.values[i] = _placed(queue.pop(0), param, i, device, sizes, work.name)
             else:
-                self.values[i] = drawn(param, _shape(param, sizes), device, work.supply)
+                shape = _sized(param.shape, sizes)
+                strides = None if param.strides is None else _sized(param.strides, sizes)
+                self.values[i] = drawn(param, shape, device, work.supply, strides)
         for i in self.out_idx:
-            self.values[i] = torch.empty(_shape(params[i], sizes), dtype=torch_dtype(params[i].dtype), device=device)
+            shape = _sized(params[i].shape, sizes)
+            strides = contiguous_strides(shape) if params[i].strides is None else _sized(params[i].strides, sizes)
+            empty = torch.empty(extent(shape, strides), dtype=torch_dtype(params[i].dtype), device=device)
+            self.values[i] = empty.as_strided(shape, strides)
+        self._memory = {i: memory_of(value) for i, value in enumerate(self.values) if isinstance(value, torch.Tensor)}
+        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
         self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
         for i in self.zero:
             if i in self.in_idx:
-                self.values[i].zero_()
-        self._pristine = {i: _copy(self.values[i]) for i in self.in_idx}
+                self._memory[i].zero_()
+        if work.setup is not None:
+            try:
+                work.setup(*self.inputs)
+            except Exception as error:
+                raise WorkloadError(f"Workload {work.name}: setup raised {type(error).__name__}: {error}") from error
+        self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def poison(self) -> None:
         """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
@@ -66,21 +79,18 @@ class Arguments:
         import torch
 
         for i in self.out_idx:
-            value = self.values[i]
-            value.zero_() if i in self.zero else value.view(torch.uint8).fill_(0xFF)
+            memory = self._memory[i]
+            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(0xFF)
 
     def changed(self) -> set[int]:
         """Return the input parameters that a kernel has written into."""
-        import torch
-
-        tensors = [i for i in self.in_idx if isinstance(self.values[i], torch.Tensor)]
-        return {i for i in tensors if not _same_bits(self.values[i], self._pristine[i])}
+        return {i for i, pristine in self._pristine.items() if not same_bits(self._memory[i], pristine)}
 
     def restore_inputs(self) -> set[int]:
         """Undo what a kernel wrote into its inputs. Returns which these were."""
         changed = self.changed()
         for i in changed:
-            self.values[i].copy_(self._pristine[i])
+            self._memory[i].copy_(self._pristine[i])
         return changed
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
@@ -88,8 +98,8 @@ class Arguments:
         wanted = sorted({*changed, *self.named})
         if not wanted:
             return None
-        pairs = [(self.values[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
-        zeroed = [self.values[i] for i in wanted if i in self.zero]
+        pairs = [(self._memory[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
+        zeroed = [self._memory[i] for i in wanted if i in self.zero]
 
         def restore() -> None:
             for value, pristine in pairs:
@@ -101,11 +111,23 @@ class Arguments:
 
     def copies(self) -> list[Any]:
         """Return copies of the inputs, for a reference that may write into what it gets."""
-        return [_copy(self._pristine[i]) for i in self.in_idx]
+        return [self._copy(i) for i in self.in_idx]
+
+    def _copy(self, i: int) -> Any:
+        value = self.values[i]
+        if i not in self._pristine:
+            return value  # a scalar
+        return self._pristine[i].clone().as_strided(value.shape, value.stride())
 
 
-def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None = None) -> Any:
-    """Return a tensor of random data.
+def drawn(
+    param: KernelParam,
+    shape: Sequence[int],
+    device: str,
+    supply: str | None = None,
+    strides: Sequence[int] | None = None,
+) -> Any:
+    """Return a tensor of random data, contiguous or with `strides`.
 
     `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case; None draws floats from the standard
     normal distribution and small whole numbers for integers. Integers are whole numbers from -2 (0 where unsigned)
@@ -115,6 +137,8 @@ def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None 
 
     if param.shape is None:
         raise WorkloadError(f"a {param.dtype} scalar parameter has no default value: give inputs")
+    if strides is not None:
+        return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
     dtype = torch_dtype(param.dtype)
     unsigned, float8 = param.dtype.startswith("u"), "float8" in param.dtype
     is_float = dtype.is_floating_point or dtype.is_complex
@@ -137,6 +161,44 @@ def drawn(param: KernelParam, shape: list[int], device: str, supply: str | None 
     return torch.randint(0 if unsigned else -2, 3, shape, device=device).to(dtype)
 
 
+class DrawnInputs:
+    """Inputs that are drawn in the device's process, with `symbols` as the sizes of symbolic dimensions.
+
+    `scalars` are the values of scalar parameters, in order.
+    """
+
+    cache_identity = "inputs as described by the problem"
+
+    def __init__(self, symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()) -> None:
+        self.symbols, self.supply, self.scalars = dict(symbols), supply, tuple(scalars)
+
+    def __call__(self, parameters: Sequence[KernelParam]) -> list[Any]:
+        import torch
+
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        scalars = iter(self.scalars)
+        found = []
+        for param in parameters:
+            if param.shape is None:
+                found.append(next(scalars))
+                continue
+            strides = None if param.strides is None else _sized(param.strides, self.symbols)
+            found.append(drawn(param, _sized(param.shape, self.symbols), device, self.supply, strides))
+        return found
+
+
+class CallInputs:
+    """Copies of the tensors that the kernel was called with, for tuning on the same data."""
+
+    cache_identity = "inputs of the call"
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = [v.detach().cpu() if hasattr(v, "detach") else v for v in values]
+
+    def __call__(self) -> list[Any]:
+        return self.values
+
+
 def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
     try:
         return output_positions(params, positions)
@@ -145,7 +207,7 @@ def _positions(work: Workload, params: Sequence[KernelParam], name: str, positio
         raise WorkloadError(f"Workload {work.name}: {message}") from error
 
 
-def _given(work: Workload) -> list[Any] | None:
+def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
     if work.inputs is None:
         return None
     if not callable(work.inputs):
@@ -154,13 +216,15 @@ def _given(work: Workload) -> list[Any] | None:
         parameters = inspect.signature(work.inputs).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         wanted = {p.name for p in parameters}
-        return list(work.inputs(**{k: v for k, v in work.arguments.items() if takes_all or k in wanted}))
+        named = {"parameters": in_params} if "parameters" in wanted else {}
+        named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
+        return list(work.inputs(**named))
     except Exception as error:
         raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
 
 
-def _shape(param: KernelParam, sizes: dict[str, int]) -> list[int]:
-    return [_size(d, sizes) if isinstance(d, str) else d for d in param.shape or ()]
+def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
+    return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -168,8 +232,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def _size(text: str, sizes: dict[str, int]) -> int:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers."""
+def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None where it has
+    none."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -184,8 +249,14 @@ def _size(text: str, sizes: dict[str, int]) -> int:
     try:
         return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError):
+        return None
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    if (found := size_of(text, sizes)) is None:
         message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
-        raise WorkloadError(message) from None
+        raise WorkloadError(message)
+    return found
 
 
 def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
@@ -206,14 +277,39 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
             f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
             f"the kernel takes {param.dtype} {list(param.shape)}"
         )
-    return value.detach().to(device).contiguous().clone()
+    if param.strides is None:
+        return value.detach().to(device).contiguous().clone()
+    if not has_layout(param, value):
+        raise WorkloadError(
+            f"Workload {name}: input {position} has the strides {list(value.stride())}; "
+            f"the kernel takes {list(param.strides)}"
+        )
+    for want, got in zip(param.strides, value.stride(), strict=True):
+        if isinstance(want, str) and sizes.setdefault(want, int(got)) != int(got):
+            raise WorkloadError(
+                f"Workload {name}: input {position} has the strides {list(value.stride())}; "
+                f"{want} is {sizes[want]} elsewhere"
+            )
+    return memory_of(value.detach()).to(device).clone().as_strided(value.shape, value.stride())
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _same_bits(left: Any, right: Any) -> bool:
+def memory_of(tensor: Any) -> Any:
+    """Return the memory from a tensor's first to its last element as a flat tensor, gaps included."""
+    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
     import torch
 
-    return bool(torch.equal(left.view(torch.uint8), right.view(torch.uint8)))
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
+    if whole is None:
+        left, right, whole = left.contiguous(), right.contiguous(), torch.uint8
+    return bool(torch.equal(left.view(whole), right.view(whole)))

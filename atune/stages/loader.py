@@ -70,19 +70,35 @@ def _load_c(artifact: Artifact) -> Callable[..., None]:
 
 
 def bind_dimensions(params: Sequence[KernelParam], arguments: Sequence[Any]) -> dict[str, int]:
-    """Read the symbolic dimensions' values off the tensors that were given."""
+    """Read the symbolic dimensions' and strides' values off the tensors that were given."""
     known: dict[str, int] = {}
     for param, argument in zip(params, arguments, strict=True):
-        for name, size in zip(param.shape or (), getattr(argument, "shape", ()), strict=False):
+        if not hasattr(argument, "stride"):
+            continue
+        names = (*(param.shape or ()), *(param.strides or ()))
+        sizes = (*argument.shape, *(argument.stride() if param.strides else ()))
+        for name, size in zip(names, sizes, strict=False):
             if isinstance(name, str) and known.setdefault(name, int(size)) != int(size):
                 raise ValueError(f"dimension {name} is {known[name]} in one tensor and {size} in another")
     return known
 
 
+def has_layout(param: KernelParam, tensor: Any) -> bool:
+    """Tell whether a tensor lies in memory as `param` is declared: contiguous, or with these strides.
+
+    The stride of a dimension of size one or less does not matter; a symbolic one can be any.
+    """
+    if param.strides is None:
+        return bool(tensor.is_contiguous())
+    layout = zip(param.strides, tensor.stride(), tensor.shape, strict=True)
+    return all(isinstance(want, str) or want == got or size <= 1 for want, got, size in layout)
+
+
 class Kernel:
     """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
 
-    Inputs are contiguous torch tensors of the shapes and dtypes that the kernel was tuned for, on its device.
+    Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device; contiguous, but
+    for parameters that are declared with strides of their own.
     """
 
     def __init__(self, artifact: Artifact, out_idx: Sequence[int]) -> None:
@@ -117,11 +133,13 @@ class Kernel:
                 isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
             )
             device = "cpu" if self.artifact.target == "c" else "cuda"
-            if not fits or dtype != param.dtype or not tensor.is_contiguous() or tensor.device.type != device:
-                layout = "" if tensor.is_contiguous() else ", not contiguous"
+            right = fits and has_layout(param, tensor)
+            if not right or dtype != param.dtype or tensor.device.type != device:
+                wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
+                layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
                 layout += "" if tensor.device.type == device else f", on {tensor.device} and not on {device}"
                 raise ValueError(
-                    f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, contiguous; "
+                    f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
                     f"got {dtype} {list(shape)}{layout}"
                 )
 
@@ -149,8 +167,17 @@ def with_outputs(params: Sequence[KernelParam], out_idx: Sequence[int], inputs: 
     device = next((a.device for a in inputs if hasattr(a, "device")), "cpu")
     for i in out_idx:
         shape = [known[d] if isinstance(d, str) else d for d in params[i].shape or ()]
-        arguments[i] = torch.empty(shape, dtype=torch_dtype(params[i].dtype), device=device)
+        strides = [known[d] if isinstance(d, str) else d for d in params[i].strides or contiguous_strides(shape)]
+        arguments[i] = torch.empty_strided(shape, strides, dtype=torch_dtype(params[i].dtype), device=device)
     return arguments
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return strides
 
 
 def torch_dtype(name: str) -> Any:

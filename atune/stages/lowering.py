@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
-from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, thaw
+from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
+from atune.stages import elaboration
 from atune.stages.family import Families
 from atune.stages.session import candidate_of, session, workload
 
@@ -58,16 +59,8 @@ def run(payload: bytes) -> bytes:
 
 def elaborate(candidate: Candidate) -> Any:
     """Return the candidate's PrimFunc under its own symbol."""
-    from tilelang import tvm
-
     work = workload()
-    config = thaw({k: v for k, v in candidate.config.items() if k not in RESERVED})
-    arguments = {**thaw(work.arguments), **config}
-    kernel = work.kernel
-    get_tir = getattr(kernel, "get_tir", None)
-    function = get_tir(**arguments) if get_tir is not None else kernel(**arguments)
-    if not isinstance(function, tvm.tirx.PrimFunc):
-        raise TypeError(f"the kernel returned a {type(function).__name__}, and must return a PrimFunc (T.prim_func)")
+    function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
     return function.with_attr("global_symbol", SYMBOL.format(key=candidate.key))
 
 
@@ -128,7 +121,8 @@ def lower(candidate: Candidate) -> Lowered:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = effective_flags(candidate)
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
-    parameters = tuple(_param(p) for p in params or ())
+    buffers = [function.buffer_map.get(v) for v in function.params]
+    parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
     settings = session().compile
     alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
@@ -209,10 +203,27 @@ def _without_ir(blob: Blob) -> Blob:
     return msgspec.structs.replace(blob, host=b"", device=b"")  # C sources are merged as text
 
 
-def _param(param: Any) -> KernelParam:
-    shape = tuple(int(d) if str(d).lstrip("-").isdigit() else str(d) for d in param.shape)
+def _param(param: Any, buffer: Any = None) -> KernelParam:
     scalar = bool(param.is_scalar()) if hasattr(param, "is_scalar") else False
-    return KernelParam(dtype=str(param.dtype), shape=None if scalar else shape)
+    strides = None if buffer is None or scalar or _is_compact(buffer) else _sizes(buffer.strides)
+    return KernelParam(dtype=str(param.dtype), shape=None if scalar else _sizes(param.shape), strides=strides)
+
+
+def _sizes(sizes: Any) -> tuple[int | str, ...]:
+    texts = ["".join(str(d)) for d in sizes]  # TVM's own kind of string is none to msgspec
+    return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
+
+
+def _is_compact(buffer: Any) -> bool:
+    """Tell whether a buffer's strides are those of a contiguous tensor."""
+    from tilelang import tvm
+
+    analyzer, expected = tvm.arith.Analyzer(), 1
+    for size, stride in zip(reversed(list(buffer.shape)), reversed(list(buffer.strides)), strict=False):
+        if not analyzer.can_prove_equal(stride, expected):
+            return False
+        expected = size * expected
+    return True
 
 
 def _c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:

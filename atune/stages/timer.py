@@ -40,6 +40,10 @@ def make_timer(device: str, method: str = "auto") -> Timer:
     """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
     if device == "cpu":
         return CpuTimer()
+    if method == "cupti":
+        from atune.stages.cupti import CuptiTimer
+
+        return CuptiTimer()
     return GraphTimer() if method == "cuda_graph" else CudaTimer()
 
 
@@ -109,6 +113,8 @@ class CudaTimer:
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
     """Device sleep ahead of a batch: about 0.1 ms, and 35 µs for each launch that the host has to queue meanwhile."""
     LONGEST_SLEEP = 2_000_000_000
+    BURST = BATCH
+    """Samples of one call a batch. Between batches the device waits for the host."""
 
     def __init__(self) -> None:
         import torch
@@ -128,7 +134,7 @@ class CudaTimer:
         self._warm(timed, n_warmup)
         found: list[float] = []
         while len(found) < n_repeat:
-            found += self._batch([timed] * min(self.BATCH, n_repeat - len(found)))
+            found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
         return found
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
@@ -152,6 +158,10 @@ class CudaTimer:
                 timed.before()
             timed.call()
 
+    def _evict(self) -> None:
+        """Queue what empties the L2 cache."""
+        self.flush.zero_()
+
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
         torch = self.torch
         event = torch.cuda.Event
@@ -165,7 +175,7 @@ class CudaTimer:
             for timed, (begin, end) in zip(calls, pairs, strict=True):
                 if timed.before is not None:
                     timed.before()
-                self.flush.zero_()  # after what is restored: that must not stay in the cache either
+                self._evict()  # after what is restored: that must not stay in the cache either
                 begin.record()
                 timed.call()
                 end.record()

@@ -1,0 +1,1 @@
+"""Other tuners' interfaces over atune's engine."""

@@ -1,0 +1,35 @@
+"""The names of `tilelang.autotuner`, run by atune's engine: a drop-in by one changed import line.
+
+    from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
+
+Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. Parameters that have no
+meaning here warn once (`CompatWarning`) and say what happens instead. docs/migration.md puts both side by side.
+"""
+
+from __future__ import annotations
+
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.autotuner import AutoTuner
+from atune.compat.tilelang.capture import AutotuneInputsCapture, get_autotune_inputs, set_autotune_inputs
+from atune.compat.tilelang.decorator import AutoTuneImpl, autotune
+from atune.compat.tilelang.installing import install, uninstall
+from atune.compat.tilelang.notices import ArgumentError, CompatWarning, ConfigError, TuningFailed
+from atune.compat.tilelang.result import AutotuneResult
+
+__all__ = [
+    "ArgumentError",
+    "AutoTuneImpl",
+    "AutoTuner",
+    "AutotuneInputsCapture",
+    "AutotuneResult",
+    "CompatWarning",
+    "CompileArgs",
+    "ConfigError",
+    "ProfileArgs",
+    "TuningFailed",
+    "autotune",
+    "get_autotune_inputs",
+    "install",
+    "set_autotune_inputs",
+    "uninstall",
+]

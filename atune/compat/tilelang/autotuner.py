@@ -1,0 +1,298 @@
+"""`AutoTuner`: tilelang's programmatic interface, run by atune's engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atune.cached import discover, run_cached
+from atune.callables import function_of
+from atune.candidate import RESERVED
+from atune.compat.tilelang import environment
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
+from atune.compat.tilelang.capture import get_autotune_inputs
+from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFailed, warn_once
+from atune.compat.tilelang.plan import RunArgs, plan, resolved_target
+from atune.compat.tilelang.problem import Problem, described
+from atune.compat.tilelang.result import AutotuneResult, of_winner
+from atune.device import parse_target
+from atune.errors import NoWinner, SpaceError
+from atune.result_cache import ResultCache
+from atune.tuner import run
+from atune.workload import Workload
+
+
+class AutoTuner:
+    """Tunes one kernel function over a list of configurations.
+
+        tuner = AutoTuner.from_kernel(matmul, configs=[{"block_M": 64}, {"block_M": 128}])
+        tuner.set_compile_args(out_idx=[-1], target="cuda").set_profile_args(ref_prog=reference)
+        result = tuner.run()
+        result.kernel(A, B)
+
+    `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
+    generator of them, or a callable of the kernel's raw arguments that returns either; it is asked at each run.
+    """
+
+    def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
+        self.fn = _tunable(fn)
+        self.configs = configs
+        self.compile_args = _compile_args_of(self.fn)
+        self.profile_args: ProfileArgs | None = None
+        self._captured: list[Any] | None = None
+        self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    @classmethod
+    def from_kernel(cls, kernel: Callable[..., Any], configs: Any) -> AutoTuner:
+        """Return a tuner of `kernel`."""
+        return cls(kernel, configs)
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where results are kept."""
+        return ResultCache(environment.cache_root()).folder
+
+    def set_compile_args(
+        self,
+        out_idx: list[int] | int | None = None,
+        target: Any = None,
+        execution_backend: str | None = None,
+        target_host: Any = None,
+        verbose: bool | None = None,
+        pass_configs: Mapping[str, Any] | None = None,
+    ) -> AutoTuner:
+        """Say how candidates are compiled; None takes tilelang's environment variables, and then its defaults."""
+        self.compile_args = CompileArgs(
+            out_idx=out_idx,
+            target=environment.default_target() if target is None else target,
+            execution_backend=environment.default_backend() if execution_backend is None else execution_backend,
+            target_host=target_host,
+            verbose=environment.default_verbose() if verbose is None else verbose,
+            pass_configs=None if pass_configs is None else dict(pass_configs),
+            compile_flags=self.compile_args.compile_flags,
+        )
+        resolved_target(self.compile_args.target)  # a mistake is told here
+        return self
+
+    def set_profile_args(
+        self,
+        warmup: int = 25,
+        rep: int = 100,
+        timeout: float = 30,
+        supply_type: Any = "auto",
+        ref_prog: Callable[..., Any] | None = None,
+        supply_prog: Callable[..., Any] | None = None,
+        rtol: float = 1e-2,
+        atol: float = 1e-2,
+        max_mismatched_ratio: float = 0.01,
+        skip_check: bool = False,
+        manual_check_prog: Callable[..., Any] | None = None,
+        cache_input_tensors: bool | None = None,
+        backend: str = "event",
+    ) -> AutoTuner:
+        """Say how candidates are checked and timed; `run` uses it. See `ProfileArgs`."""
+        captured = get_autotune_inputs()
+        if captured is not None:
+            self._captured = list(captured)
+            if supply_prog is not None:
+                warn_once("supply_prog", "is not asked inside `with set_autotune_inputs(...)`, whose tensors are used")
+        elif supply_prog is not None and str(getattr(supply_type, "name", supply_type)).lower() != "auto":
+            warn_once("supply_type", "has no effect beside supply_prog, whose tensors are used")
+        if manual_check_prog is not None and ref_prog is None:
+            warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
+        self.profile_args = ProfileArgs(
+            warmup=warmup,
+            rep=rep,
+            timeout=timeout,
+            backend=backend,
+            supply_type=supply_type,
+            ref_prog=ref_prog,
+            supply_prog=supply_prog,
+            rtol=rtol,
+            atol=atol,
+            max_mismatched_ratio=max_mismatched_ratio,
+            skip_check=skip_check,
+            manual_check_prog=manual_check_prog,
+            cache_input_tensors=cache_input_tensors,
+        )
+        return self
+
+    def set_kernel_parameters(
+        self, k_parameters: tuple[Sequence[Any], Any], f_parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        """Give the arguments that the kernel function is called with: ``(args, kwargs)``; kwargs may be pairs."""
+        args, kwargs = k_parameters
+        self._kernel_parameters = tuple(args), dict(kwargs)
+
+    def run(
+        self,
+        warmup: int | None = None,
+        rep: int | None = None,
+        timeout: float | None = None,
+        use_pipeline: bool | None = None,
+        enable_grouped_compile: bool | None = None,
+        group_compile_size: int | None = None,
+        benchmark_devices: Sequence[int] | None = None,
+        benchmark_multi_gpu: bool | None = None,
+        early_stop: bool | None = None,
+        early_stop_factor: float | None = None,
+    ) -> AutotuneResult:
+        """Tune, and return the winner.
+
+        `warmup`, `rep`, `timeout`: in place of those of `set_profile_args`. `use_pipeline`: False measures when all
+        compiling is done. `enable_grouped_compile`: True makes libraries of `group_compile_size` candidates (2), False
+        of one; otherwise the engine decides. `benchmark_multi_gpu`: measure on `benchmark_devices`, or on all GPUs;
+        otherwise on the current one. `early_stop`: False takes all samples of every candidate.
+
+        Raises `ConfigError`, `ArgumentError` and other `UsageError`s for what cannot work, `TuningFailed` when no
+        configuration worked.
+        """
+        asked = RunArgs(
+            warmup,
+            rep,
+            timeout,
+            use_pipeline,
+            enable_grouped_compile,
+            group_compile_size,
+            benchmark_devices,
+            benchmark_multi_gpu,
+            early_stop,
+            early_stop_factor,
+        )
+        planned = plan(self.compile_args, self.profile_args, asked)
+        configs = self._configs()
+        arguments = self._arguments()
+        if given := sorted({n for n in configs[0] if n in arguments}):
+            warn_once(f"tunable parameters {given}", "are given in the call: nothing is tuned")
+            target = parse_target(planned.target)
+            if target is None or (target.kind == "cuda" and not target.arch):
+                target, _ = discover(planned.target, planned.devices)
+            return of_winner(self.fn, arguments, {}, self.compile_args, target, None)
+        workload = self.workload(configs, arguments)
+        options = planned.options()
+        try:
+            if environment.caching():
+                result = run_cached(workload, cache=ResultCache(environment.cache_root()), **options)
+            else:
+                result = run(workload, **options)
+        except NoWinner as error:
+            raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
+        except SpaceError as error:
+            raise ConfigError(str(error)) from error
+        assert result.best_index is not None and result.header is not None
+        winner = configs[result.best_index]
+        return of_winner(self.fn, arguments, winner, self.compile_args, result.header.target, result)
+
+    def __call__(self) -> AutotuneResult:
+        return self.run()
+
+    def workload(self, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> Workload:
+        """Return what is tuned, as atune's `Workload`."""
+        profile = self.profile_args or ProfileArgs()
+        captured = self._captured if self._captured is not None else get_autotune_inputs()
+        inputs: Callable[..., Any] | None = None
+        if captured is not None:
+            inputs = GivenTensors(captured)
+        elif profile.supply_prog is not None:
+            inputs = supplied(profile.supply_prog)
+        problem = Problem(self.fn, configs, arguments, self._is_eager)
+        out_idx: Any = self.compile_args.out_idx if problem.out_idx is None else problem.out_idx
+        with_reference = profile.ref_prog is not None
+        return Workload(
+            problem.kernel,
+            problem.configs,
+            arguments=problem.arguments,
+            inputs=inputs,
+            reference=Sealed(profile.ref_prog) if profile.ref_prog is not None else None,
+            check=Sealed(profile.manual_check_prog) if with_reference and profile.manual_check_prog else None,
+            out_idx=() if out_idx is None else out_idx,
+            supply=profile.supply_type,
+            rtol=profile.rtol,
+            atol=profile.atol,
+            max_mismatched_ratio=profile.max_mismatched_ratio,
+            pass_configs=self.compile_args.pass_configs,
+        )
+
+    def _configs(self) -> list[dict[str, Any]]:
+        """Return the configurations of this run, each once, in order. Raises `ConfigError`."""
+        if callable(self.configs):
+            args, kwargs = self._kernel_parameters or ((), {})
+            found: Any = self.configs(*args, **kwargs)
+        else:
+            if isinstance(self.configs, Iterator):
+                self.configs = list(self.configs)  # it can be read once
+            found = self.configs
+        if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+            raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {found!r}")
+        parameters = inspect.signature(function_of(self.fn)).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        configs: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        for config in found:
+            if not isinstance(config, Mapping):
+                raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {config!r}")
+            unused = sorted(set(config) - set(parameters) - RESERVED)
+            if unused and not takes_any:
+                raise ConfigError(f"Unused keys in config: {unused}; the kernel takes {', '.join(parameters)}")
+            configs.setdefault(tuple(sorted((n, described(v)) for n, v in config.items())), dict(config))
+        if not configs:
+            raise ConfigError("No configurations to tune: give a list of dicts, or a callable that returns one")
+        return list(configs.values())
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the kernel's arguments by name. An eager kernel takes sizes by name, too, in place of tensors."""
+        args, kwargs = self._kernel_parameters or ((), {})
+        sizes: dict[str, Any] = {}
+        if self._is_eager:
+            parameters = inspect.signature(function_of(self.fn)).parameters
+            sizes = {name: value for name, value in kwargs.items() if name not in parameters}
+            kwargs = {name: value for name, value in kwargs.items() if name in parameters}
+        try:
+            bound = inspect.signature(function_of(self.fn)).bind_partial(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
+        found: dict[str, Any] = sizes
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                found.update(value)
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                raise ArgumentError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            else:
+                found[name] = value
+        return found
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether the kernel is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
+        return getattr(self.fn, "mode", None) == "eager"
+
+
+def _tunable(fn: Any) -> Any:
+    """Return the kernel function in `fn`. Raises `ArgumentError` for a kernel that is compiled already."""
+    fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
+    if hasattr(fn, "prim_func") and hasattr(fn, "adapter"):
+        raise ArgumentError(
+            "from_kernel takes the function that makes the kernel, and got a compiled kernel: leave out the call"
+        )
+    if not callable(fn):
+        raise ArgumentError(f"from_kernel takes the function that makes the kernel, got {fn!r}")
+    return fn
+
+
+def _compile_args_of(fn: Any) -> CompileArgs:
+    """Return the compile arguments that `@tilelang.jit` was given; the defaults for a plain function."""
+    if getattr(fn, "get_tir", None) is None:
+        return CompileArgs()
+    flags = getattr(fn, "compile_flags", None)
+    return CompileArgs(
+        out_idx=fn.out_idx,
+        target=environment.default_target() if fn.target is None else fn.target,
+        execution_backend=fn.execution_backend or environment.default_backend(),
+        target_host=fn.target_host,
+        verbose=environment.default_verbose() if fn.verbose is None else fn.verbose,
+        pass_configs=fn.pass_configs,
+        compile_flags=((flags,) if isinstance(flags, str) else tuple(flags)) if flags else None,
+    )

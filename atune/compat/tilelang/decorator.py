@@ -1,0 +1,180 @@
+"""`@autotune` over `@tilelang.jit`, with tilelang's parameters: lazy kernels come back tuned, eager ones run."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atune.callables import function_of
+from atune.candidate import RESERVED
+from atune.compat.tilelang.autotuner import AutoTuner
+from atune.compat.tilelang.notices import ArgumentError
+from atune.compat.tilelang.result import AutotuneResult
+
+Key = tuple[Any, ...]
+
+
+class AutoTuneImpl:
+    """A kernel function that is tuned at its first call with new arguments.
+
+    Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
+    returns the winner in both modes. One that others are tuning is waited for. `results` holds what was found.
+    """
+
+    def __init__(self, jit_impl: Any, configs: Any, profile: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        self.jit_impl = jit_impl
+        self.configs = configs
+        self.do_not_specialize = frozenset(profile["do_not_specialize"] or ())
+        self.results: dict[Key, AutotuneResult] = {}
+        self._profile = {name: value for name, value in profile.items() if name != "do_not_specialize"}
+        self._run = dict(run)
+        self._signature = inspect.signature(function_of(jit_impl))
+        self._locks: dict[Key, threading.Lock] = {}
+        self._guard = threading.Lock()
+        self.__name__ = self.__qualname__ = getattr(function_of(jit_impl), "__name__", "kernel")
+        self.__doc__ = getattr(function_of(jit_impl), "__doc__", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.tune(*args, **kwargs)
+        if self.jit_impl.is_lazy_mode():
+            return result.kernel
+        config = {name: value for name, value in (result.config or {}).items() if name not in RESERVED}
+        _, tensors = self.jit_impl.func.parse_args(*args, **{**kwargs, **config})
+        return result.kernel(*tensors.values())
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the winner for these arguments, tuned where it is not known yet."""
+        return self.tune(*args, **kwargs).kernel
+
+    def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
+        """Return the whole result for these arguments."""
+        key = self.key(args, kwargs)
+        found = self.results.get(key)
+        if found is not None:
+            return found
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self.results:
+                self.results[key] = self._tuner(args, kwargs).run(**self._run)
+            return self.results[key]
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
+        """Return what results are known under: one form for arguments given by position and by name.
+
+        Tensors count by dtype, shape and strides; parameters in `do_not_specialize` do not count.
+        """
+        sizes = {name: value for name, value in kwargs.items() if name not in self._signature.parameters}
+        known = {name: value for name, value in kwargs.items() if name not in sizes}
+        try:
+            named = {**self._signature.bind_partial(*args, **known).arguments, **sizes}
+        except TypeError as error:
+            raise ArgumentError(f"{self.__name__}: {error}") from error
+        return tuple((name, _normal(v)) for name, v in sorted(named.items()) if name not in self.do_not_specialize)
+
+    def get_tuner(self) -> AutoTuner:
+        """Return an `AutoTuner` with this decorator's arguments."""
+        tuner = AutoTuner(self.jit_impl, self.configs)
+        tuner.set_profile_args(**self._profile)
+        return tuner
+
+    get_tunner = get_tuner  # tilelang's spelling
+
+    def _tuner(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoTuner:
+        self.jit_impl.initialize_jit_mode(*args, **kwargs)
+        tuner = self.get_tuner()
+        tuner.set_kernel_parameters((args, kwargs))
+        return tuner
+
+    def __repr__(self) -> str:
+        return f"<autotuned {self.__name__}: {len(self.results)} tuned>"
+
+
+def autotune(
+    func: Any = None,
+    *,
+    configs: Any,
+    warmup: int = 25,
+    rep: int = 100,
+    timeout: float = 100,
+    supply_type: Any = "auto",
+    ref_prog: Callable[..., Any] | None = None,
+    supply_prog: Callable[..., Any] | None = None,
+    rtol: float = 1e-2,
+    atol: float = 1e-2,
+    max_mismatched_ratio: float = 0.01,
+    skip_check: bool = False,
+    manual_check_prog: Callable[..., Any] | None = None,
+    cache_input_tensors: bool | None = None,
+    do_not_specialize: Sequence[str] | None = None,
+    early_stop: bool | None = None,
+    early_stop_factor: float | None = None,
+    use_pipeline: bool | None = None,
+    enable_grouped_compile: bool | None = None,
+    group_compile_size: int | None = None,
+    benchmark_devices: Sequence[int] | None = None,
+    benchmark_multi_gpu: bool | None = None,
+    backend: str = "event",
+) -> Any:
+    """Return a decorator for a kernel function under `@tilelang.jit`.
+
+    `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either. The others
+    are those of `AutoTuner.set_profile_args` and `AutoTuner.run`. `do_not_specialize`: parameters whose values do not
+    call for another tuning.
+
+    Raises `ArgumentError` where it is not given a kernel function under `@tilelang.jit`.
+    """
+    if func is not None:
+        raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
+    profile = {
+        "warmup": warmup,
+        "rep": rep,
+        "timeout": timeout,
+        "supply_type": supply_type,
+        "ref_prog": ref_prog,
+        "supply_prog": supply_prog,
+        "rtol": rtol,
+        "atol": atol,
+        "max_mismatched_ratio": max_mismatched_ratio,
+        "skip_check": skip_check,
+        "manual_check_prog": manual_check_prog,
+        "cache_input_tensors": cache_input_tensors,
+        "do_not_specialize": do_not_specialize,
+        "backend": backend,
+    }
+    run = {
+        "use_pipeline": use_pipeline,
+        "enable_grouped_compile": enable_grouped_compile,
+        "group_compile_size": group_compile_size,
+        "benchmark_devices": benchmark_devices,
+        "benchmark_multi_gpu": benchmark_multi_gpu,
+        "early_stop": early_stop,
+        "early_stop_factor": early_stop_factor,
+    }
+
+    def decorated(impl: Any) -> AutoTuneImpl:
+        if not hasattr(impl, "get_tir"):
+            raise ArgumentError(
+                "@autotune goes above @tilelang.jit, over a kernel function; "
+                f"it was given {getattr(impl, '__name__', impl)!r}"
+            )
+        return AutoTuneImpl(impl, configs, profile, run)
+
+    return decorated
+
+
+def _normal(value: Any) -> Any:
+    """Return `value` as something hashable that is equal for equal arguments."""
+    if hasattr(value, "stride") and hasattr(value, "dtype"):
+        return "tensor", str(value.dtype), tuple(value.shape), tuple(value.stride())
+    if isinstance(value, (list, tuple)):
+        return tuple(_normal(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((str(key), _normal(item)) for key, item in sorted(value.items(), key=lambda kv: str(kv[0])))
+    try:
+        hash(value)
+    except TypeError:
+        return type(value).__qualname__, repr(value)
+    return type(value).__qualname__, str(value) if hasattr(value, "dtype") else value

@@ -1,0 +1,84 @@
+"""What the environment variables of tilelang's tuner mean here.
+
+| variable | means |
+|---|---|
+| `TILELANG_AUTO_TUNING_CPU_COUNTS` | compile processes; -1 leaves it to the engine |
+| `TILELANG_AUTO_TUNING_CPU_UTILITIES` | share of the cores for compile processes, such as 0.5 |
+| `TILELANG_AUTO_TUNING_MAX_CPU_COUNT` | compile processes at most; -1 for no limit |
+| `TILELANG_CACHE_DIR` | where results are kept, in a folder `atune` there; else in atune's cache folder |
+| `TILELANG_DISABLE_CACHE`, `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none |
+| `TILELANG_COMPILE_TIMEOUT_SECONDS` | seconds for one lowering, or for compiling one group |
+| `TILELANG_DEFAULT_TARGET`, `TILELANG_EXECUTION_BACKEND`, `TILELANG_VERBOSE` | defaults of `set_compile_args` |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from atune.compat.tilelang.notices import ArgumentError
+from atune.cores import usable_cores
+
+COMPILE_TIMEOUT_S = 120.0
+
+
+def _env() -> Any:
+    from tilelang import env
+
+    return env
+
+
+def _number(name: str) -> float:
+    value = getattr(_env(), name)
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ArgumentError(f"{name} must be a number, and is {value!r}") from error
+
+
+def workers() -> int | None:
+    """Return how many compile processes are asked for; None where no variable says so."""
+    count = int(_number("TILELANG_AUTO_TUNING_CPU_COUNTS"))
+    share = _number("TILELANG_AUTO_TUNING_CPU_UTILITIES")
+    most = int(_number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT"))
+    cores = len(usable_cores())
+    if count > 0:
+        wanted = min(count, cores)
+    elif share != 0.9:  # tilelang's default
+        wanted = max(1, int(cores * share))
+    elif most > 0:
+        wanted = max(1, cores - 1)
+    else:
+        return None
+    return min(wanted, most) if most > 0 else wanted
+
+
+def compile_timeout_s() -> float:
+    """Return the seconds that compiling may take."""
+    found = _env().get_compile_timeout_seconds()
+    return COMPILE_TIMEOUT_S if found is None else float(found)
+
+
+def caching() -> bool:
+    """Tell whether results may be kept and used."""
+    env = _env()
+    return bool(env.is_cache_enabled()) and not env.is_autotune_cache_disabled()
+
+
+def cache_root() -> Path | None:
+    """Return the folder for results that `TILELANG_CACHE_DIR` asks for; None where it is not set."""
+    named = os.environ.get("TILELANG_CACHE_DIR")
+    return Path(named).expanduser() / "atune" if named else None
+
+
+def default_target() -> Any:
+    return _env().get_default_target()
+
+
+def default_backend() -> str:
+    return str(_env().get_default_execution_backend())
+
+
+def default_verbose() -> bool:
+    return bool(_env().get_default_verbose())

@@ -1,0 +1,44 @@
+"""`install()`: atune under tilelang's own names, for programs that cannot be edited."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+NAMES = {
+    "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
+    "AutoTuneImpl": ("tilelang.autotuner.tuner",),
+    "set_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture"),
+    "get_autotune_inputs": ("tilelang.autotuner", "tilelang.autotuner.capture", "tilelang.autotuner.tuner"),
+    "AutotuneInputsCapture": ("tilelang.autotuner.capture",),
+    "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+    "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
+}
+"""Which of our names stand where in tilelang."""
+
+_replaced: dict[tuple[str, str], Any] = {}
+
+
+def install() -> None:
+    """Put atune's names under tilelang's own, until `uninstall`. Call it before the program imports those names."""
+    ours = importlib.import_module("atune.compat.tilelang")
+    for name, places in NAMES.items():
+        for place in places:
+            module = importlib.import_module(place)
+            _replaced.setdefault((place, name), getattr(module, name))
+            setattr(module, name, getattr(ours, name))
+
+
+def uninstall() -> None:
+    """Put tilelang's own names back."""
+    while _replaced:
+        (place, name), value = _replaced.popitem()
+        setattr(importlib.import_module(place), name, value)
+
+
+def original(place: str, name: str) -> Any:
+    """Return tilelang's own object of that name, also while ours stands in its place."""
+    module = importlib.import_module(place)
+    return _replaced.get((place, name), getattr(module, name))

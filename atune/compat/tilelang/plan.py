@@ -1,0 +1,144 @@
+"""tilelang's arguments as atune's settings: what a run is asked for, and what is said where nothing corresponds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atune.compat.tilelang import environment
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.notices import ArgumentError, warn_once
+from atune.device import Target, parse_target
+from atune.settings import BenchmarkSettings, CompileSettings
+
+NO_DEADLINE_S = 7 * 24 * 3600.0
+DEFAULT_WARMUP, DEFAULT_REP, DEFAULT_TIMEOUT_S = 25, 100, 180.0
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """The arguments of `AutoTuner.run`. None: not given, and then `set_profile_args` or the engine decides."""
+
+    warmup: int | None = None
+    rep: int | None = None
+    timeout: float | None = None
+    use_pipeline: bool | None = None
+    enable_grouped_compile: bool | None = None
+    group_compile_size: int | None = None
+    benchmark_devices: Sequence[int] | None = None
+    benchmark_multi_gpu: bool | None = None
+    early_stop: bool | None = None
+    early_stop_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arguments of `atune.run`."""
+
+    target: str
+    devices: str | list[str]
+    pipeline: bool
+    progress: bool
+    compile: CompileSettings
+    benchmark: BenchmarkSettings
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "devices": self.devices,
+            "pipeline": self.pipeline,
+            "progress": self.progress,
+            "compile": self.compile,
+            "benchmark": self.benchmark,
+        }
+
+
+def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> Plan:
+    """Return what atune is asked for. Raises `ArgumentError` and `TargetError`; warns of what has no meaning here.
+
+    Warm-up, repeats and deadline are `run`'s where given, else the profile's, else tilelang's defaults of a run.
+    """
+    known = profile or ProfileArgs(warmup=DEFAULT_WARMUP, rep=DEFAULT_REP, timeout=DEFAULT_TIMEOUT_S)
+    timeout = known.timeout if run.timeout is None else run.timeout
+    if run.early_stop_factor is not None:
+        if run.early_stop_factor < 1.0:
+            raise ArgumentError(f"early_stop_factor must be >= 1.0, got {run.early_stop_factor}")
+        if run.early_stop_factor != 2.0:  # tilelang's default
+            warn_once("early_stop_factor", "has no effect: a candidate 1.5 times slower than the best gets 3 samples")
+    if compile_args.target_host is not None:
+        warn_once("target_host", "is not used: the host code is built for this machine")
+    target = resolved_target(compile_args.target)
+    return Plan(
+        target=_text(target),
+        devices=_devices(target, run),
+        pipeline=run.use_pipeline is not False,
+        progress=compile_args.verbose or sys.stderr.isatty(),
+        compile=CompileSettings(
+            workers=environment.workers(),
+            group_size=_group_size(run),
+            compile_timeout_s=environment.compile_timeout_s(),
+            flags=compile_args.compile_flags or None,
+            backend=_backend(compile_args.execution_backend, target),
+        ),
+        benchmark=BenchmarkSettings(
+            n_warmup=known.warmup if run.warmup is None else run.warmup,
+            n_repeat=known.rep if run.rep is None else run.rep,
+            benchmark_timeout_s=timeout if timeout > 0 and math.isfinite(timeout) else NO_DEADLINE_S,
+            check=not known.skip_check,
+            cache_inputs=known.cache_input_tensors is not False,
+            adaptive=run.early_stop is not False,
+            method="auto" if known.backend == "event" else known.backend,
+        ),
+    )
+
+
+def resolved_target(target: Any) -> Target:
+    """Return the target; ``auto`` is CUDA where tilelang sees a GPU, else the CPU. Raises `TargetError`."""
+    kind = getattr(getattr(target, "kind", None), "name", None)
+    if kind is not None and not isinstance(target, Target):  # a TVM target
+        target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
+    found = parse_target(target)
+    if found is None:
+        from tilelang.utils.device import IS_CUDA
+
+        found = Target("cuda") if IS_CUDA else Target("c")
+    return found
+
+
+def _text(target: Target) -> str:
+    return target.arch or target.kind
+
+
+def _devices(target: Target, run: RunArgs) -> str | list[str]:
+    if run.benchmark_devices is not None and not run.benchmark_multi_gpu:
+        warn_once("benchmark_devices", "has an effect only with benchmark_multi_gpu=True, as with tilelang's tuner")
+    if target.kind != "cuda":
+        if run.benchmark_multi_gpu:
+            warn_once("benchmark_multi_gpu", f"has no effect for target {target.kind}: there is one device")
+        return "all"
+    if run.benchmark_multi_gpu:
+        return [str(int(device)) for device in dict.fromkeys(run.benchmark_devices or ())] or "all"
+    torch = sys.modules.get("torch")
+    current = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    return [str(current)]
+
+
+def _group_size(run: RunArgs) -> int | None:
+    size = run.group_compile_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ArgumentError(f"group_compile_size must be a whole number above zero, got {size!r}")
+    if run.enable_grouped_compile is None:
+        if size is not None:
+            warn_once("group_compile_size", "has an effect only with enable_grouped_compile=True; the engine decides")
+        return None
+    return (size or 2) if run.enable_grouped_compile else 1
+
+
+def _backend(name: str, target: Target) -> Any:
+    fitting = "cython" if target.kind == "c" else "tvm_ffi"
+    if name not in ("auto", fitting):
+        warn_once(f"execution_backend={name!r}", f"is not used for target {target.kind}: {fitting} is")
+    return "auto"

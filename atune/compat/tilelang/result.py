@@ -1,0 +1,165 @@
+"""`AutotuneResult`: the winner as tilelang's own `JITKernel`, and its folder on disk, in tilelang's format."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atune.compat.tilelang.arguments import CompileArgs
+from atune.compat.tilelang.installing import original
+from atune.compat.tilelang.notices import CompatWarning
+from atune.device import Target
+from atune.errors import AtuneError
+from atune.stages.jit_kernel import HOST_SOURCE, jit_kernel
+
+if TYPE_CHECKING:
+    from atune.result import TuneResult
+
+FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu", "params.json")
+LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
+OUT_IDX = "out_idx.json"
+
+
+@dataclass(frozen=True)
+class AutotuneResult:
+    """What a tuning found.
+
+    `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None where nothing was timed. `config`:
+    the winner's configuration, as it was given. `libcode`: its device source. `func`: its PrimFunc. `kernel`: its
+    `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None for a result that was loaded, or
+    where nothing was tuned. `out_idx`: positions of the outputs that the kernel returns.
+    """
+
+    latency: float | None = None
+    config: dict[str, Any] | None = None
+    ref_latency: float | None = None
+    libcode: str | None = None
+    func: Any = None
+    kernel: Any = None
+    tuning: TuneResult | None = None
+    out_idx: tuple[int, ...] | None = None
+
+    def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
+        """Write the folder `path`, in tilelang's format, in place of one that is there.
+
+        It appears whole or not at all. Raises `AtuneError` where tilelang could not write the kernel.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        theirs = original("tilelang.autotuner.param", "AutotuneResult")
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
+            staged = Path(stage) / "saved" / path.name  # tilelang stages in the folder above the parent
+            staged.parent.mkdir()
+            whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, _alone(self.kernel))
+            whole.save_to_disk(staged, verbose)
+            if missing := _missing(staged):
+                raise AtuneError(f"{path} could not be saved: tilelang did not write {', '.join(missing)}; see its log")
+            if self.out_idx is not None:
+                (staged / OUT_IDX).write_text(json.dumps({"out_idx": list(self.out_idx)}))
+            if path.exists():
+                os.rename(path, Path(stage) / "replaced")
+            os.rename(staged, path)
+
+    @classmethod
+    def load_from_disk(cls, path: Path | str, compile_args: CompileArgs) -> AutotuneResult | None:
+        """Return the result that `path` holds, written by tilelang or by atune; None where there is none.
+
+        A folder that lacks files was not written to its end: it is none, and a warning names what it lacks. Folders
+        without ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the code in the
+        folder: load only what you trust.
+        """
+        path = Path(path)
+        if not path.exists():
+            return None
+        if missing := _missing(path):
+            warnings.warn(f"{path} is not used: it lacks {', '.join(missing)}", CompatWarning, stacklevel=2)
+            return None
+        recorded = None
+        with contextlib.suppress(FileNotFoundError):
+            recorded = json.loads((path / OUT_IDX).read_text())["out_idx"]
+        out_idx = _positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
+        found = original("tilelang.autotuner.param", "AutotuneResult").load_from_disk(path, compile_args)
+        if found is None:
+            warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
+            return None
+        return cls(
+            latency=found.latency,
+            config=found.config,
+            ref_latency=found.ref_latency,
+            libcode=found.libcode,
+            func=found.func,
+            kernel=found.kernel,
+            out_idx=out_idx,
+        )
+
+
+def _missing(path: Path) -> list[str]:
+    """Return which files the folder lacks."""
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if not any((path / name).is_file() for name in LIBRARIES):
+        missing.append(f"a library ({', '.join(LIBRARIES)})")
+    return missing
+
+
+def _positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
+    return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
+
+
+def of_winner(
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    config: Mapping[str, Any],
+    args: CompileArgs,
+    target: Target,
+    tuning: TuneResult | None,
+) -> AutotuneResult:
+    """Return the result whose kernel is `kernel` with `config`, as a `JITKernel` called as the caller's `out_idx` says.
+
+    `tuning`: what found it; None for a configuration that was given.
+    """
+    latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
+    made = jit_kernel(
+        kernel,
+        arguments,
+        dict(config),
+        target=target,
+        artifact=None if tuning is None else tuning.artifact,
+        out_idx=args.out_idx,
+        pass_configs=args.pass_configs,
+        flags=args.compile_flags or None,
+        latency_ms=latency,
+        reference_ms=reference,
+        verbose=args.verbose,
+    )
+    return AutotuneResult(
+        latency=latency,
+        config=None if tuning is None else dict(config),
+        ref_latency=reference,
+        libcode=made.get_kernel_source(),
+        func=made.prim_func,
+        kernel=made,
+        tuning=tuning,
+        out_idx=_positions(args.out_idx),
+    )
+
+
+def _alone(kernel: Any) -> Any:
+    """Return `kernel` from a library of its own: one that was tuned in shares its library with other candidates."""
+    if kernel.get_host_source() != HOST_SOURCE:
+        return kernel
+    import tilelang
+
+    return tilelang.compile(
+        kernel.prim_func,
+        execution_backend=kernel.execution_backend,
+        target=kernel.target,
+        pass_configs=kernel.pass_configs or None,
+        compile_flags=kernel.compile_flags,
+    )

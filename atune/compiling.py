@@ -1,0 +1,200 @@
+"""The compile side of a run: what a free compile worker does next, and what becomes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from atune.artifact import Artifact, Failure, Lowered
+from atune.backend import Backend, CompileLane, GroupFailed
+from atune.candidate import Candidate
+from atune.events import ArtifactBuilt, BuildFailed, CandidateAliased, CandidateLowered, CandidatePruned, GroupSplit
+from atune.running import Run
+from atune.scheduler import CompileState, Lower, halves
+from atune.screen import screen
+
+
+class Compiling:
+    """Lowers and builds on all compile lanes, as the scheduler decides.
+
+    `codes`: candidates by the key of their code, as far as an earlier part of the run knew them.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        backend: Backend,
+        state: CompileState,
+        proposals: MemoryObjectReceiveStream[Candidate],
+        codes: dict[str, int],
+    ) -> None:
+        self.run, self.backend, self.state = run, backend, state
+        self.emit = run.recorder.emit
+        self._proposals = proposals
+        self._codes = dict(codes)
+
+    async def serve(self, lane: CompileLane, deliver: MemoryObjectSendStream[Artifact]) -> None:
+        with deliver:
+            while True:
+                self.look()
+                job = self.state.next_job()
+                if job is None:
+                    if self.state.finished:
+                        self.run.wake()
+                        return
+                    await self.run.changed()
+                    continue
+                self.state.busy += 1
+                try:
+                    if isinstance(job, Lower):
+                        taken = [self._proposals.receive_nowait() for _ in range(job.count)]
+                        await self._lower(lane, taken, deliver)
+                    else:
+                        await self._build(lane, job.group, job.reason, deliver)
+                finally:
+                    self.state.busy -= 1
+                    self.run.wake()
+
+    async def _lower(
+        self, lane: CompileLane, candidates: Sequence[Candidate], deliver: MemoryObjectSendStream[Artifact]
+    ) -> None:
+        left = len(candidates)
+        self.state.lowering += left
+        try:
+            for candidate in candidates:
+                if not self.run.stopping:
+                    await self._lower_one(lane, candidate, deliver)
+                left -= 1
+                self.state.lowering -= 1
+                self.state.seen += 1
+                self.run.wake()
+        finally:
+            self.state.lowering -= left
+            self.state.seen += left
+
+    async def _lower_one(
+        self,
+        lane: CompileLane,
+        candidate: Candidate,
+        deliver: MemoryObjectSendStream[Artifact],
+    ) -> None:
+        answer = await lane.lower(candidate)
+        if isinstance(answer, Failure):
+            self._build_failed(lane, answer)
+            return
+        verdict, why = screen(answer.facts, self.run.limits)
+        self.emit(
+            CandidateLowered,
+            lane=lane.name,
+            index=answer.index,
+            code_key=answer.code_key,
+            facts=answer.facts,
+            seconds=answer.seconds,
+            deferred=why if verdict == "defer" else "",
+        )
+        same_as = self._codes.setdefault(answer.code_key, answer.index)
+        if same_as != answer.index:
+            self.emit(CandidateAliased, lane=lane.name, index=answer.index, same_as=same_as)
+            self.run.outcomes.settled(candidate.index)
+        elif verdict == "prune":
+            self.emit(CandidatePruned, lane=lane.name, index=answer.index, reason=why)
+            self.run.outcomes.settled(candidate.index)
+        elif (known := await self.find(lane, answer)) is not None:
+            await deliver.send(known)
+        else:
+            (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
+
+    def _build_failed(self, lane: CompileLane, failure: Failure) -> None:
+        """Record a candidate that did not make it through lowering or building."""
+        self.emit(
+            BuildFailed,
+            lane=lane.name,
+            index=failure.index,
+            kind=failure.kind,
+            message=failure.message,
+            detail=failure.detail,
+        )
+        self.run.outcomes.settled(failure.index)
+
+    async def find(self, lane: CompileLane, lowered: Lowered) -> Artifact | None:
+        """Return the candidate's library where an earlier run built it; deferring such a candidate saves nothing."""
+        known = await lane.find(lowered)
+        if known is not None:
+            file = known.path.rpartition("/")[2]
+            self.emit(
+                ArtifactBuilt,
+                lane=lane.name,
+                indices=(known.index,),
+                file=file,
+                seconds=0.0,
+                reason="compiled before",
+                compiler=known.compiler,
+                why=known.why,
+            )
+        return known
+
+    async def _build(
+        self,
+        lane: CompileLane,
+        group: tuple[Lowered, ...],
+        reason: str,
+        deliver: MemoryObjectSendStream[Artifact],
+    ) -> None:
+        self.state.building += 1
+        try:
+            built = await lane.build(group)
+        except GroupFailed as failed:
+            self.emit(
+                GroupSplit, lane=lane.name, indices=tuple(lowered.index for lowered in group), message=failed.message
+            )
+            self.state.retry += halves(group)
+            return
+        finally:
+            self.state.building -= 1
+        good = [answer for answer in built if isinstance(answer, Artifact)]
+        for failure in (answer for answer in built if isinstance(answer, Failure)):
+            self._build_failed(lane, failure)
+        if good:
+            indices, first = tuple(a.index for a in good), good[0]
+            file = first.path.rpartition("/")[2]
+            self.emit(
+                ArtifactBuilt,
+                lane=lane.name,
+                indices=indices,
+                file=file,
+                seconds=first.seconds,
+                reason=reason,
+                compiler=first.compiler,
+                why=first.why,
+                words=first.words,
+            )
+        for artifact in good:
+            await deliver.send(artifact)
+
+    async def ended(self) -> None:
+        self.look()
+        while not self.state.finished:
+            await self.run.changed()
+            self.look()
+        self.run.compiled.set()
+
+    def look(self) -> None:
+        """Bring the scheduler's state up to date."""
+        if self.run.stopping:
+            self._drop_queues()
+        self.state.waiting = self._proposals.statistics().current_buffer_used
+        self.state.hold, self.state.hold_first = self.backend.hold_builds()
+        self.state.resting = self.backend.resting(self.run.measuring)
+
+    def _drop_queues(self) -> None:
+        self.state.ready.clear()
+        self.state.deferred.clear()
+        self.state.retry.clear()
+        while True:
+            try:
+                self._proposals.receive_nowait()
+            except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+                break
+        self.state.waiting = 0

@@ -1,0 +1,140 @@
+"""The end of a run's measuring: the best few timed in turn, until their order is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import anyio
+import anyio.to_thread
+
+from atune.artifact import Artifact, Failure
+from atune.backend import CompileLane, DeviceLane
+from atune.candidate import Candidate
+from atune.compiling import Compiling
+from atune.errors import WorkerError
+from atune.events import ArtifactBuilt, FinalOrdered, Warned
+from atune.measurement import FinalEntry, Timing
+from atune.measuring import BETWEEN, Measuring
+from atune.running import Run
+from atune.settings import BenchmarkSettings
+from atune.standing import final_order, unsettled
+
+NO_FINAL = "no final: no device is left to time it on"
+FINAL_S = 5.0
+"""Seconds after which the final takes no further look at an order that is not settled."""
+
+Find = Callable[[Artifact], Artifact | None]
+
+
+class FinalStage:
+    """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
+
+    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        benchmark: BenchmarkSettings,
+        measuring: Measuring,
+        compiling: Compiling,
+        compile_lanes: Sequence[CompileLane],
+        candidates: Mapping[int, Candidate],
+        find: Find,
+    ) -> None:
+        self.run, self.benchmark = run, benchmark
+        self.measuring, self.compiling, self.compile_lanes = measuring, compiling, compile_lanes
+        self.candidates, self.find = candidates, find
+        self.emit, self.state = run.recorder.emit, run.recorder.state
+
+    async def hold(self) -> None:
+        """Time the best few in turn, with the default and the slowest beside them, while nothing compiles."""
+        state = self.state
+        ranked = [m.index for m in state.ranked()]
+        if self.benchmark.n_final == 0 or len(ranked) < 2 or state.final is not None:
+            await self._recover(ranked[:1] if state.final is None else [state.final.entries[0].index])
+            return
+        usable = self.measuring.usable()
+        if not usable:
+            self.emit(Warned, message=NO_FINAL)
+            return
+        contenders = ranked[: self.benchmark.n_final]
+        chosen = contenders + ranked[-1:]
+        if state.header is not None and state.header.default is not None:
+            chosen += [i for i in ranked if state.first(i) is state.first(state.header.default)]
+        chosen = list(dict.fromkeys(chosen))
+        await self._recover(chosen)
+        chosen = [i for i in chosen if i in self.run.artifacts]
+        contenders = [i for i in contenders if i in self.run.artifacts]
+        if len(chosen) < 2 or not contenders:
+            return
+        lane = next((lane for lane in usable if lane.alive), usable[0])
+        if not (lane.alive or await self.measuring.restarted(lane, BETWEEN)):
+            self.emit(Warned, message=NO_FINAL)
+            return
+        for attempt in range(2):
+            try:
+                entries, reference = await self._rounds(lane, chosen, contenders)
+                break
+            except WorkerError as error:
+                if attempt or not await self.measuring.restarted(lane, str(error)):
+                    self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
+                    return
+        self.emit(FinalOrdered, lane=lane.name, device=lane.name, entries=tuple(entries), reference=reference)
+
+    async def _rounds(
+        self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        """Time all in turn, then those whose order is open, until it is settled or a limit is reached."""
+        rounds = self.benchmark.n_final_rounds
+        looks = max(1, self.benchmark.n_final_limit // rounds)
+        began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
+        found, reference = await lane.final([self.run.artifacts[i] for i in chosen], rounds)
+        timings.update((e.index, e.timing) for e in found)
+        for _ in range(looks - 1):
+            playing = unsettled(timings, contenders, looks)
+            if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
+                break
+            found, _ = await lane.final([self.run.artifacts[i] for i in playing], rounds, with_reference=False)
+            timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
+        return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
+
+    async def _recover(self, wanted: Sequence[int]) -> None:
+        """Get the libraries of candidates that an earlier part measured: from the store, else by compiling again."""
+        state = self.state
+        missing = [index for index in wanted if index not in self.run.artifacts]
+        if missing and state.kept is not None and state.kept.index in missing:
+            found = await anyio.to_thread.run_sync(self.find, state.kept)
+            if found is not None:
+                self.run.artifacts[found.index] = found
+                missing.remove(found.index)
+
+        async def rebuild(lane: CompileLane) -> None:
+            while missing:
+                index = missing.pop(0)
+                failed = await self._rebuild(lane, self.candidates[index])
+                if failed:
+                    message = f"candidate {index} was measured before and could not be compiled again ({failed})"
+                    self.emit(Warned, lane=lane.name, message=f"{message}: it is not in the final")
+
+        async with anyio.create_task_group() as tasks:
+            for lane in self.compile_lanes[: len(missing)]:
+                tasks.start_soon(rebuild, lane)
+
+    async def _rebuild(self, lane: CompileLane, candidate: Candidate) -> str:
+        """Compile one candidate again; return why not, where that fails."""
+        lowered = await lane.lower(candidate)
+        if isinstance(lowered, Failure):
+            return lowered.message
+        if lowered.code_key != self.state.entries[candidate.index].code_key:
+            return "it has other code now"
+        if (known := await self.compiling.find(lane, lowered)) is not None:
+            self.run.artifacts[candidate.index] = known
+            return ""
+        [built] = await lane.build([lowered])
+        if isinstance(built, Failure):
+            return built.message
+        self.run.artifacts[candidate.index] = built
+        where = {"indices": (candidate.index,), "file": built.path.rpartition("/")[2], "seconds": built.seconds}
+        self.emit(ArtifactBuilt, lane=lane.name, **where, reason="measured before: again for the final")
+        return ""

@@ -1,0 +1,85 @@
+"""Private folders of runs and of fork servers below `$TMPDIR/atune-UID`: those of killed programs are swept."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from atune.errors import UsageError
+
+
+def server_folder() -> tuple[Path, Callable[[], None]]:
+    """Make a folder for a fork server, which may outlive the run; return it and what removes it."""
+    folder, lock = _make_folder("server-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.close()
+
+    return folder, remove
+
+
+@contextmanager
+def run_folder() -> Generator[str, None, None]:
+    """Make a private folder for one run, gone afterwards."""
+    folder, lock = _make_folder("run-")
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def private_root() -> Path:
+    """Make, if need be, and return this user's folder below `$TMPDIR`. Raises `UsageError` where it is not private."""
+    root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
+    with suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(
+            f"{root} must be a folder that is yours alone (mode 700, no link); set TMPDIR to another place"
+        )
+    return root
+
+
+def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
+    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
+
+    The root is locked meanwhile: nobody sweeps between another's making and locking.
+    """
+    root = private_root()
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        for old in root.iterdir():
+            if old.name.startswith(("run-", "server-")) and (stack := _locked(old)) is not None:
+                with stack:
+                    shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        lock = _locked(folder)
+    finally:
+        os.close(fd)
+    assert lock is not None, "a new folder, and the root is locked"
+    return folder, lock
+
+
+def _locked(folder: Path) -> ExitStack | None:
+    """Lock a run's folder; None while its run is alive. The lock ends with its process."""
+    stack = ExitStack()
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stack.close()
+        return None
+    return stack

@@ -1,0 +1,29 @@
+"""Fakes for tests of the engine and of what is built on it: compilers, devices and a clock, scripted.
+
+    backend = FakeBackend(24, Script(latency_ms=lambda config: 1 + config["x"], fails={3: "compile"}))
+    result = await atune.tune(backend=backend)
+    assert backend.measured["fake-0"] == [0, 1, 2, ...]
+
+No process is started and no tilelang, torch or CUDA is needed; time is virtual, so that a run takes milliseconds
+whatever its script says. `FakeBackend` keeps `atune.backend.Backend`, and the contract suite holds it to what the real
+ones do.
+"""
+
+from atune.testing.backend import FakeBackend
+from atune.testing.clock import FakeClock, InstantClock
+from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, IdleDeviceLane, symbol_of
+from atune.testing.script import FATAL, STAGE_OF, Script, Stage
+
+__all__ = [
+    "FATAL",
+    "STAGE_OF",
+    "FakeBackend",
+    "FakeClock",
+    "FakeCompileLane",
+    "FakeDeviceLane",
+    "IdleDeviceLane",
+    "InstantClock",
+    "Script",
+    "Stage",
+    "symbol_of",
+]

@@ -1,0 +1,183 @@
+"""A `Backend` without processes: it follows a script, and counts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from atune.artifact import Lowered
+from atune.candidate import Config
+from atune.device import DeviceInfo, DeviceLimits, Target
+from atune.folders import run_folder
+from atune.settings import BenchmarkSettings, CompileSettings
+from atune.testing.clock import FakeClock
+from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
+from atune.testing.script import Script
+from atune.workload import WorkloadSpec
+
+
+class FakeBackend:
+    """A `Backend` that follows a `Script`, and counts.
+
+    Parameters
+    ----------
+    configs
+        The space: configurations, or their number (``{"x": 0}``, ``{"x": 1}``, …).
+    script
+        What each candidate does.
+    lanes, devices
+        Compile workers, and devices (``fake-0``, ``fake-1``, …).
+    speeds
+        How many times faster than the script each device measures; 1 for those not named.
+    limits
+        Hard limits of every device.
+    clock
+        A `FakeClock`; a new one by default.
+    compile, benchmark
+        Settings, of which the two deadlines matter here.
+    default
+        Index of the default configuration.
+    fingerprint, device_name
+        What `describe` and `discover` tell, for tests of what a journal is compared by.
+    """
+
+    def __init__(
+        self,
+        configs: int | Sequence[Config] = 8,
+        script: Script | None = None,
+        *,
+        lanes: int = 2,
+        devices: int = 1,
+        speeds: Sequence[float] = (),
+        limits: DeviceLimits | None = None,
+        clock: FakeClock | None = None,
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+        default: int | None = None,
+        fingerprint: str = "",
+        device_name: str = "a fake device",
+    ) -> None:
+        self.configs = [{"x": i} for i in range(configs)] if isinstance(configs, int) else [dict(c) for c in configs]
+        self.script = script or Script()
+        self.clock = clock
+        self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        self.default = default
+        self.described = self.configs
+        """The configurations as `describe` gives them; of another order or number for tests of a space that changed."""
+        self.fingerprint = fingerprint or "fake"
+        self.opened = self.closed = 0
+        """How often `open` was entered, and left."""
+        self.lowered: list[int] = []
+        """Candidates in the order in which their lowering began."""
+        self.groups: list[tuple[int, ...]] = []
+        """Groups in the order in which their building began, failed ones too."""
+        self.measured: defaultdict[str, list[int]] = defaultdict(list)
+        """Candidates in the order in which their measuring began, by device."""
+        self.best_known: list[float | None] = []
+        """The best latency that each measuring was told, in the order in which they began."""
+        self.finals: list[tuple[int, ...]] = []
+        self.starts: Counter[str] = Counter()
+        """Starts of each device's process, failed ones too."""
+        self.cancelled: Counter[str] = Counter()
+        """Calls that were cancelled, by stage."""
+        self.most_at_once: Counter[str] = Counter()
+        """Largest number of calls at the same time, by stage."""
+        self._now_running: Counter[str] = Counter()
+        self._folder = Path()
+        self._libraries = 0
+        factors = [*speeds, *[1.0] * devices][:devices]
+        self._compile_lanes = [FakeCompileLane(self, f"compile-{i}") for i in range(lanes)]
+        self._device_lanes = [
+            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
+            for i, speed in enumerate(factors)
+        ]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Make the folder of the libraries; on leaving, remove it."""
+        self.clock = self.clock or FakeClock()
+        with run_folder() as folder:  # gone at the end, and where this program is killed, with the next run
+            self._folder = Path(folder)
+            self.opened += 1
+            try:
+                yield
+            finally:
+                self.closed += 1
+
+    async def describe(self) -> WorkloadSpec:
+        await anyio.lowlevel.checkpoint()
+        return WorkloadSpec(
+            name="fake",
+            origin="",
+            arguments={},
+            configs=tuple(self.described),
+            default=self.default,
+            fingerprint=self.fingerprint,
+            has_reference=self.script.reference_ms is not None,
+            out_idx=(-1,),
+        )
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        await anyio.lowlevel.checkpoint()
+        return Target("c"), [lane.info for lane in self._device_lanes]
+
+    def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
+        return self._compile_lanes
+
+    in_a_row = 1
+
+    def hold_builds(self) -> tuple[bool, bool]:
+        return False, False
+
+    def resting(self, measuring: int) -> int:
+        return 0
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        pass
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        pass
+
+    def device_lanes(self) -> list[FakeDeviceLane]:
+        return self._device_lanes
+
+    def versions(self) -> dict[str, str]:
+        return {"fake": "1"}
+
+    @property
+    def running(self) -> int:
+        """Calls that are under way."""
+        return sum(self._now_running.values())
+
+    async def take(self, seconds: float, limit_s: float = math.inf) -> bool:
+        """Let virtual time pass; false where `limit_s` came first."""
+        assert self.clock is not None, "the backend is not open"
+        await self.clock.sleep(min(seconds, limit_s))
+        return seconds <= limit_s
+
+    def new_library(self, group: Sequence[Lowered]) -> str:
+        """Write a library: what its symbols compute, as data."""
+        path = self._folder / f"{self._libraries}.so"
+        self._libraries += 1
+        path.write_bytes(msgspec.msgpack.encode({symbol_of(member.index): member.index for member in group}))
+        return str(path)
+
+    @contextmanager
+    def running_as(self, stage: str) -> Generator[None, None, None]:
+        """Count a call of `stage`."""
+        self._now_running[stage] += 1
+        self.most_at_once[stage] = max(self.most_at_once[stage], self._now_running[stage])
+        try:
+            yield
+        except anyio.get_cancelled_exc_class():
+            self.cancelled[stage] += 1
+            raise
+        finally:
+            self._now_running[stage] -= 1

@@ -1,0 +1,204 @@
+"""Compile lanes and device lanes of the fakes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atune.artifact import Artifact, Built, Failure, KernelParam, Lowered
+from atune.backend import GroupFailed
+from atune.candidate import Candidate
+from atune.device import DeviceInfo
+from atune.errors import WorkerError, WorkerLost, WorkloadError
+from atune.measurement import FinalEntry, Measurement, Timing
+from atune.testing.script import FATAL, seconds_of
+
+if TYPE_CHECKING:
+    from atune.testing.backend import FakeBackend
+
+
+class FakeCompileLane:
+    """A compile worker."""
+
+    def __init__(self, backend: FakeBackend, name: str) -> None:
+        self.backend, self.name = backend, name
+
+    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+        backend, script, index = self.backend, self.backend.script, candidate.index
+        limit = backend.compile.compile_timeout_s
+        backend.lowered.append(index)
+        with backend.running_as("lower"):
+            seconds = math.inf if script.hangs.get(index) == "lower" else seconds_of(script.lower_s, candidate.config)
+            if not await backend.take(seconds, limit):
+                return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
+        if kind := script.failure(index, "lower"):
+            return Failure(index, kind, f"scripted to fail: {kind}", "what the fake said")
+        return Lowered(
+            index=index,
+            code_key=script.code_key(candidate.config),
+            merge_key=script.merge_key(candidate.config),
+            params=(KernelParam("float32", (1,)),),
+            facts=script.facts(candidate.config),
+            seconds=seconds,
+            blob=b"",
+        )
+
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        return None
+
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+        backend, script = self.backend, self.backend.script
+        limit = backend.compile.compile_timeout_s
+        indices = tuple(member.index for member in group)
+        backend.groups.append(indices)
+        seconds = script.library_s + sum(seconds_of(script.compile_s, backend.configs[i]) for i in indices)
+        kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
+        with backend.running_as("build"):
+            if not await backend.take(
+                math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit
+            ):
+                kinds = ["timeout"]
+        if kinds:
+            message = (
+                f"compiling ran past compile_timeout_s={limit:g}"
+                if kinds[0] == "timeout"
+                else f"scripted to fail: {kinds[0]}"
+            )
+            if len(group) > 1:
+                raise GroupFailed(message)
+            return [Failure(indices[0], kinds[0], message, "what the fake said")]
+        path = backend.new_library(group)
+        return [Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds) for m in group]
+
+
+class FakeDeviceLane:
+    """A device's process. `speed` divides what measuring takes."""
+
+    def __init__(self, backend: FakeBackend, info: DeviceInfo, speed: float) -> None:
+        self.backend, self.info, self.speed = backend, info, speed
+        self.name = info.id
+        self.alive = False
+        self.took_over = False
+
+    async def start(self) -> DeviceInfo:
+        self.alive = False
+        backend = self.backend
+        backend.starts[self.name] += 1
+        with backend.running_as("start"):
+            await backend.take(backend.script.start_s)
+        if backend.starts[self.name] <= backend.script.start_failures.get(self.name, 0):
+            raise WorkerError(f"{self.name} is scripted not to start", "what the fake driver said")
+        self.alive = True
+        return self.info
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        self._check_alive()
+        if self.backend.script.prepare_error:
+            raise WorkloadError(self.backend.script.prepare_error)
+        with self.backend.running_as("prepare"):
+            await self.backend.take(0.1 / self.speed)
+        reference = self.backend.script.reference_ms
+        slowdown = self.backend.script.slowdown.get(self.name, 1.0)
+        return None if reference is None else _timing(reference * slowdown, self.backend.benchmark.n_repeat)
+
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+        self._check_alive()
+        backend, script = self.backend, self.backend.script
+        limit = backend.benchmark.benchmark_timeout_s
+        index = self._loaded(artifact)
+        config = backend.configs[index]
+        backend.measured[self.name].append(index)
+        backend.best_known.append(best_ms)
+        before = sum(i == index for done in backend.measured.values() for i in done) - 1
+        seconds = seconds_of(script.measure_s, config) / self.speed
+        kind = script.failure(index, "measure")
+        message = f"scripted to fail: {kind}"
+        with backend.running_as("measure"):
+            if not await backend.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
+                kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
+        if doubt and kind is None:
+            kind = "worker_lost"
+        elif kind is None and index in script.dies_after and before < script.dies_after[index]:
+            self.alive = False
+        if kind is not None:
+            self.alive = kind not in FATAL
+            return Failure(artifact.index, kind, message, "what the fake said", doubt)
+        checked = script.reference_ms is not None and backend.benchmark.check
+        early = script.first_ms.get(index) if not before else None
+        latency = script.latency_ms(config) if early is None else early
+        timing = _timing(latency * script.slowdown.get(self.name, 1.0), backend.benchmark.n_repeat)
+        return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
+
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        self._check_alive()
+        backend, script = self.backend, self.backend.script
+        if len(backend.finals) < script.final_losses:
+            backend.finals.append(tuple(self._loaded(artifact) for artifact in artifacts))
+            self.alive = False
+            raise WorkerLost(f"device {self.name} is scripted to be lost in the final")
+        indices = tuple(self._loaded(artifact) for artifact in artifacts)
+        backend.finals.append(indices)
+        with backend.running_as("final"):
+            await backend.take(0.1 * len(indices) / self.speed)
+        latency = script.final_ms or script.latency_ms
+        noise = script.final_noise
+        entries = [
+            FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter"))
+            for i, ms in ((i, latency(backend.configs[i])) for i in indices)
+        ]
+        reference = script.reference_ms if with_reference else None
+        return entries, None if reference is None else _timing(reference, rounds)
+
+    async def outputs(self, artifact: Artifact) -> list[bytes]:
+        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        self._check_alive()
+        await self.backend.take(0.01)
+        return [self.backend.script.output(self.backend.configs[self._loaded(artifact)])]
+
+    def _loaded(self, artifact: Artifact) -> int:
+        library: dict[str, int] = msgspec.msgpack.decode(Path(artifact.path).read_bytes())
+        return library[artifact.symbol]
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise WorkerLost(f"device {self.name} was not started, or was lost")
+
+
+class IdleDeviceLane:
+    """A device lane without a device: what was built and delivered counts as measured. For the compile stage alone."""
+
+    name, alive, took_over = "none", False, False
+
+    async def start(self) -> DeviceInfo:
+        self.alive = True
+        return DeviceInfo(id="none", name="none")
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        return None
+
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
+        if not os.path.getsize(artifact.path):
+            raise ValueError(f"{artifact.path} is empty")
+        return Measurement(artifact.index, Timing.of([1.0], "none"))
+
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        return [], None
+
+
+def symbol_of(index: int) -> str:
+    """Return the symbol of candidate `index` in a fake library."""
+    return f"fake_kernel_{index}"
+
+
+def _timing(latency_ms: float, samples: int) -> Timing:
+    return Timing.of([latency_ms * 1e3] * samples, "perf_counter")

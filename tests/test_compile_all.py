@@ -1,0 +1,96 @@
+"""`compile_all`: kernels in order, each computing its own; failures that cost the others nothing."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from contract_kernels import moody
+from peer_kernels import N, picky, scale
+
+import atune
+from atune.artifact import Artifact, Failure
+from atune.candidate import Candidate, config_key
+from atune.settings import CompileSettings
+from atune.sweep import compiled
+from atune.testing import FakeBackend, Script
+
+
+def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
+    configs = [{"factor": factor, "block": block} for factor in (2, 3, 5) for block in (8, 16)]
+    kernels = atune.compile_all(scale, configs, target="c", compile=CompileSettings(store=False))
+    assert [kernel.config for kernel in kernels] == configs
+    A = torch.randn(N)
+    for kernel, config in zip(kernels, configs, strict=True):
+        assert torch.equal(kernel(A), A * config["factor"])
+    A, B = torch.randn(N), torch.empty(N)
+    kernels[-1](A, B)  # every parameter given
+    assert torch.equal(B, A * 5)
+    assert len({kernel.artifact.path for kernel in kernels}) < len(kernels)  # they share libraries
+
+
+def test_what_fails_is_told_after_the_others_are_compiled() -> None:
+    configs = [{"block": block} for block in (8, 12, 16, 24)]
+    with pytest.raises(atune.CompileFailed, match="2 of 4 configurations could not be compiled") as caught:
+        atune.compile_all(picky, configs, target="c")
+    assert [config for config, _ in caught.value.failures] == [{"block": 12}, {"block": 24}]
+    assert "1 × lower: ValueError: block 12 is no power of two" in str(caught.value)
+
+    told: list[Any] = []
+    kernels = atune.compile_all(
+        picky, configs, target="c", ignore_errors=True, on_failure=lambda config, failure: told.append(failure.kind)
+    )
+    assert [kernel is None for kernel in kernels] == [False, True, False, True] and told == ["lower", "lower"]
+
+
+def test_a_member_that_the_compiler_refuses_fails_alone() -> None:
+    configs = [{"mode": mode} for mode in ("ok", "refused", "also ok")]
+    settings = CompileSettings(group_size=3, workers=1, store=False)
+    kernels = atune.compile_all(moody, configs, target="c", compile=settings, ignore_errors=True)
+    assert [kernel is None for kernel in kernels] == [False, True, False]
+    x = torch.randn(32)
+    assert torch.equal(kernels[0](x), x * 2)
+
+
+def test_configurations_may_be_generated_and_arguments_given_apart() -> None:
+    kernels = atune.compile_all(
+        scale, lambda n: ({"block": b} for b in (8, 16) if n % b == 0), arguments={"n": 24}, target="c"
+    )
+    assert [kernel.config for kernel in kernels] == [{"block": 8}]
+    with pytest.raises(atune.SpaceError, match="takes no argument 'tile'"):
+        atune.compile_all(scale, [{"tile": 8}], target="c")
+
+
+@pytest.mark.anyio
+async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -> None:
+    script = Script(code_key=lambda config: str(config["x"] % 5), fails={3: "compile", 1: "lower"})
+    backend = FakeBackend(20, script, lanes=3)
+    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(backend.configs)]
+    async with backend.open():
+        with anyio.fail_after(10):
+            answers = await compiled(backend, candidates, 4)
+    assert sorted(answers) == list(range(20))
+    built = {i for group in backend.groups for i in group}
+    assert len(built) == 5 and all(len(group) <= 4 for group in backend.groups)
+    assert {i for i, answer in answers.items() if isinstance(answer, Failure)} == {1, 3, 8, 13, 18}
+    assert all(isinstance(answers[i], Artifact) for i in range(20) if i % 5 != 3 and i != 1)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_cuda_kernels_compile_without_a_gpu() -> None:
+    configs = [{"threads": 64, "mode": mode} for mode in ("ok", "also ok")]
+    kernels = atune.compile_all(moody, configs, target="sm_90a", compile=CompileSettings(group_size=2))
+    assert len({kernel.artifact.path for kernel in kernels}) == 1
+    assert len({kernel.artifact.symbol for kernel in kernels}) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+def test_cuda_kernels_run() -> None:
+    kernels = atune.compile_all(moody, [{"mode": mode} for mode in ("ok", "also ok")], arguments={"threads": 32})
+    x = torch.randn(32, device="cuda")
+    for kernel in kernels:
+        assert torch.equal(kernel(x), x * 2)

@@ -1,0 +1,478 @@
+"""Each weakness of tilelang's own tuner (0.1.15) as a contract that atune keeps: one test for each, by its number.
+
+On scripted compilers and devices where that shows it, else on the CPU target; what only a GPU can show is marked so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+import torch
+from peer_kernels import (
+    N,
+    counting_reference,
+    doubled,
+    doubled_into,
+    holds_the_gil,
+    in_place,
+    logged_inputs,
+    moody_and_logged,
+    picky,
+    scale,
+)
+
+import atune
+from atune import cached
+from atune.compat.tilelang import (
+    AutoTuner,
+    AutotuneResult,
+    CompatWarning,
+    CompileArgs,
+    TuningFailed,
+    autotune,
+    set_autotune_inputs,
+)
+from atune.compat.tilelang.arguments import ProfileArgs
+from atune.compat.tilelang.plan import RunArgs, plan
+from atune.errors import NoWinner
+from atune.events import (
+    ArtifactBuilt,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    DeviceExcluded,
+    DeviceLost,
+    Event,
+)
+from atune.settings import BenchmarkSettings, CompileSettings
+from atune.stages import benchmark
+from atune.stages.timer import Timed
+from atune.testing import FakeBackend, FakeClock, Script
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
+QUICK = BenchmarkSettings(n_warmup=1, n_repeat=5, n_final=0)
+BLOCKS = [{"block": 8}, {"block": 16}, {"block": 32}]
+
+
+def tuner(kernel: Any, configs: Any, **profile: Any) -> AutoTuner:
+    """Return a drop-in tuner for the CPU, with few samples."""
+    made = AutoTuner.from_kernel(kernel, configs=configs).set_compile_args(out_idx=[-1], target="c")
+    return made.set_profile_args(warmup=1, rep=5, **profile)
+
+
+def tuned(*work: Any, **options: Any) -> tuple[atune.TuneResult, list[Event]]:
+    """Run a workload on the CPU; return its result and its events."""
+    events: list[Event] = []
+    options.setdefault("benchmark", QUICK)
+    return atune.run(
+        atune.Workload(*work, **options.pop("work", {})), target="c", on_event=events.append, **options
+    ), events
+
+
+def faked(backend: FakeBackend, **options: Any) -> tuple[atune.TuneResult, list[Event]]:
+    """Run scripted compilers and devices."""
+    events: list[Event] = []
+    return atune.run(backend=backend, on_event=events.append, **options), events
+
+
+def of(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_01_the_decorator_compiles_many_at_once_and_asks_for_pipeline_groups_and_gpus() -> None:
+    backend = FakeBackend(24, lanes=4, devices=2, compile=CompileSettings(group_size=4))
+    _, events = faked(backend, compile=CompileSettings(group_size=4))
+    assert backend.most_at_once["lower"] == 4 and backend.most_at_once["measure"] == 2
+    assert {len(group) for group in backend.groups} == {4}
+    first_measured, last_built = of(events, BenchmarkStarted)[0], of(events, ArtifactBuilt)[-1]
+    assert first_measured.seq < last_built.seq
+
+    run_parameters = inspect.signature(AutoTuner.run).parameters.keys() - {"self", "warmup", "rep", "timeout"}
+    assert run_parameters <= inspect.signature(autotune).parameters.keys()
+    options = {"use_pipeline": True, "enable_grouped_compile": True, "group_compile_size": 4}
+    asked = plan(
+        CompileArgs(target="sm_90a"), None, RunArgs(benchmark_multi_gpu=True, benchmark_devices=[1, 0], **options)
+    )
+    assert asked.pipeline and asked.compile.group_size == 4 and asked.devices == ["1", "0"]
+    assert not plan(CompileArgs(target="c"), None, RunArgs(use_pipeline=False)).pipeline
+
+
+def test_02_lowering_holds_no_lock_of_the_users_process() -> None:
+    """Two lowerings that hold Python's global lock overlap, and the event loop of the user's process goes on."""
+    gaps: list[float] = []
+    events: list[Event] = []
+    work = atune.Workload(holds_the_gil, BLOCKS[:2], arguments={"seconds": 2}, reference=doubled)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+
+            async def tick() -> None:
+                while True:
+                    before = time.perf_counter()
+                    await anyio.sleep(0.02)
+                    gaps.append(time.perf_counter() - before)
+
+            group.start_soon(tick)
+            settings = CompileSettings(workers=2)
+            await atune.tune(work, target="c", compile=settings, benchmark=QUICK, on_event=events.append)
+            group.cancel_scope.cancel()
+
+    anyio.run(main)
+    first, second = of(events, CandidateLowered)
+    assert first.lane != second.lane and abs(second.mono - first.mono) < 2
+    assert max(gaps) < 1.0 and len(gaps) > 50
+
+
+def test_03_compiling_has_a_deadline_and_an_interruption_does_not_wait_for_what_is_queued() -> None:
+    settings = CompileSettings(compile_timeout_s=5)
+    backend = FakeBackend(6, Script(hangs={0: "lower", 4: "build"}), compile=settings)
+    result, _ = faked(backend, compile=settings)
+    assert {record.index: record.kind for record in result.failures} == {0: "timeout", 4: "timeout"}
+    assert result.measured == 4
+
+    slow = FakeBackend(50, Script(lower_s=3600), clock=FakeClock(pace=1))
+
+    async def interrupted() -> float:
+        with anyio.move_on_after(0.2):
+            await atune.tune(backend=slow)
+        return time.perf_counter()
+
+    started = time.perf_counter()
+    assert anyio.run(interrupted) - started < 1.2
+    assert slow.cancelled["lower"] == 2 and slow.running == 0 and slow.closed == 1
+
+
+def test_04_the_host_compiler_runs_in_compile_workers_and_never_in_the_device_s_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers, devices = tmp_path / "compilers", tmp_path / "devices"
+    wrapper = tmp_path / "bin" / "g++"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\necho $PPID >> {compilers}\nPATH="${{PATH#*:}}" exec g++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    work = {"arguments": {"log": str(devices)}, "inputs": logged_inputs, "reference": doubled}
+    modes = [{"mode": "ok"}, {"mode": "also ok"}]
+    result, events = tuned(moody_and_logged, modes, work=work, compile=CompileSettings(store=False, group_size=1))
+    assert result.measured == 2
+    started_by, measured_in = set(compilers.read_text().split()), set(devices.read_text().split())
+    assert len(started_by) >= 1 and len(measured_in) == 1
+    assert not started_by & measured_in
+    built = {index: event.seq for event in of(events, ArtifactBuilt) for index in event.indices}
+    assert all(built[event.index] < event.seq for event in of(events, BenchmarkStarted))
+
+
+def test_05_a_member_that_fails_does_not_fail_its_group_and_each_has_a_source_of_its_own(tmp_path: Path) -> None:
+    modes = [{"mode": mode} for mode in ("ok", "refused", "also ok")]
+    work = {"arguments": {"log": str(tmp_path / "log")}, "inputs": logged_inputs, "reference": doubled}
+    settings = CompileSettings(group_size=3, workers=1, store=False)
+    result, _ = tuned(moody_and_logged, modes, work=work, compile=settings)
+    assert [record.status for record in result.records] == ["measured", "failed", "measured"]
+    assert result.failures[0].kind == "compile" and "no_such_function" in result.failures[0].detail
+    assert len(set(re.findall(r"atune_kernel_[0-9a-f]{16}", result.kernel_source))) == 1
+
+
+def test_06_a_bad_first_configuration_costs_the_others_nothing() -> None:
+    found = tuner(picky, [{"block": 24}, {"block": 16}], ref_prog=doubled).run()
+    assert found.config == {"block": 16}
+    [bad] = found.tuning.failures
+    assert bad.index == 0 and "24 is no power of two" in bad.message
+    A = torch.randn(N)
+    assert torch.equal(found.kernel(A), A * 2)
+
+
+def test_07_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stops it is compared with is timed the same way, and what is recorded is the median of real samples."""
+
+    class OneTimer:
+        method = "events"
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+            self.asked.append(n_repeat)
+            return [100.0] * n_repeat
+
+    settings = BenchmarkSettings(n_warmup=1, n_repeat=50)
+    for best_ms, expected in ((0.1, 50), (0.05, 3)):  # as fast as the best; twice as slow
+        timer = OneTimer()
+        monkeypatch.setattr(benchmark._device, "timer", timer, raising=False)
+        samples = benchmark._samples(Timed(lambda: None), settings, best_ms)
+        assert len(samples) in (expected, expected + 3) and set(samples) == {100.0}
+        assert benchmark._timing(samples).latency_ms == pytest.approx(0.1)
+
+
+def test_08_the_winner_is_looked_at_again_and_devices_are_compared_before_their_figures_are() -> None:
+    script = Script(latency_ms=lambda config: 1.0 + 0.02 * config["x"], first_ms={5: 0.9})
+    result, _ = faked(FakeBackend(8, script))
+    assert result.best_config == {"x": 0}  # by first timings it would have been 5
+    assert result.best is not None and result.best.timing is not None
+    assert len(result.best.timing.samples_us) >= 20 and result.best.timing.spread >= 0.0
+    low, middle, high = result.speedup_over_slowest or (0.0, 0.0, 0.0)
+    assert low <= middle <= high and middle > 1.0
+
+    uneven = FakeBackend(12, Script(slowdown={"fake-1": 1.1}), devices=2)
+    result, events = faked(uneven)
+    assert [event.device for event in of(events, DeviceExcluded)] == ["fake-1"]
+    assert {record.device for record in result.records} == {"fake-0"}
+
+
+def test_09_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[BenchmarkSettings] = []
+
+    def run(work: Any, **options: Any) -> Any:
+        asked.append(options["benchmark"])
+        raise NoWinner("enough", atune.TuneResult(atune.result.State()))
+
+    monkeypatch.setattr("atune.compat.tilelang.autotuner.run_cached", run)
+    profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")
+    profiled.set_profile_args(warmup=7, rep=11, timeout=13)
+    for options in ({}, {"rep": 17}):
+        with pytest.raises(TuningFailed):
+            profiled.run(**options)
+    assert [(s.n_warmup, s.n_repeat, s.benchmark_timeout_s) for s in asked] == [(7, 11, 13), (7, 17, 13)]
+    assert plan(CompileArgs(target="c"), ProfileArgs(timeout=0), RunArgs()).benchmark.benchmark_timeout_s > 86400
+
+
+def test_10_every_candidate_gets_the_same_inputs_whatever_kernels_write_into_them() -> None:
+    result, events = tuned(in_place, BLOCKS, work={"reference": doubled, "rtol": 0.0, "atol": 0.0})
+    assert result.measured == 3 and not result.failed
+    assert [event.writes for event in of(events, CandidateMeasured)] == [(0,)] * 3
+
+
+def test_11_outputs_that_kernel_and_reference_write_into_are_compared() -> None:
+    made = AutoTuner.from_kernel(scale, configs=[{"factor": 3}, {"factor": 2}])
+    made.set_compile_args(out_idx=None, target="c").set_profile_args(warmup=1, rep=5, ref_prog=doubled_into)
+    found = made.run()
+    assert found.config == {"factor": 2}
+    assert [record.kind for record in found.tuning.failures] == ["mismatch"]
+    A, B = torch.randn(N), torch.empty(N)
+    found.kernel(A, B)
+    assert torch.equal(B, A * 2)
+
+
+def test_12_the_reference_runs_as_often_for_many_candidates_as_for_one_and_on_clean_inputs(tmp_path: Path) -> None:
+    counts = []
+    for blocks in (BLOCKS[:1], BLOCKS):
+        log = tmp_path / f"{len(blocks)}"
+        result, _ = tuned(in_place, blocks, work={"reference": counting_reference(str(log))})
+        assert result.measured == len(blocks)
+        sums = log.read_text().split()
+        counts.append(len(sums))
+        assert sums[0] != "0.000000"  # what the check compares with
+    assert counts[0] == counts[1]
+
+
+def test_13_a_kernel_that_writes_nothing_does_not_find_the_last_one_s_answer(tmp_path: Path) -> None:
+    modes = [{"mode": "ok"}, {"mode": "skip"}]
+    work = {"arguments": {"log": str(tmp_path / "log")}, "inputs": logged_inputs, "reference": doubled}
+    result, events = tuned(moody_and_logged, modes, work=work, compile=CompileSettings(workers=1))
+    assert [event.index for event in of(events, BenchmarkStarted)] == [0, 1]
+    assert [record.status for record in result.records] == ["measured", "failed"]
+    assert result.failures[0].kind == "unwritten"
+
+
+def test_14_a_hung_kernel_is_killed_before_the_next_one_starts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    modes = [{"mode": "loop"}, {"mode": "ok"}, {"mode": "also ok"}]
+    work = {"arguments": {"log": str(log)}, "inputs": logged_inputs, "reference": doubled}
+    quick = BenchmarkSettings(n_warmup=1, n_repeat=5, n_final=0, benchmark_timeout_s=2, standby=False)
+    result, events = tuned(moody_and_logged, modes, work=work, compile=CompileSettings(workers=1), benchmark=quick)
+    assert [record.kind for record in result.records] == ["timeout", "", ""] and result.measured == 2
+    processes = log.read_text().split()
+    assert len(processes) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    [lost] = of(events, DeviceLost)
+    starts = {event.index: event.seq for event in of(events, BenchmarkStarted)}
+    assert not [seq for seq in starts.values() if starts[0] < seq < lost.seq]  # nothing ran beside it
+
+
+def test_15_a_fault_costs_the_users_process_nothing(tmp_path: Path) -> None:
+    modes = [{"mode": "crash"}, {"mode": "ok"}]
+    work = {"arguments": {"log": str(tmp_path / "log")}, "inputs": logged_inputs, "reference": doubled}
+    result, _ = tuned(moody_and_logged, modes, work=work)
+    assert [record.kind for record in result.records] == ["fault", ""]
+    x = torch.arange(32, dtype=torch.float32)
+    assert torch.equal(result.kernel(x), x * 2)  # this process lives, and runs the winner
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(170)
+def test_15_a_trap_on_a_gpu_leaves_the_users_cuda_context_alone(tmp_path: Path) -> None:
+    mine = torch.ones(8, device="cuda")
+    modes = [{"mode": "crash"}, {"mode": "ok"}]
+    arguments = {"log": str(tmp_path / "log"), "threads": 32}
+    work = atune.Workload(moody_and_logged, modes, arguments=arguments, inputs=logged_inputs, reference=doubled)
+    result = atune.run(work, target="cuda", devices=["0"], benchmark=QUICK)
+    assert [record.kind for record in result.records] == ["fault", ""]
+    assert mine.sum().item() == 8.0
+    x = torch.arange(32, dtype=torch.float32, device="cuda")
+    assert torch.equal(result.kernel(x), x * 2)
+
+
+def test_16_devices_take_from_one_stream_and_a_hung_one_strands_nothing() -> None:
+    even = FakeBackend(40, Script(measure_s=1.0), devices=2, lanes=8, speeds=(4.0, 1.0))
+    assert faked(even)[0].measured == 40
+    fast, slow = len(even.measured["fake-0"]), len(even.measured["fake-1"])
+    assert fast > 2 * slow > 0
+
+    backend = FakeBackend(40, Script(hangs={3: "measure"}, measure_s=1.0), devices=2, lanes=8)
+    result, events = faked(backend)
+    assert result.measured == 39 and [record.index for record in result.failures] == [3]
+    [hung] = [event for event in of(events, BenchmarkStarted) if event.index == 3]
+    others = {event.index for event in of(events, CandidateMeasured) if event.device != hung.device}
+    assert len(others) > 30  # what would have been the hung one's share
+
+
+def test_17_callbacks_and_given_inputs_do_not_turn_the_cache_off(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def supply(params: list[Any]) -> list[torch.Tensor]:
+        with open(log, "a") as file:
+            file.write(f"{[tuple(p.shape) for p in params]}\n")
+        return [torch.ones(tuple(p.shape)) for p in params]
+
+    def check(outputs: list[torch.Tensor], references: list[torch.Tensor]) -> None:
+        torch.testing.assert_close(outputs, references)
+
+    def run_once(**more: Any) -> AutotuneResult:
+        return tuner(scale, [{"block": 8}, {"block": 64}], ref_prog=doubled, **more).run()
+
+    first = run_once(supply_prog=supply, manual_check_prog=check)
+    assert not first.tuning.cache_hit and log.read_text() == f"[({N},)]\n"
+    second = run_once(supply_prog=supply, manual_check_prog=check)
+    assert second.tuning.cache_hit and second.config == first.config and second.latency == first.latency
+    assert log.read_text() == f"[({N},)]\n"  # nobody asked for inputs again
+    A = torch.randn(N)
+    assert torch.equal(second.kernel(A), A * 2)
+    hits = []
+    for _ in range(2):
+        with set_autotune_inputs(A):
+            hits.append(run_once().tuning.cache_hit)
+    assert hits == [False, True]
+    assert not run_once(supply_prog=supply).tuning.cache_hit  # another way to check is another tuning
+
+
+def test_18_the_cache_tells_runs_by_their_arguments_and_devices_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hit(rep: int) -> bool:
+        made = tuner(scale, [{"block": 4}, {"block": 2}])
+        return bool(made.run(rep=rep).tuning.cache_hit)
+
+    assert [hit(5), hit(5), hit(6), hit(6)] == [False, True, False, True]
+    before = cached.discover
+
+    def other_device(*asked: Any) -> Any:
+        target, devices = before(*asked)
+        return target, [msgspec.structs.replace(device, name="another CPU") for device in devices]
+
+    monkeypatch.setattr(cached, "discover", other_device)
+    assert not hit(5)
+    assert hit(5)
+
+
+def test_19_every_outcome_is_kept_as_it_comes_and_an_interruption_loses_none(tmp_path: Path) -> None:
+    journal, first = tmp_path / "run.jsonl", FakeBackend(30)
+
+    async def interrupted() -> None:
+        with anyio.CancelScope() as scope:
+
+            def count(event: Event) -> None:
+                if isinstance(event, CandidateMeasured) and event.index >= 11:
+                    scope.cancel()
+
+            await atune.tune(backend=first, journal=journal, on_event=count)
+
+    anyio.run(interrupted)
+    kept = {record.index for record in atune.replay(journal).records if record.status == "measured"}
+    assert 11 in kept and len(kept) < 30
+    second = FakeBackend(30)
+    result, _ = faked(second, journal=journal)
+    assert result.measured == 30
+    assert set(second.measured["fake-0"]) == set(range(30)) - kept
+
+
+def test_20_a_half_written_folder_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    found = tuner(picky, [{"block": 16}]).run()
+    found.save_to_disk(folder)
+    assert sorted(os.listdir(tmp_path)) == ["saved"]  # nothing is staged beside it any more
+    args = CompileArgs(out_idx=[-1], target="c", execution_backend="cython")
+    again = AutotuneResult.load_from_disk(folder, args)
+    assert again is not None and again.config == {"block": 16}
+    for name in ("best_config.json", "kernel_lib.so"):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        with pytest.warns(CompatWarning, match=f"it lacks .*{name}"):
+            assert AutotuneResult.load_from_disk(folder, args) is None
+        (folder / name).write_bytes(kept)
+    (folder / "kernel_lib.so").unlink()
+    found.save_to_disk(folder)  # and it is written anew
+    assert AutotuneResult.load_from_disk(folder, args) is not None
+
+
+def test_21_configurations_may_be_generated() -> None:
+    def generated(n: int) -> Any:
+        for block in (8, 16, 32):
+            if n % block == 0:
+                yield {"block": block}
+
+    given = [generated(48), [{"block": 8}, {"block": 16}], lambda: generated(48)]
+    for configs in given:
+        made = tuner(picky, configs)
+        for _ in range(2):  # a generator object, too, is good for a second run
+            assert made._configs() == [{"block": 8}, {"block": 16}]
+    found = tuner(picky, generated(N), ref_prog=doubled).run()
+    assert found.tuning.measured + found.tuning.duplicates == 3
+
+
+def test_22_kernels_may_close_over_anything() -> None:
+    sizes, tiles = {"n": N}, [8, 16]
+    dtype, make = torch.float32, scale
+
+    def kernel(tile: int) -> Any:
+        assert dtype is torch.float32
+        return make(sizes["n"], 2, tiles[tile])
+
+    found = tuner(kernel, [{"tile": 0}, {"tile": 1}], ref_prog=doubled).run()
+    assert found.tuning.measured == 2
+    A = torch.randn(N)
+    assert torch.equal(found.kernel(A), A * 2)
+
+
+def test_23_no_file_appears_in_the_working_folder_and_errors_reach_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    configs = [{"mode": "ok"}, {"mode": "refused"}, {"mode": "raise"}]
+    arguments = {"log": str(tmp_path / "log")}
+    made = AutoTuner(moody_and_logged, configs).set_compile_args(out_idx=-1, target="c")
+    made.set_profile_args(warmup=1, rep=5, supply_prog=lambda params: logged_inputs(arguments["log"]))
+    made.set_kernel_parameters(((), arguments))
+    found = made.run()
+    assert os.listdir(work) == []
+    reasons = {record.config["mode"]: record for record in found.tuning.failures}
+    assert "no_such_function" in reasons["refused"].detail
+    assert "the kernel does not like 'raise'" in reasons["raise"].message
+
+
+def test_24_when_nothing_works_the_error_says_why() -> None:
+    made = tuner(picky, [{"block": 12}, {"block": 24}, {"block": 48}])
+    with pytest.raises(RuntimeError, match="no candidate worked") as caught:
+        made.run()
+    message = str(caught.value)
+    assert isinstance(caught.value, atune.NoWinner) and len(caught.value.result.failures) == 3
+    for block in (12, 24, 48):
+        assert f"1 × lower: ValueError: block {block} is no power of two" in message
+    wrong = tuner(scale, [{"factor": 3}], ref_prog=doubled)
+    with pytest.raises(TuningFailed, match=r"1 × mismatch: output 0: \d+ of 64 elements differ"):
+        wrong.run()
