@@ -75,6 +75,7 @@ LAYERS = {
         "cli",
         "cli_tune",
         "cli_journal",
+        "cli_cache",
         "interrupts",
         "doctor",
         "testing",

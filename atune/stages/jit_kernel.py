@@ -61,7 +61,8 @@ def jit_kernel(
         found = _member(function, artifact, target, passes, chosen)
     else:
         found = _compiled(function, target, out_idx, passes, chosen, verbose)
-    found.update_tuner_result(latency_ms, {**config}, reference_ms)
+    if latency_ms is not None:  # tilelang's cache may have given one that was tuned before
+        found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
 
 
