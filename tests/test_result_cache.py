@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -406,6 +407,18 @@ def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache
     assert run_here(cache).cache_hit
 
 
+def standing_in(calls: list[dict[str, Any]]) -> Any:
+    """Return what can stand for `tune`: one measurement, and its options in `calls`."""
+
+    async def tune(workload: Any, **options: Any) -> TuneResult:
+        calls.append(options)
+        for event in events(1.0):
+            options["on_event"](event)
+        return TuneResult.from_events(events(1.0))
+
+    return tune
+
+
 TUNER = """
 import sys
 sys.path.insert(0, "tests")
@@ -431,14 +444,7 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
     assert other.acquire()
     calls: list[dict[str, Any]] = []
-
-    async def tune(workload: Any, **options: Any) -> TuneResult:
-        calls.append(options)
-        for event in events(1.0):
-            options["on_event"](event)
-        return TuneResult.from_events(events(1.0))
-
-    monkeypatch.setattr(cached, "tune", tune)
+    monkeypatch.setattr(cached, "tune", standing_in(calls))
     result = run_here(cache, concurrent="tune")
     assert not result.cache_hit and "journal" not in calls[0]
     other.release()
@@ -446,6 +452,26 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     assert len(calls) == 1
     with pytest.raises(UsageError, match="'wait' or 'tune'"):
         run_here(cache, concurrent="else")
+
+
+def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = cache.folder / "running"
+    running.mkdir(parents=True)
+    for name, days in (("old", 30), ("young", 1)):
+        (running / f"{name}.jsonl").write_text("")
+        os.utime(running / f"{name}.jsonl", (time.time() - days * 86400,) * 2)
+    monkeypatch.setattr(cached, "tune", standing_in([]))
+    run_here(cache)
+    assert [path.name for path in running.iterdir()] == ["young.jsonl"]
+
+
+def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(cached, "tune", standing_in(calls))
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert not run_here(ResultCache(tmp_path / "file" / "results")).cache_hit
+    assert "journal" not in calls[0]
 
 
 def test_devices_are_asked_for_once() -> None:
