@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
 import os
 import sqlite3
 import subprocess
@@ -292,6 +294,42 @@ def test_the_closure_counts(case: str) -> None:
     }[case]
     assert code_of(made(one)) != code_of(made(other))
     assert code_of(made(one)) == code_of(made(one))
+
+
+def test_functions_of_the_libraries_are_told_apart_by_name() -> None:
+    """They are not looked into: their versions stand in the key."""
+    import tilelang.language as T
+    from torch.nn.functional import multi_head_attention_forward, softmax
+
+    for value in (softmax, torch_tensor_class(), T.gemm, T.float16, multi_head_attention_forward):
+        started = time.perf_counter()
+        assert code_of(made(value)) == code_of(made(value))
+        assert time.perf_counter() - started < 1.0
+    assert code_of(made(softmax)) != code_of(made(multi_head_attention_forward))
+    assert code_of(made(T.float16)) != code_of(made(T.float32))
+    assert code_of(scale, reference=softmax) != code_of(scale, reference=multi_head_attention_forward)
+
+
+def torch_tensor_class() -> Any:
+    import torch
+
+    return torch.Tensor
+
+
+def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object's methods are a part of it, and the class itself may be used."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    keys = []
+    for width in ("1", "1", "2 * 2"):
+        sys.modules.pop("plans", None)
+        (tmp_path / "plans.py").write_text(f"class Plan:\n    def width(self):\n        return {width}\n")
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        plans = importlib.import_module("plans")
+        keys.append((code_of(made(plans.Plan())), code_of(made(plans.Plan))))
+    assert keys[0] == keys[1]
+    assert keys[0][0] != keys[2][0] and keys[0][1] != keys[2][1]
 
 
 def test_callbacks_count_by_source_and_closure() -> None:
