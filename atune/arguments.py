@@ -34,7 +34,8 @@ class Arguments:
         self.args, self.kwargs = args, dict(kwargs)
         self.given: dict[str, Any] = {**bound, **unknown}
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        self.values: dict[str, Any] = {**defaults, **self.given}
+        everything = {**defaults, **self.given}
+        self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
         """With the signature's defaults."""
 
 

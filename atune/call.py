@@ -71,10 +71,10 @@ class Call:
         hints = resolved(options.hints, owner.where_to_run[0])
         self.hints = {n: v for n, v in hints.items() if n in RESERVED}
         plain.update({n: v for n, v in hints.items() if n not in RESERVED})
-        if self.eager:
-            tried = probes(space)
-            plain.update(stage.eager_dimensions(owner.kernel, self.tensors, plain, tried))
         self.arguments = {n: stage.encode(v, f"{owner.__name__}: argument {n!r}") for n, v in plain.items()}
+        if self.eager:
+            sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, probes(space))
+            self.arguments.update({n: stage.encode(v, f"{owner.__name__}: {n!r}") for n, v in sizes.items()})
         if missing := owner.missing(self.arguments, tunables, names):
             raise TypeError(f"{owner.__name__} lacks the argument {missing[0]!r}")
         self.space, self.tunables, self.names = space, tunables, names

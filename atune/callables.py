@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +19,23 @@ def function_of(kernel: Any) -> Any:
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
         return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def annotation_names(function: Any) -> list[str]:
+    """Return the names in the annotations of `function` and of what stands inside it, read off its source.
+
+    Under ``from __future__ import annotations`` no code uses them, but tilelang evaluates them.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.expr):
+            found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
+    return list(found)
 
 
 def signature_of(kernel: Any) -> inspect.Signature:

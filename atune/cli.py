@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from atune.cli_cache import add_cache_commands
 from atune.cli_journal import add_journal_commands
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.interrupts import Interrupts
@@ -236,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 
     add_journal_commands(commands, shown)
+    add_cache_commands(commands, shown)
 
     doctor = commands.add_parser(
         "doctor",

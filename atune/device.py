@@ -59,11 +59,24 @@ SMEM_BYTES_PER_BLOCK = {
 
 
 PEAKS = {
-    "B200": (9.0e15, 8.0e12), "H200": (1.98e15, 4.9e12), "H100": (1.98e15, 3.4e12), "H800": (1.98e15, 3.4e12),
-    "H20": (3.0e14, 4.1e12), "A100": (1.3e15, 2.1e12), "L40S": (1.5e15, 8.7e11), "L4": (4.9e14, 3.1e11),
+    "B200": (9.0e15, 8.0e12), "H200": (1.979e15, 4.8e12), "H100": (1.979e15, 3.9e12), "A100": (1.248e15, 2.039e12),
+    "L40S": (7.33e14, 8.64e11), "L4": (4.85e14, 3.0e11),
 }  # fmt: skip
-"""(operations a second of the fastest dense type, bytes a second of the memory), by a word of the device's name: upper
-bounds, from NVIDIA's data sheets, rounded up."""
+"""(operations a second of the fastest type on dense tensor cores, bytes a second of the memory), by a word of the
+device's name. Where a name stands for several boards, the fastest of each. From NVIDIA's data sheets, whose figures
+with sparsity are halved here:
+
+B200: HGX B200, a GPU's share of FP4, 144 PFLOP/s with sparsity for eight, and up to 8 TB/s.
+H200: «H200 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989), 4.8 TB/s.
+H100: «H100 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989.4), 3.35 TB/s; NVL: 3.9 TB/s.
+A100: «A100 Tensor Core GPU», INT8 624 TOP/s dense (BF16 312), 80 GB SXM: 2,039 GB/s; INT4, twice INT8: «A100 Tensor
+Core GPU Architecture», table of peak rates.
+L40S: «L40S GPU», INT8 and FP8 733 TOP/s dense, 864 GB/s. L4: «L4 Tensor Core GPU», FP8 485 TFLOP/s with sparsity,
+taken whole, because INT4 has twice the rate of FP8 on this architecture; 300 GB/s.
+
+Other models, of which no sheet of NVIDIA's is known here, have no entry."""
+ABOVE_THE_SHEET = 1.1
+"""Data sheets count with the nominal boost clock; a board may run that much faster: an H200 at 1980 MHz does by 8 %."""
 
 
 def fastest_ms(name: str, flops: float | None, n_bytes: float | None) -> float | None:
@@ -71,7 +84,7 @@ def fastest_ms(name: str, flops: float | None, n_bytes: float | None) -> float |
     peak = next((PEAKS[word] for word in name.replace("-", " ").split() if word in PEAKS), None)
     if peak is None or not (flops or n_bytes):
         return None
-    return max((flops or 0) / peak[0], (n_bytes or 0) / peak[1]) * 1e3
+    return max((flops or 0) / (ABOVE_THE_SHEET * peak[0]), (n_bytes or 0) / (ABOVE_THE_SHEET * peak[1])) * 1e3
 
 
 def default_limits(target: Target) -> DeviceLimits:

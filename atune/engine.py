@@ -96,6 +96,7 @@ class Engine:
             run.outcomes.tell = plan.strategy.tell
             compile_lanes, device_lanes = self.backend.compile_lanes(plan.proposable), self.backend.device_lanes()
             self.backend.on_change(run.wake)
+            self.backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
             scheduled = CompileState(
                 lanes=len(compile_lanes),
                 devices=len(device_lanes),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.callables import function_of, parts_of
+from atune.callables import annotation_names, function_of, parts_of
 
 if TYPE_CHECKING:
     from atune.workload import Workload
@@ -62,7 +62,7 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
-    names = dict.fromkeys(_names(function.__code__)) if depth < 4 else {}
+    names = dict.fromkeys((*_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
     used = [function.__globals__[n] for n in names if n in function.__globals__]
     inner = [
         _identity(v, depth + 1)

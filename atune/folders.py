@@ -38,11 +38,8 @@ def run_folder() -> Generator[str, None, None]:
         lock.close()
 
 
-def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
-
-    The root is locked meanwhile: nobody sweeps between another's making and locking.
-    """
+def private_root() -> Path:
+    """Make, if need be, and return this user's folder below `$TMPDIR`. Raises `UsageError` where it is not private."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -51,6 +48,15 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
         raise UsageError(
             f"{root} must be a folder that is yours alone (mode 700, no link); set TMPDIR to another place"
         )
+    return root
+
+
+def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
+    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
+
+    The root is locked meanwhile: nobody sweeps between another's making and locking.
+    """
+    root = private_root()
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

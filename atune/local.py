@@ -84,6 +84,7 @@ class LocalBackend:
         self.store: ArtifactStore | None = None
         self.background: TaskGroup | None = None
         """Where processes that stand by are started; None before `open`."""
+        self.warn: Callable[[str], None] = lambda message: None
         self.run_dir = ""
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
@@ -180,6 +181,9 @@ class LocalBackend:
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self.nvrtc.wake = wake
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        self.warn = warn
 
     @property
     def target(self) -> Target:

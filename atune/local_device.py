@@ -12,6 +12,7 @@ import msgspec
 
 from atune.artifact import Artifact, Failure, FailureKind
 from atune.device import DeviceInfo
+from atune.device_lock import DeviceLock
 from atune.errors import (
     AtuneError,
     DevicesLost,
@@ -34,6 +35,8 @@ LOAD_TIMEOUT_S = 300.0
 STANDBY_FREE_BYTES = 4 << 30
 """Memory that a GPU must have free, inputs made, before a second process is kept on it: its context takes 0.6 GiB."""
 STAGE = "atune.stages.benchmark:"
+SHARED_S = 2.0
+"""Seconds of waiting for a device after which it is said that another run measures there, too."""
 
 
 class LocalDeviceLane:
@@ -49,6 +52,9 @@ class LocalDeviceLane:
         self._example: Artifact | None = None
         """A candidate whose parameters the inputs were made for: a new process makes them at once."""
         self._prepared = False
+        self._lock = DeviceLock(info.uuid or info.id)
+        self._called = 0.0
+        self._noted = False
 
     @property
     def alive(self) -> bool:
@@ -71,11 +77,11 @@ class LocalDeviceLane:
         limit = self.backend.benchmark.benchmark_timeout_s
         if not self._prepared:
             await self._prepare(artifact, first=False)
-        index, started = artifact.index, time.monotonic()
+        index = artifact.index
         try:
             reply = await self._call("measure", msgspec.msgpack.encode(Measure(artifact, best_ms)), limit)
         except WorkerTimeout as error:
-            late = round(time.monotonic() - started - limit, 4)
+            late = round(time.monotonic() - self._called - limit, 4)
             return Failure(
                 index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail, kill_s=late
             )
@@ -155,7 +161,10 @@ class LocalDeviceLane:
         try:
             await self.backend.session(worker, self.info.id)
             payload = msgspec.msgpack.encode(Begin(self.info, warm))
-            reply = await worker.call(f"{STAGE}begin", payload, LOAD_TIMEOUT_S)
+            async with self._lock.held() as waited_s:  # a context in the making may disturb what is timed beside it
+                if not warm:
+                    self._note(waited_s)
+                reply = await worker.call(f"{STAGE}begin", payload, LOAD_TIMEOUT_S)
         except WorkerError:
             await worker.kill()
             raise
@@ -163,9 +172,26 @@ class LocalDeviceLane:
         return worker
 
     async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
+        """Call the device's process while no other run measures on the device; waiting does not count as its time."""
         if self._worker is None:
             raise DevicesLost(f"device {self.name} was not started")
-        return await self._worker.call(STAGE + entry, payload, timeout_s)
+        worker = self._worker
+        async with self._lock.held() as waited_s:
+            self._note(waited_s)
+            self._called = time.monotonic()
+            return await worker.call(STAGE + entry, payload, timeout_s)
+
+    def _note(self, waited_s: float | None) -> None:
+        """Say, once, that the device is shared."""
+        own = self._standby is not None and not self._standby.made  # it is its own process that is being started
+        if waited_s is None:
+            message = f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring beside it"
+        elif waited_s > SHARED_S and not (own or self._noted):
+            message = f"another run measures on device {self.name}, too: they take turns"
+        else:
+            return
+        self._noted = True
+        self.backend.warn(message)
 
     async def _stop(self) -> None:
         self._prepared = False
@@ -186,6 +212,10 @@ class _Standby:
         self._new = new
         self._worker: Worker | None = None
         self._made = anyio.Event()
+
+    @property
+    def made(self) -> bool:
+        return self._made.is_set()
 
     async def make(self) -> None:
         """Start it. A failure is told by `taken`: whoever needs a process then starts one and learns why not."""

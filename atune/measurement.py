@@ -73,13 +73,21 @@ class FinalEntry(msgspec.Struct, frozen=True):
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the round-by-round ratio slow / fast.
 
-    The interval is the distribution-free confidence interval of the median by order statistics at `level` (Conover,
-    Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs timings taken interleaved: sample r of both is
-    one round. Where one has more rounds, those that both have count.
+    The interval is `median_interval`'s. Needs timings taken interleaved: sample r of both is one round. Where one has
+    more rounds, those that both have count.
     """
-    ratios = sorted(s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False))
-    n = len(ratios)
+    return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Return (low, median, high): the median of `values` with its confidence interval.
+
+    The interval is the distribution-free one by order statistics at `level` (Conover, Practical Nonparametric
+    Statistics, 3rd ed., section 3.2).
+    """
+    ordered = sorted(values)
+    n = len(ordered)
     half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * n**0.5 / 2
     low = max(0, int(n / 2 - half))
     high = min(n - 1, int(n / 2 + half))
-    return ratios[low], statistics.median(ratios), ratios[high]
+    return ordered[low], statistics.median(ordered), ordered[high]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.callables import function_of, functions_of, parts_of
+from atune.callables import annotation_names, function_of, functions_of, parts_of
 from atune.errors import SpaceError, WorkloadError
 
 if TYPE_CHECKING:
@@ -139,23 +139,19 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def names(code: CodeType) -> Iterator[str]:
-        for text in (c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))):
+        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
+        for text in texts:
             if isinstance(text, CodeType):
                 yield from names(text)
-            else:
-                yield from names_in(text)
-
-    def names_in(text: Any) -> Iterator[str]:
-        if isinstance(text, str) and len(text) < 1000:
-            with suppress(SyntaxError, ValueError):
-                yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
+            elif isinstance(text, str) and len(text) < 1000:
+                with suppress(SyntaxError, ValueError):
+                    yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
 
     for function in functions:
         module = sys.modules.get(function.__module__ or "")
         if module is not None and _importable(module) and _stands_in(module, function):
             continue
-        own = (name for text in function.__annotations__.values() for name in names_in(text))
-        for name in (*names(function.__code__), *own):
+        for name in (*names(function.__code__), *annotation_names(function)):
             value = function.__globals__.get(name)
             if value is not None and not isinstance(value, Workload) and _pickles(value):
                 found[name] = value

@@ -188,6 +188,25 @@ def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
     assert "peak" in implausible(0.03, {"x": 1}, [], floor)
     assert not implausible(0.18, {"x": 1}, [], floor)
     assert fastest_ms("some device", 1e12, None) is None is fastest_ms("NVIDIA H200", None, None)
+    assert fastest_ms("NVIDIA H20", 1e12, None) is None is fastest_ms("NVIDIA GH200 480GB", 1e12, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_flops", "memory"),
+    [
+        ("NVIDIA H200", 989e12, 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
+        ("NVIDIA H100 NVL", 835e12, 3.9e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2.039e12),
+        ("NVIDIA L40S", 362e12, 864e9),
+        ("NVIDIA L4", 121e12, 300e9),
+        ("NVIDIA B200", 2250e12, 8e12),
+    ],
+)
+def test_no_bf16_kernel_at_the_data_sheets_peak_is_doubted(name: str, bf16_flops: float, memory: float) -> None:
+    by_flops, by_bytes = fastest_ms(name, bf16_flops, None), fastest_ms(name, None, memory)
+    assert by_flops is not None and by_bytes is not None
+    assert 100 < by_flops < 1000 and 700 < by_bytes < 1000
 
 
 def noisy(spread: float) -> Any:

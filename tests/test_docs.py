@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import atune
 from atune.artifact import FailureKind
 from atune.cli import _parser
 from atune.events import SCHEMA, AnyEvent, Event, RunStarted, encode
+from atune.presets import PRESETS
 from atune.reader import parse_line
 from atune.result import TuneResult
 from atune.resumption import PARTS
@@ -26,6 +28,7 @@ from atune.state import State
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 README, CONCEPTS, JOURNAL = PAGES[0], ROOT / "docs" / "concepts.md", ROOT / "docs" / "journal.md"
+DECORATOR, CACHE = ROOT / "docs" / "decorator.md", ROOT / "docs" / "cache.md"
 
 
 def section(page: Path, heading: str) -> str:
@@ -107,6 +110,24 @@ def test_every_option_of_the_journal_commands_is_documented(capsys: pytest.Captu
         there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     table = set(re.findall(r"--[a-z][a-z-]+", " ".join(first_column(section(JOURNAL, "## Commands")))))
     assert table == there - {"--help"}
+
+
+def test_every_option_of_the_decorator_is_documented() -> None:
+    names = first_column(section(DECORATOR, "## Options"))
+    assert sorted(names) == sorted(set(inspect.signature(atune.autotune).parameters) - {"kernel"})
+    assert first_column(section(DECORATOR, "## Presets")) == list(PRESETS)
+
+
+def test_every_option_of_the_cache_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    there = set()
+    commands = ("ls", "show", "clear", "export", "import")
+    for command in commands:
+        with pytest.raises(SystemExit):
+            _parser().parse_args(["cache", command, "--help"])
+        there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    column = first_column(section(CACHE, "## Commands"))
+    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(column))) == there - {"--help"}
+    assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
 
 
 def test_the_parts_that_can_be_accepted_are_those_of_the_code() -> None:

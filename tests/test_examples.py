@@ -36,6 +36,16 @@ def test_gemm_cpu_runs_as_a_script(tmp_path: Path) -> None:
     assert len([line for line in done.stdout.splitlines() if "block_M=" in line]) == 36
 
 
+def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
+    """And in the next program its results come from the result cache."""
+    command = [sys.executable, str(EXAMPLES / "decorated_cpu.py")]
+    env = environment(tmp_path)
+    runs = [subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150) for _ in "12"]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    said = [[line for line in run.stdout.splitlines() if "candidates" in line] for run in runs]
+    assert said[0] == said[1] and len(said[0]) == 2 and "block_M" in said[0][0]
+
+
 def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "atune"]

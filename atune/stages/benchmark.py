@@ -11,28 +11,19 @@ from typing import Any
 
 import msgspec
 
-from atune.artifact import Artifact, Failure, FailureKind
+from atune.artifact import Artifact, Failure
 from atune.errors import UsageError
 from atune.measurement import FinalEntry, Measurement, Timing
 from atune.protocol import Begin, Final, Finals, Measure, Prepare, Prepared
 from atune.settings import BenchmarkSettings
 from atune.stages.check import Expected, expected_outputs, judged, reference_arguments
 from atune.stages.conditions import Observer
+from atune.stages.device_errors import kind_of, words_of
 from atune.stages.effort import PROBE, counts, still_wanted
 from atune.stages.inputs import Arguments
 from atune.stages.loader import LoadError, load
 from atune.stages.session import session, workload
 from atune.stages.timer import Timed, Timer, make_timer
-
-_POISONED = re.compile(
-    r"illegal memory|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
-    r"invalid program counter|hardware stack|ECC|"
-    r"CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT|HARDWARE|INVALID_PC|ECC)",
-    re.IGNORECASE,
-)
-"""What the driver says once a context is beyond repair (CUDA driver API, «CUresult»: «This leaves the process in an
-inconsistent state»)."""
-
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
@@ -90,16 +81,16 @@ def measure(payload: bytes) -> bytes:
         _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
-        result = Failure(artifact.index, "load", _words(error))
+        result = Failure(artifact.index, "load", words_of(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
     except Exception as error:
-        result = Failure(artifact.index, _kind(error), _words(error))
+        result = Failure(artifact.index, kind_of(error), words_of(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
         except Exception as error:
-            result = Failure(artifact.index, _kind(error), _words(error))
+            result = Failure(artifact.index, kind_of(error), words_of(error))
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
         result = msgspec.structs.replace(result, doubt=_others(result.message))
@@ -177,12 +168,7 @@ def _timed_reference() -> Timed:
 
 
 def _time_reference() -> Timing:
-    settings, timer = session().benchmark, _device.timer
-    timed = timer.ready(_timed_reference())
-    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
-    if settings.warmup_ms is not None or settings.rep_ms is not None:
-        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
-    return _timing(timer.samples(timed, n_warmup, n_repeat))
+    return _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
 
 
 def _checked_and_timed(
@@ -223,7 +209,7 @@ def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -
             return probe
         n_warmup = max(0, n_warmup - 1 - len(probe))
     found: list[float] = []
-    while more := still_wanted(found, n_repeat, best_ms):
+    while more := still_wanted(found, n_repeat, best_ms, until_known=settings.adaptive):
         found += timer.samples(timed, n_warmup, more)
         n_warmup = 0
     return found
@@ -232,18 +218,6 @@ def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -
 def _timing(samples_us: Sequence[float]) -> Timing:
     conditions = _device.observer.now() if _device.observer is not None else None
     return Timing.of(samples_us, _device.timer.method, conditions)
-
-
-def _kind(error: BaseException) -> FailureKind:
-    text = f"{type(error).__name__}: {error}"
-    if "out of memory" in text.lower() or "OutOfMemory" in text:
-        return "out_of_memory"
-    return "fault" if _POISONED.search(text) else "launch"
-
-
-def _words(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]
 
 
 def _release() -> None:

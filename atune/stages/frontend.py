@@ -159,7 +159,7 @@ def drawn_inputs(
     for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
         if size_of(size, symbols) is None:
             raise UsageError(
-                f"size {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
+                f"dimension {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
             )
     return DrawnInputs(symbols, supply, scalars)
 

@@ -137,6 +137,9 @@ class FakeBackend:
     def on_change(self, wake: Callable[[], None]) -> None:
         pass
 
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        pass
+
     def device_lanes(self) -> list[FakeDeviceLane]:
         return self._device_lanes
 

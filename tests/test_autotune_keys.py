@@ -1,0 +1,481 @@
+"""`@atune.autotune`: keys, policies, options and who tunes. The engine is a stand-in here; nothing is compiled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import tilelang.language as T
+import torch
+from decorated import add, scale_jit, shift, shift_any
+
+import atune
+from atune import autotuned, cached
+from atune.arguments import Arguments, raw_key
+from atune.artifact import StaticFacts
+from atune.candidate import config_key
+from atune.device import Target
+from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
+from atune.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
+from atune.measurement import Timing
+from atune.presets import PRESETS, ByArch, tuning_options
+from atune.result import TuneResult
+from atune.resumption import space_hash
+from atune.workload import Workload, describe
+
+
+class Engine:
+    """Stands in for `tune`: the last configuration wins. `runs` has the workload and options of each call."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Workload, dict[str, Any]]] = []
+        self.seconds = 0.0
+        self.error: BaseException | None = None
+
+    async def __call__(self, workload: Workload, **options: Any) -> TuneResult:
+        self.runs.append((workload, options))
+        await anyio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        spec = describe(workload)
+        keys = [config_key(config) for config in spec.configs]
+        events: list[Any] = [
+            RunStarted(
+                seq=0, time=0.0, mono=0.0, schema=1, workload=spec.name, origin="", fingerprint=spec.fingerprint,
+                space=space_hash(keys), total=len(keys), arguments=spec.arguments, target=Target("c"),
+                devices=("cpu",), strategy="exhaustive", settings={}, versions={},
+            )
+        ]  # fmt: skip
+        for i, config in enumerate(spec.configs):
+            common: dict[str, Any] = {"time": 0.0, "mono": 0.0, "index": i}
+            timing = Timing.of([1e3 * (len(keys) - i)], "perf_counter")
+            n = len(events)
+            events += [
+                CandidateProposed(seq=n, key=keys[i], config=config, **common),
+                CandidateLowered(seq=n + 1, code_key=keys[i], facts=StaticFacts(), seconds=0.0, **common),
+                CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=False, **common),
+            ]
+        events.append(RunFinished(seq=len(events), time=0.0, mono=0.0, wall_s=0.0, reason="exhausted"))
+        for event in events:
+            if options.get("on_event"):
+                options["on_event"](event)
+        return TuneResult.from_events(events)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    fake = Engine()
+    monkeypatch.setattr(cached, "tune", fake)
+    monkeypatch.setattr(autotuned, "tune", fake)
+    return fake
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Callable[..., Any]:
+    def decorate(kernel: Any = scale_jit, space: Any = None, **options: Any) -> Any:
+        space = {"block": [16, 64]} if space is None else space
+        return atune.autotune(kernel, **{"space": space, "cache": tmp_path / "cache", **options})
+
+    return decorate
+
+
+def problems(engine: Engine) -> list[dict[str, Any]]:
+    return [workload.arguments for workload, _ in engine.runs]
+
+
+# Keys
+
+
+def test_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, engine: Engine) -> None:
+    kernel = tuned()
+    assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
+    assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
+    assert problems(engine) == [{"n": 64, "factor": 1}, {"n": 128, "factor": 1}, {"n": 64, "factor": 2}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"key": ["factor"]}, {"key": "factor"}, {"key": lambda n, factor=1: factor}, {"do_not_specialize": "n"}],
+    ids=["names", "name", "function", "do_not_specialize"],
+)
+def test_a_key_of_ones_own(tuned: Any, engine: Engine, options: dict[str, Any]) -> None:
+    kernel = tuned(**options)
+    hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
+    assert hits == [False, True, False]
+    # and so it is in another program, whose memory is empty
+    again = tuned(**options)
+    assert again.tune(4096).cache_hit and len(engine.runs) == 2
+
+
+def test_dimensions_of_eager_kernels_are_arguments_of_the_key(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(add, key=["n"])
+    A, longer, wider = torch.zeros(8, 16), torch.zeros(32, 16), torch.zeros(8, 32)
+    assert not kernel.tune(A, A, A).cache_hit
+    assert kernel.tune(longer, longer, longer).cache_hit
+    assert not kernel.tune(wider, wider, wider).cache_hit
+    assert engine.runs[0][0].arguments == {"m": 8, "n": 16, "dtype": {"$dtype": "float32"}}
+    sized = tuned(shift_any)
+    assert not sized.tune(torch.zeros(64)).cache_hit
+    assert not sized.tune(torch.zeros(128)).cache_hit
+    assert sized.tune(torch.zeros(128)).cache_hit
+
+
+def test_names_that_are_not_there_are_mistakes(tuned: Any, engine: Engine) -> None:
+    with pytest.raises(UsageError, match=r"key: there is no argument 'N'; there is n, factor"):
+        tuned(key=["N"]).tune(64)
+    with pytest.raises(UsageError, match="do_not_specialize: there is no argument 'N'"):
+        tuned(do_not_specialize=["N"]).tune(64)
+    with pytest.raises(UsageError, match="not both"):
+        tuned(key=["n"], do_not_specialize=["n"])
+    with pytest.raises(UsageError, match="give names"):
+        tuned(key=[1])
+    assert not engine.runs
+
+
+def test_one_normal_form_of_the_arguments() -> None:
+    import inspect
+
+    def kernel(M: int, N: int = 2, **more: Any) -> None: ...
+
+    signature = inspect.signature(kernel)
+    forms = [Arguments(signature, (1,), {"K": 3}, extra=False), Arguments(signature, (), {"K": 3, "M": 1}, extra=False)]
+    assert [form.given for form in forms] == [{"M": 1, "K": 3}] * 2
+    assert forms[0].values == {"M": 1, "N": 2, "K": 3}
+    with pytest.raises(TypeError, match="too many"):
+        Arguments(signature, (1, 2, 3), {}, extra=False)
+
+
+def test_call_forms_that_differ_have_different_keys() -> None:
+    def form(*args: Any, **kwargs: Any) -> Any:
+        return raw_key(args, kwargs, repr, torch.Tensor)
+
+    A = torch.zeros(4, 6)
+    forms = [
+        form(1), form(True), form(1.0), form("1"), form(None), form(1, 1), form(a=1), form(b=1), form(a=1, b=1),
+        form(A), form(A.T), form(A.half()), form(torch.zeros(6, 4)), form(a=A), form([1]), form((1,)), form(),
+    ]  # fmt: skip
+    assert len(set(forms)) == len(forms)
+    assert form(a=1, b=2) == form(b=2, a=1) and form(A) == form(torch.ones(4, 6))
+
+
+def test_other_arguments_than_data(tuned: Any, engine: Engine) -> None:
+    """dtypes and symbolic variables are told by name; for other things there is one clear message."""
+    kernel = tuned(add)
+    A = torch.zeros(8, 16)
+    assert kernel.tune(A, A, A, dtype=T.float16).header.arguments["dtype"] == {"$dtype": "float16"}
+    assert kernel.tune(A, A, A, dtype=torch.float16).header.arguments["dtype"] == {"$torch.dtype": "float16"}
+    with pytest.raises(UsageError, match="add: argument 'dtype' is a object; a problem's arguments must be"):
+        kernel.tune(A, A, A, dtype=object())
+
+
+def test_arguments_that_do_not_fit_are_python_s_own_mistakes(tuned: Any, engine: Engine) -> None:
+    for call in (lambda k: k(64, wrong=1), lambda k: k(), lambda k: k(1, 2, 3, 4), lambda k: k(64, n=64)):
+        with pytest.raises(TypeError):
+            call(tuned())
+    with pytest.raises(UsageError, match="Cannot find value for constexpr variable `n`"):
+        tuned(shift)()
+
+
+# Spaces
+
+
+def test_a_callable_space_gets_the_callers_own_arguments_for_each_key(tuned: Any, engine: Engine) -> None:
+    asked: list[Any] = []
+
+    def configs(*args: Any, **kwargs: Any) -> Any:
+        asked.append((args, kwargs))
+        yield from ({"block": b} for b in (16, 32) if b <= args[0].shape[0])
+
+    kernel = tuned(shift, configs)
+    A = torch.zeros(16)
+    kernel.tune(A, by=2)
+    kernel.tune(torch.zeros(64), by=2)
+    assert asked[0][0][0] is A and asked[0][1] == {"by": 2}
+    assert [len(workload.space.configs({})) for workload, _ in engine.runs] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"block": [16, 32, 64]},
+        [{"block": 16}, {"block": 32}, {"block": 64}],
+        ({"block": b} for b in (16, 32, 64)),
+        atune.Space(block=[16, 32, 64]),
+        lambda n: atune.Space(block=[16, 32, 64]),
+        lambda n: {"block": [16, 32, 64]},
+    ],
+    ids=["axes", "list", "generator", "Space", "function of a Space", "function of axes"],
+)
+def test_forms_of_spaces(tuned: Any, engine: Engine, space: Any) -> None:
+    kernel = tuned(space=space)
+    assert kernel.tune(64).total == 3 and kernel.tune(128).total == 3
+
+
+def test_constraints(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(space={"block": [16, 32, 64]}, where=lambda block, n: block <= n)
+    assert kernel.tune(32).total == 2
+    assert tuned(shift, {"block": [16, 32, 64]}, where=lambda block, n: block <= n).tune(torch.zeros(16)).total == 1
+    with pytest.raises(SpaceError, match="give the constraints to the Space"):
+        tuned(space=atune.Space(block=[1]), where=lambda block: True)
+    for wrong in ("block", 3):
+        with pytest.raises(SpaceError, match="space: give axes"):
+            tuned(space=wrong)
+
+
+# Hints and options
+
+
+def test_hints(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(hints={"factor": ByArch({"sm_90": 7, "c": 3}), "compile_flags": ["-O1"], "pass_configs": {"a": 1}})
+    kernel.tune(64)
+    [(workload, options)] = engine.runs
+    assert workload.arguments == {"n": 64, "factor": 3}
+    assert options["compile"].flags == ("-O1",) and workload.pass_configs == {"a": 1}
+
+
+def test_a_hint_that_is_an_axis_too_is_a_mistake(tuned: Any, engine: Engine) -> None:
+    for space in ({"block": [1]}, atune.Space(block=[1])):
+        with pytest.raises(SpaceError, match="'block' is a hint and an axis"):
+            tuned(space=space, hints={"block": 2})
+    with pytest.raises(SpaceError, match="'block' is a hint and an axis"):
+        tuned(space=lambda n: {"block": [1]}, hints={"block": 2}).tune(64)
+
+
+def test_hints_by_architecture() -> None:
+    hint = ByArch({"sm_90": 3, "sm_100a": 4, "cuda": 2}, default=1)
+    targets = [Target("cuda", "sm_90a"), Target("cuda", "sm_90"), Target("cuda", "sm_100a"), Target("cuda", "sm_80")]
+    assert [hint.value(target, "x") for target in (*targets, Target("c"))] == [3, 3, 4, 2, 1]
+    with pytest.raises(UsageError, match="'stages' has no value for c, and no default; it has sm_90"):
+        ByArch({"sm_90": 3}).value(Target("c"), "stages")
+    for wrong in ({}, 3):
+        with pytest.raises(UsageError, match="ByArch: give values by architecture"):
+            ByArch(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no option 'defaults'"):
+        ByArch({"c": 1}, defaults=2)
+
+
+def test_presets_and_options() -> None:
+    assert tuning_options(None)["benchmark"] == atune.BenchmarkSettings()
+    quick = tuning_options("quick")["benchmark"]
+    assert quick.n_repeat == PRESETS["quick"]["n_repeat"]
+    found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4, "input_seed": 3})
+    assert (found["benchmark"].n_repeat, found["benchmark"].seed, found["compile"].workers, found["budget"]) == (
+        9,
+        3,
+        1,
+        4,
+    )
+    assert found["benchmark"].n_warmup == quick.n_warmup
+    for name in PRESETS:
+        tuning_options(name)
+    for wrong, message in (
+        ("fast", "there is no preset 'fast'; there is default, quick, thorough"),
+        ({"repeats": 3}, "there is no option 'repeats'"),
+        ({"n_repeat": 0}, "n_repeat must be a whole number above zero"),
+        ({"budget": "soon"}, "budget 'soon'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tuning_options(wrong)  # type: ignore[arg-type]
+
+
+def test_unknown_words_are_mistakes_when_decorating(tuned: Any) -> None:
+    for options, message in (
+        ({"tuning": "fast"}, "no preset 'fast'"),
+        ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
+        ({"concurrent": "fight"}, "concurrent: give 'wait' or 'tune'"),
+        ({"target": "rocm"}, "not supported"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tuned(**options)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        tuned(spaces=1)
+
+
+# Where no result is known
+
+
+def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
+    kernel = tuned()
+    assert atune.best_config(kernel, 64, on_miss="default") == {"block": 64}
+    with pytest.raises(CacheMiss, match=r"scale: no result is known for .*\"n\":64"):
+        atune.best_config(kernel, 64, on_miss="error")
+    assert not engine.runs
+    assert atune.best_config(kernel, 64) == {"block": 64} and len(engine.runs) == 1
+    assert atune.best_config(kernel, 64, on_miss="error") == {"block": 64}
+    strict = tuned(on_miss="error")
+    assert strict.best_config(64) == {"block": 64}  # from the result cache
+    with pytest.raises(CacheMiss):
+        strict(128)
+    with pytest.raises(CacheMiss):
+        strict.compile(128)
+    assert tuned(space={"block": [8]}, default={"block": 8}).best_config(8, on_miss="default") == {"block": 8}
+    with pytest.raises(UsageError, match="on_miss: give"):
+        atune.best_config(kernel, 64, on_miss="guess")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give a kernel under"):
+        atune.best_config(scale_jit, 64)
+
+
+def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
+    """Exported results are used where the cache has none: for this source, problem, device, and a space with them."""
+    kernel = tuned(space={"block": [16, 64]})
+    kernel.tune(64)
+    file = tmp_path / "shipped.json"
+    file.write_bytes(kernel.options.cache.export())
+
+    def shipped(**options: Any) -> Any:
+        return tuned(**{"cache": tmp_path / "empty", "shipped": file, "on_miss": "error", **options})
+
+    assert shipped().best_config(64) == {"block": 64}
+    assert shipped(space={"block": [64, 128]}).best_config(64) == {"block": 64}
+    assert shipped(tuning="quick", cache=False).best_config(64) == {"block": 64}
+    for other in ({"space": {"block": [16]}}, {"reference": torch.neg}, {"hints": {"factor": 2}}):
+        with pytest.raises(CacheMiss):
+            shipped(**other).best_config(64)
+    with pytest.raises(CacheMiss):
+        shipped().best_config(65)
+    assert len(engine.runs) == 1
+    imported = tuned(cache=tmp_path / "imported", on_miss="error")
+    imported.options.cache.merge(file.read_bytes())
+    assert imported.best_config(64) == {"block": 64} and imported._winners.popitem()[1].source == "cache"
+    assert not imported.tune(64).cache_hit  # a whole tuning was asked for, and there is none
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="no file of exported results"):
+        shipped().best_config(64)
+
+
+def test_clear_cache(tuned: Any, engine: Engine) -> None:
+    kernel, other = tuned(), tuned(shift)
+    kernel.tune(64), kernel.tune(128), other.tune(torch.zeros(64))
+    assert atune.clear_cache(kernel, key={"n": 64, "factor": 1}) == 1
+    assert not kernel.tune(64).cache_hit and kernel.tune(128).cache_hit
+    assert atune.clear_cache(kernel=kernel) == 2
+    assert not kernel.tune(128).cache_hit
+    assert other.tune(torch.zeros(64)).cache_hit and tuned(shift).tune(torch.zeros(64)).cache_hit
+    with pytest.raises(UsageError, match="give kernel= too"):
+        atune.clear_cache(key={"n": 1})
+    atune.clear_cache()
+    assert kernel.tune(128).cache_hit  # its cache is not the user's, but its memory is emptied
+    assert len(engine.runs) == 5
+
+
+def test_without_a_result_cache(tuned: Any, engine: Engine) -> None:
+    assert not tuned(cache=False).tune(64).cache_hit
+    kernel = tuned(cache=False)
+    assert not kernel.tune(64).cache_hit and kernel.tune(64).cache_hit
+    assert not kernel.tune(64, refresh=True).cache_hit
+    assert len(engine.runs) == 3
+    assert kernel.clear_cache() == 0
+
+
+# Who tunes
+
+
+def test_one_thread_tunes_and_the_others_wait(tuned: Any, engine: Engine) -> None:
+    engine.seconds = 0.3
+    kernel = tuned()
+    results: list[TuneResult] = []
+    threads = [threading.Thread(target=lambda: results.append(kernel.tune(64))) for _ in range(6)]
+    threads += [threading.Thread(target=lambda: kernel.best_config(64)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(engine.runs) == 1
+    assert sorted(result.cache_hit for result in results) in ([False] + [True] * 5, [True] * 6)
+    assert {result.best_index for result in results} == {1}
+
+
+def test_one_task_tunes_and_the_others_await_it(tuned: Any, engine: Engine, anyio_backend: str) -> None:
+    engine.seconds = 0.2
+    kernel = tuned()
+    results: list[TuneResult] = []
+
+    async def tune() -> None:
+        results.append(await kernel.tune_async(64))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(tune)
+
+    anyio.run(main, backend=anyio_backend)
+    assert len(engine.runs) == 1
+    assert sorted(result.cache_hit for result in results) == [False] + [True] * 49
+
+
+def test_who_waits_takes_over_where_the_first_is_cancelled(tuned: Any, engine: Engine, anyio_backend: str) -> None:
+    engine.seconds = 0.3
+    kernel = tuned()
+    results: list[TuneResult] = []
+
+    async def tune(scope: anyio.CancelScope) -> None:
+        with scope:
+            results.append(await kernel.tune_async(64))
+
+    async def main() -> None:
+        first = anyio.CancelScope()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tune, first)
+            while not engine.runs:
+                await anyio.sleep(0.01)
+            tasks.start_soon(tune, anyio.CancelScope())
+            await anyio.sleep(0.1)
+            first.cancel()
+
+    anyio.run(main, backend=anyio_backend)
+    assert len(engine.runs) == 2 and [result.cache_hit for result in results] == [False]
+
+
+def test_an_error_is_everybody_s_and_the_next_call_tries_again(tuned: Any, engine: Engine) -> None:
+    engine.seconds, engine.error = 0.3, WorkloadError("no inputs")
+    kernel = tuned()
+    errors: list[Exception] = []
+
+    def tune() -> None:
+        try:
+            kernel.best_config(64)
+        except WorkloadError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=tune) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert [str(error) for error in errors] == ["no inputs"] * 3 and len(engine.runs) == 1
+    engine.error = None
+    assert kernel.best_config(64) == {"block": 64}
+
+
+def test_a_blocking_call_that_would_wait_for_its_own_loop_is_a_mistake(tuned: Any, engine: Engine) -> None:
+    engine.seconds = 0.5
+    kernel = tuned()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kernel.tune_async, 64)
+            while not engine.runs:
+                await anyio.sleep(0.01)
+            with pytest.raises(UsageError, match="await tune_async"):
+                kernel.best_config(64)
+
+    anyio.run(main)
+
+
+def test_no_winner_is_raised_to_the_caller(tuned: Any, engine: Engine) -> None:
+    engine.error = NoWinner("no candidate worked", TuneResult.from_events([]))
+    with pytest.raises(NoWinner):
+        tuned().tune(64)
+
+
+def test_a_decorated_kernel_travels(tuned: Any) -> None:
+    import cloudpickle
+
+    again = cloudpickle.loads(cloudpickle.dumps(tuned()))
+    assert again.__name__ == "scale" and again.options.cache.folder == tuned().options.cache.folder
