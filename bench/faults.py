@@ -71,7 +71,7 @@ def main() -> None:
     benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, n_repeat=50, standby=True)
     clean, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean"), kill=False)
     faulty, events = tuned("FAULTY", benchmark, journal(arguments, "faults"), kill=True)
-    again, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean-again"), kill=False)
+    second, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean-again"), kill=False)
     kinds = {e.index: e.kind for e in events if isinstance(e, BenchmarkFailed)}
     kinds |= {e.index: "measured" for e in events if isinstance(e, CandidateMeasured)}
     kinds |= {r.index: r.kind for r in faulty.records if r.index not in kinds}
@@ -97,7 +97,7 @@ def main() -> None:
         kill_s = f"{lost.kill_s:.3f}" if lost else "-"
         took = [f"{ready.start_s:.3f}", ready.standby] if ready else ["-", "-"]
         rows.append([fault, kinds.get(index), "yes" if right else "NO", kill_s, *took, again, words])
-    before, after, third = first_timings(clean), first_timings(faulty), first_timings(again)
+    before, after, third = first_timings(clean), first_timings(faulty), first_timings(second)
     ratios, clean_ratios = compared(before, after), compared(before, third)
     off, clean_off = farthest(ratios), farthest(clean_ratios)
     results: dict[str, Any] = {"rows": rows, "ratios": ratios, "clean_ratios": clean_ratios, "wrong": wrong}
