@@ -60,8 +60,36 @@ def run(payload: bytes) -> bytes:
 def elaborate(candidate: Candidate) -> Any:
     """Return the candidate's PrimFunc under its own symbol."""
     work = workload()
-    function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
+    function = _whole_lines(elaboration.elaborate(work.kernel, work.arguments, candidate.config))
     return function.with_attr("global_symbol", SYMBOL.format(key=candidate.key))
+
+
+_IMPORTED = "pragma_import_c"
+"""The annotation that `T.import_source` makes."""
+
+
+def _whole_lines(function: Any) -> Any:
+    """Return `function` with a newline at the end of the texts that it imports: tilelang prints what follows behind."""
+    from tilelang import tvm
+
+    def ended(block: Any) -> Any:
+        text = block.annotations.get(_IMPORTED)
+        if text is None or str(text).endswith("\n"):
+            return None
+        return tvm.tirx.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            {**dict(block.annotations), _IMPORTED: f"{text}\n"},
+        )
+
+    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, ended, ["tirx.SBlock"])
+    return function if body.same_as(function.body) else function.with_body(body)
 
 
 def effective_pass_configs(candidate: Candidate) -> dict[str, Any]:
