@@ -73,8 +73,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             target = parse_target(self.backend.target_text)
         except UsageError:
             return  # `discover` tells
-        there = any(os.path.exists(path) for path in DRIVER)
-        cuda = there if target is None else target.kind == "cuda" and (there or bool(target.arch))
+        cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         pays = (
             settings.compiler != "nvcc"
             and settings.flags is None
