@@ -140,6 +140,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 tasks.start_soon(worker.kill)
         if self._workers or self._failure or self._process.returncode is not None:
             return False
+        for stderr in self.run_dir.glob("*.stderr"):  # of workers that are no more; the next run's have other names
+            stderr.unlink(missing_ok=True)
         self._running = False
         self._listening.cancel()
         self._park(self._process)

@@ -14,8 +14,11 @@ from atune.events import (
     CandidateLowered,
     CandidateMeasured,
     Event,
+    FinalOrdered,
+    ReferenceMeasured,
     RunResumed,
 )
+from atune.measurement import Timing
 from atune.reader import JournalReader
 from atune.result import TuneResult, describe_config, printable
 from atune.state import State
@@ -23,19 +26,27 @@ from atune.state import State
 SPANS = 6000
 """Most spans that the timeline draws; of longer runs it shows the longest ones."""
 
+POINTS = 2000
+"""Most points of a device that the clocks' drawings have; all with a reason for lower clocks come first."""
+
 Span = tuple[str, float, float, str]
+Point = tuple[float, int | None, int | None, int | None, str]
+"""Seconds of the run, SM clock and memory clock in MHz, temperature in °C, and why the clocks were lowered."""
 
 
 def report(journal: str | Path) -> str:
     """Return the page for `journal`. Raises `JournalError` where it cannot be read."""
-    state, lanes = State(), Lanes()
+    state, lanes, clocks = State(), Lanes(), Clocks()
     for event in JournalReader(journal):
         state.apply(event)
         lanes.add(event)
+        clocks.add(event)
     result = TuneResult(state, Path(journal), replayed=True)
     page = (Path(__file__).with_name("report_page.html")).read_text()
     # Inside a script element only "<" can end it, or begin a comment; a journal may come from a stranger.
-    data = json.dumps(_data(result, state, lanes), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return page.replace("@DATA@", data)
 
 
@@ -91,6 +102,43 @@ class Lanes:
         self.compile.setdefault(event.lane, []).append((kind, round(since, 4), round(event.mono, 4), what))
 
 
+class Clocks:
+    """Collects under which conditions each device measured, as NVML told them right after each timing."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, list[Point]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case ReferenceMeasured() | CandidateMeasured():
+                self._timed(event.device, event.mono, event.timing)
+            case FinalOrdered(entries=(first, *_)):
+                self._timed(event.device, event.mono, first.timing)
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page draws: the points by device, thinned out, and a sentence."""
+        shown = []
+        lowered = total = 0
+        for name, points in sorted(self.devices.items()):
+            why = [p for p in points if p[4]]
+            lowered, total = lowered + len(why), total + len(points)
+            rest = [p for p in points if not p[4]]
+            step = max(1, -(-len(rest) // max(1, POINTS - len(why[:POINTS]))))
+            chosen = sorted([*why[:POINTS], *rest[::step]], key=lambda p: p[0])
+            shown.append({"name": printable(f"device {name}"), "points": chosen})
+        text = f"Read from the driver right after each of {total} timings. "
+        text += f"After {lowered} the clocks were lowered (red)." if lowered else "The clocks were never lowered."
+        return {"devices": shown, "text": text}
+
+    def _timed(self, device: str, mono: float, timing: Timing) -> None:
+        if (seen := timing.conditions) is not None:
+            why = printable(", ".join(seen.throttle))
+            point = (round(mono, 3), seen.sm_mhz, seen.memory_mhz, seen.temperature_c, why)
+            if any(value is not None for value in point[1:4]):
+                self.devices.setdefault(device, []).append(point)
+
+
 def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """Return the spans' times as disjoint intervals, in order."""
     found: list[tuple[float, float]] = []
@@ -102,7 +150,7 @@ def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
     return found
 
 
-def _data(result: TuneResult, state: State, lanes: Lanes) -> dict[str, Any]:
+def _data(result: TuneResult, state: State, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
     header = result.header
     assert header is not None
     final = {entry.index for entry in result.final}
@@ -126,6 +174,7 @@ def _data(result: TuneResult, state: State, lanes: Lanes) -> dict[str, Any]:
         "reference_ms": result.reference_ms,
         "records": records,
         "timeline": _timeline(lanes),
+        "clocks": clocks.data(),
         "failures": _failures(result),
         "warnings": [printable(text) for text in result.warnings],
         "environment": _environment(result, state),

@@ -68,7 +68,8 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
     `warmup_ms`, `rep_ms`: the same as times; they replace the counts where they are given.
-    `adaptive`: take fewer samples of candidates that are plainly slower than the best so far.
+    `adaptive`: take fewer samples of candidates that are plainly slower than the best so far, and up to four times as
+    many of short calls whose samples scatter.
     `method`: ``auto``, ``events``, ``cuda_graph`` or ``cupti`` on GPUs; tilelang's ``event`` and ``cudagraph`` mean the
     first two. The CPU has one method, ``perf_counter``, which ``auto`` and tilelang's ``wall`` mean there.
     `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.

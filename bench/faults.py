@@ -22,6 +22,8 @@ from atune.events import (
     DeviceReady,
 )
 from atune.local import LocalBackend, LocalDeviceLane
+from atune.measurement import Timing
+from atune.result import TuneResult
 from atune.settings import BenchmarkSettings
 from atune.workload import FileRef
 
@@ -66,7 +68,7 @@ def tuned(name: str, benchmark: BenchmarkSettings, journal_path: str | None, kil
 
 def main() -> None:
     arguments = options(__doc__ or "", 300, deadline=5.0)
-    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, adaptive=False, n_repeat=50, standby=True)
+    benchmark = BenchmarkSettings(benchmark_timeout_s=arguments.deadline, n_repeat=50, standby=True)
     clean, _ = tuned("CLEAN", benchmark, journal(arguments, "faults-clean"), kill=False)
     faulty, events = tuned("FAULTY", benchmark, journal(arguments, "faults"), kill=True)
     kinds = {e.index: e.kind for e in events if isinstance(e, BenchmarkFailed)}
@@ -94,11 +96,13 @@ def main() -> None:
         kill_s = f"{lost.kill_s:.3f}" if lost else "-"
         took = [f"{ready.start_s:.3f}", ready.standby] if ready else ["-", "-"]
         rows.append([fault, kinds.get(index), "yes" if right else "NO", kill_s, *took, again, words])
-    before = {r.config["x"]: r.timing for r in first_timings(clean)}
-    after = {r.config["x"]: r.timing for r in first_timings(faulty)}
-    ratios = {x: after[x] / before[x] for x in before if x in after}
+    before, after = first_timings(clean), first_timings(faulty)
+    ratios = {x: after[x].latency_ms / before[x].latency_ms for x in before if x in after}
     off = max((abs(ratio - 1) for ratio in ratios.values()), default=float("inf"))
-    results = {"rows": rows, "ratios": ratios, "wrong": wrong, "clean_ms": before, "faulty_ms": after}
+    results: dict[str, Any] = {"rows": rows, "ratios": ratios, "wrong": wrong}
+    for name, timings in (("clean", before), ("faulty", after)):
+        results[f"{name}_ms"] = {x: t.latency_ms for x, t in timings.items()}
+        results[f"{name}_samples"] = {x: [t.n_samples, t.spread] for x, t in timings.items()}
     report(arguments, "faults", rows, results)
     print(
         f"good candidates measured: {len(ratios)} of {len(before)}; "
@@ -108,16 +112,10 @@ def main() -> None:
     print(f"faults named rightly: {len(FAULTS) - len(wrong)} of {len(FAULTS)}{but}")
 
 
-class First:
-    """A first timing by configuration."""
-
-    def __init__(self, config: dict[str, Any], timing: float) -> None:
-        self.config, self.timing = config, timing
-
-
-def first_timings(result: Any) -> list[First]:
+def first_timings(result: TuneResult) -> dict[int, Timing]:
+    """Return the first timings by candidate of `kernels.FAULTY`."""
     configs = {r.index: r.config for r in result.records}
-    return [First(configs[m.index], m.timing.latency_ms) for m in result.measurements]
+    return {configs[m.index]["x"]: m.timing for m in result.measurements}
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
     half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
     kernel(*half, dtype=T.float64)
     assert torch.equal(half[2], half[0] + half[1])
-    assert len(kernel._winners) == 2
+    assert len(kernel._turns.known) == 2
 
 
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
@@ -268,7 +268,7 @@ if __name__ == "__main__":
     A = torch.randn(64)
     assert torch.equal(shift(A), A + 1)
     result = shift.tune(A)
-    print(result.header.settings["budget"], result.measured + result.duplicates, shift._winners.popitem()[1].source)
+    print(result.header.settings["budget"], result.measured + result.duplicates, shift._turns.known.popitem()[1].source)
 """
 
 

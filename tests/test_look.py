@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -23,16 +24,20 @@ from test_journal import environment, write
 import atune
 from atune.cli import main
 from atune.errors import JournalError, UsageError
-from atune.events import Event, RunFinished, RunInterrupted
+from atune.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
 from atune.exporting import export
+from atune.measurement import Conditions, Timing
 from atune.merging import merge
 from atune.playback import follow, replay, simulate
 from atune.reader import read
-from atune.report import report
+from atune.report import POINTS, Clocks, report
 from atune.testing import FakeBackend, Script
 from atune.tuner import tune
 
 DATA = Path(__file__).parent / "data" / "schema-1.jsonl"
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+GPU_JOURNALS = {"gpu": RESULTS / "run288" / "gemm288.jsonl", "gpu, two parts": RESULTS / "resume" / "half.jsonl"}
+"""Of an H200, as measured; the second run was killed at half and resumed."""
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
@@ -104,27 +109,57 @@ def test_csv_defuses_formulas(tmp_path: Path) -> None:
     assert "'=HYPERLINK(1)" in export(path, "csv").decode()
 
 
-def test_t4_has_the_fields_of_kernel_tuner() -> None:
-    """As `store_output_file` of Kernel Tuner 1.0 writes them, and as its T4 schema requires."""
-    document = json.loads(export(DATA, "t4"))
-    assert document["schema_version"] == "1.0.0" and len(document["results"]) == 12
+T4: dict[str, Any] = {
+    "timestamp": str, "configuration": dict, "objectives": list, "invalidity": str, "correctness": (int, float),
+    "measurements": list,
+    "times": {
+        "compilation_time": (int, float), "runtimes": list, "framework": (int, float),
+        "search_algorithm": (int, float), "validation": (int, float),
+    },
+}  # fmt: skip
+"""What the results schema of T4 1.0.0 says of an entry (github.com/odgaard/TuningSchema, branch T4)."""
+INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+
+
+def assert_t4(document: dict[str, Any]) -> None:
+    """Hold a document to the schema's types and required fields, and to what Kernel Tuner 1.5 writes beside them."""
+    assert re.fullmatch(r"[0-9]+.[0-9]+.[0-9]+", document["schema_version"])
+    assert document["metadata"] == {"timeunit": "milliseconds"} and isinstance(document["results"], list)
     for entry in document["results"]:
-        assert {
-            "timestamp",
-            "configuration",
-            "times",
-            "invalidity",
-            "correctness",
-            "measurements",
-            "objectives",
-        } == set(entry)
-        assert {"compilation_time", "framework", "search_algorithm", "validation", "benchmark", "runtimes"} == set(
-            entry["times"]
-        )
-        assert entry["invalidity"] in {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+        assert entry.keys() == T4.keys() and entry["invalidity"] in INVALIDITY
+        for name, kind in T4.items():
+            assert isinstance(entry[name], dict if name == "times" else kind), (name, entry)
+        assert entry["times"].keys() == T4["times"].keys() | {"compilation", "benchmark"}
+        for name, kind in T4["times"].items():
+            assert isinstance(entry["times"][name], kind), (name, entry)
+        for measured in entry["measurements"]:
+            assert measured.keys() == {"name", "value", "unit"}
+            assert isinstance(measured["name"], str) and isinstance(measured["unit"], str)
+            assert isinstance(measured["value"], (int, float, str, list))
+
+
+@pytest.mark.parametrize("journal", [DATA, *GPU_JOURNALS.values()], ids=["stored", *GPU_JOURNALS])
+def test_t4_keeps_its_schema(journal: Path) -> None:
+    document = json.loads(export(journal, "t4"))
+    assert_t4(document)
+    records = [record for record in replay(journal).records if record.status != "remaining"]
+    assert len(document["results"]) == len(records)
+    for entry, record in zip(document["results"], records, strict=True):
+        [time_ms] = [m["value"] for m in entry["measurements"] if m["name"] in entry["objectives"]]
+        assert time_ms == ("" if record.latency_ms is None else record.latency_ms)
         assert (entry["invalidity"] == "correct") == (entry["correctness"] == 1) == bool(entry["times"]["runtimes"])
-    kinds = sorted(entry["invalidity"] for entry in document["results"] if entry["invalidity"] != "correct")
+        assert entry["configuration"].keys() == record.config.keys()
+
+
+def test_t4_tells_failures_by_their_kind_and_conditions_where_they_are_known() -> None:
+    results = json.loads(export(DATA, "t4"))["results"]
+    assert len(results) == 12
+    kinds = sorted(entry["invalidity"] for entry in results if entry["invalidity"] != "correct")
     assert kinds == ["compile", "constraints", "correctness", "runtime"]
+    first = json.loads(export(GPU_JOURNALS["gpu"], "t4"))["results"][0]["measurements"]
+    assert {(m["name"], m["unit"]) for m in first} == {
+        ("time", "ms"), ("sm_clock", "MHz"), ("memory_clock", "MHz"), ("temperature", "°C"),
+    }  # fmt: skip
 
 
 def test_parquet_is_read_back_or_says_what_is_missing(tmp_path: Path) -> None:
@@ -172,11 +207,13 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
-@pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured"])
+@pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured", "gpu", "gpu, two parts"])
 def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tmp_path: Path) -> None:
     journal = DATA
     if kind == "hostile":
         journal = hostile(tmp_path)
+    elif kind in GPU_JOURNALS:
+        journal = GPU_JOURNALS[kind]
     elif kind != "stored":
         journal = write(tmp_path / "j", read(DATA)[: 40 if kind == "interrupted" else 3])
     page, log = tmp_path / "page.html", tmp_path / "net.json"
@@ -194,6 +231,7 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
     wanted = {
         "stored": ("rank", "axes", "parallel", "timeline", "failures", "environment"),
         "hostile": ("rank", "failures"),
+        **dict.fromkeys(GPU_JOURNALS, ("rank", "axes", "parallel", "timeline", "clocks", "environment")),
     }
     assert all(f'id="{name}"' in done.stdout for name in wanted.get(kind, ("environment",)))
     assert "<title>atune report</title>" in done.stdout and "<img" not in done.stdout
@@ -201,6 +239,30 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
         assert done.stdout.count("<circle") > 20 and "copy the configuration" in done.stdout
         assert "{'block_M': 64, 'block_N': 64, 'tile': (64, 64), 'pass_configs': {'tl.fast': False}}" in done.stdout
     assert '"constants"' in log.read_text() and '"url":"' not in log.read_text()  # no request, of whatever kind
+
+
+def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_left_out() -> None:
+    def seen(mono: float, device: str, *throttle: str, sm_mhz: int | None = 1980) -> Event:
+        conditions = Conditions(f"GPU-{device}", sm_mhz, 3201, 40, throttle)
+        timing = Timing.of([1.0], "events", conditions)
+        where = {"seq": 0, "time": 0.0, "mono": mono, "lane": device, "index": 0, "device": device}
+        return CandidateMeasured(**where, timing=timing, checked=True)  # type: ignore[arg-type]
+
+    clocks = Clocks()
+    for i in range(3 * POINTS):
+        clocks.add(seen(i / 10, "0", *(["power cap", "<temperature>"] if i % 1000 == 7 else [])))
+    clocks.add(seen(1.0, "1", sm_mhz=None))
+    on_cpu = Timing.of([1.0], "perf_counter")
+    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, lane="cpu", device="cpu", timing=on_cpu))
+    first, second = clocks.data()["devices"]
+    lowered = [point for point in first["points"] if point[4]]
+    assert [point[0] for point in lowered] == [i / 10 for i in range(3 * POINTS) if i % 1000 == 7]
+    assert lowered[0][4] == "power cap, <temperature>" and len(first["points"]) <= POINTS + 1
+    assert first["points"] == sorted(first["points"]) and second["points"] == [(1.0, None, 3201, 40, "")]
+    assert clocks.data()["text"] == (
+        f"Read from the driver right after each of {3 * POINTS + 1} timings. After 6 the clocks were lowered (red)."
+    )
+    assert Clocks().data()["devices"] == []
 
 
 def test_the_report_goes_beside_the_journal_and_says_where_it_cannot(tmp_path: Path, capsys: Any) -> None:

@@ -15,6 +15,7 @@ import atune
 from atune.errors import UsageError
 from atune.events import Event, RunFinished
 from atune.local import run_folder, server_folder
+from atune.testing import FakeBackend
 
 ROOT = Path(__file__).parents[1]
 WORKLOADS = ROOT / "tests" / "workloads.py"
@@ -45,6 +46,25 @@ def test_folders_with_other_names_are_not_swept(tmp_path: Path, monkeypatch: pyt
         assert server.is_dir() and Path(folder).is_dir()
         remove()
         assert not server.exists()
+
+
+@pytest.mark.anyio
+async def test_the_fakes_leave_no_folder_even_where_their_program_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import anyio, os\nfrom atune.testing import FakeBackend\n"
+        "async def main():\n    async with FakeBackend(2).open():\n        os.kill(os.getpid(), 9)\nanyio.run(main)"
+    )
+    killed = await anyio.run_process(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+    )
+    root = tmp_path / f"atune-{os.getuid()}"
+    assert killed.returncode == -9 and len(list(root.iterdir())) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with FakeBackend(2).open():
+        assert len(list(root.iterdir())) == 1
+    assert not list(root.iterdir())
 
 
 @pytest.mark.anyio

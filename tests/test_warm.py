@@ -48,6 +48,16 @@ def test_the_second_run_starts_at_once() -> None:
     assert started.mono < 0.5
 
 
+def test_what_workers_wrote_does_not_pile_up_in_a_parked_servers_folder() -> None:
+    for _ in range(2):
+        atune.run(SCALE, target="c")
+        [server] = parked._servers.values()
+        assert [path.name for path in server.folder.iterdir()] == ["forkserver.log"]
+    folder = server.folder
+    atune.shutdown()
+    assert not folder.exists()
+
+
 @pytest.mark.anyio
 async def test_it_is_warm_on_another_loop_and_in_another_thread() -> None:
     await atune.tune(SCALE, target="c")

@@ -168,12 +168,7 @@ def _timed_reference() -> Timed:
 
 
 def _time_reference() -> Timing:
-    settings, timer = session().benchmark, _device.timer
-    timed = timer.ready(_timed_reference())
-    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
-    if settings.warmup_ms is not None or settings.rep_ms is not None:
-        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
-    return _timing(timer.samples(timed, n_warmup, n_repeat))
+    return _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
 
 
 def _checked_and_timed(
@@ -214,7 +209,7 @@ def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -
             return probe
         n_warmup = max(0, n_warmup - 1 - len(probe))
     found: list[float] = []
-    while more := still_wanted(found, n_repeat, best_ms):
+    while more := still_wanted(found, n_repeat, best_ms, until_known=settings.adaptive):
         found += timer.samples(timed, n_warmup, more)
         n_warmup = 0
     return found

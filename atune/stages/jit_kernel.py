@@ -67,7 +67,8 @@ def jit_kernel(
         found = _member(function, artifact, target, passes, chosen)
     else:
         found = _compiled(function, target, backend, out_idx, passes, chosen, verbose)
-    found.update_tuner_result(latency_ms, {**config}, reference_ms)
+    if latency_ms is not None:
+        found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
 
 

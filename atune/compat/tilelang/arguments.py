@@ -51,7 +51,7 @@ class ProfileArgs:
     """How candidates are checked and timed.
 
     `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
-    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event`` or ``cudagraph``.
+    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
     `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
     new ones.
     """

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atune.cached import discover, run_cached
+from atune.callables import function_of
 from atune.candidate import RESERVED
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
-from atune.compat.tilelang.callbacks import (
-    Sealed,
-    by_text,
-    described,
-    given_tensors,
-    is_plain,
-    python_function,
-    supplied,
-)
+from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
 from atune.compat.tilelang.capture import get_autotune_inputs
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFailed, warn_once
 from atune.compat.tilelang.plan import RunArgs, plan, resolved_target
+from atune.compat.tilelang.problem import Problem, described
 from atune.compat.tilelang.result import AutotuneResult, of_winner
 from atune.device import parse_target
 from atune.errors import NoWinner, SpaceError
 from atune.result_cache import ResultCache
-from atune.stages.elaboration import DYNAMIC
 from atune.tuner import run
 from atune.workload import Workload
 
@@ -204,18 +195,16 @@ class AutoTuner:
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
         if captured is not None:
-            inputs = given_tensors(captured)
+            inputs = GivenTensors(captured)
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
-        out_idx: Any = self.compile_args.out_idx
-        if is_eager(self.fn):
-            out_idx = _outputs_of(self.fn, configs, arguments)
-        kernel, plain_configs, plain_arguments = as_data(self.fn, configs, arguments)
+        problem = Problem(self.fn, configs, arguments, self._is_eager)
+        out_idx: Any = self.compile_args.out_idx if problem.out_idx is None else problem.out_idx
         with_reference = profile.ref_prog is not None
         return Workload(
-            kernel,
-            plain_configs,
-            arguments=plain_arguments,
+            problem.kernel,
+            problem.configs,
+            arguments=problem.arguments,
             inputs=inputs,
             reference=Sealed(profile.ref_prog) if profile.ref_prog is not None else None,
             check=Sealed(profile.manual_check_prog) if with_reference and profile.manual_check_prog else None,
@@ -238,7 +227,7 @@ class AutoTuner:
             found = self.configs
         if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
             raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {found!r}")
-        parameters = inspect.signature(python_function(self.fn)).parameters
+        parameters = inspect.signature(function_of(self.fn)).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         configs: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
         for config in found:
@@ -256,12 +245,12 @@ class AutoTuner:
         """Return the kernel's arguments by name. An eager kernel takes sizes by name, too, in place of tensors."""
         args, kwargs = self._kernel_parameters or ((), {})
         sizes: dict[str, Any] = {}
-        if is_eager(self.fn):
-            parameters = inspect.signature(python_function(self.fn)).parameters
+        if self._is_eager:
+            parameters = inspect.signature(function_of(self.fn)).parameters
             sizes = {name: value for name, value in kwargs.items() if name not in parameters}
             kwargs = {name: value for name, value in kwargs.items() if name in parameters}
         try:
-            bound = inspect.signature(python_function(self.fn)).bind_partial(*args, **kwargs)
+            bound = inspect.signature(function_of(self.fn)).bind_partial(*args, **kwargs)
         except TypeError as error:
             raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
         found: dict[str, Any] = sizes
@@ -273,61 +262,12 @@ class AutoTuner:
                 raise ArgumentError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
             else:
                 found[name] = value
-        return {name: {DYNAMIC: str(v.name)} if _is_symbol(v) else v for name, v in found.items()}
+        return found
 
-
-def as_data(
-    kernel: Any, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
-) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
-    """Return kernel, configurations and arguments such that a journal can keep them.
-
-    Arguments that are no data (dtypes, functions) are bound to the kernel, tensors by their shapes alone; configuration
-    values that are none (enums) stand there as texts, which the kernel looks up.
-    """
-    fixed = {name: _shape_of(value) for name, value in arguments.items() if not is_plain(value)}
-    choices: dict[str, dict[str, Any]] = {}
-    for config in configs:
-        for name, value in config.items():
-            if name not in RESERVED and not is_plain(value):
-                choices.setdefault(name, {})[described(value)] = value
-    if not fixed and not choices and not is_eager(kernel):
-        return kernel, [dict(config) for config in configs], dict(arguments)
-    plain = [{n: v if n in RESERVED or is_plain(v) else described(v) for n, v in config.items()} for config in configs]
-    rest = {n: v for n, v in arguments.items() if n not in fixed}
-    tuned = {name: None for config in configs for name in config if name not in RESERVED}
-    return by_text(kernel, [*rest, *(name for name in tuned if name not in rest)], fixed, choices), plain, rest
-
-
-def is_eager(kernel: Any) -> bool:
-    """Tell whether `kernel` is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
-    return getattr(kernel, "mode", None) == "eager"
-
-
-def _is_symbol(value: Any) -> bool:
-    """Tell whether `value` is a symbolic dimension, such as `T.dynamic("m")` makes."""
-    tirx = sys.modules.get("tvm.tirx")
-    return tirx is not None and isinstance(value, tirx.Var)
-
-
-def _shape_of(value: Any) -> Any:
-    """Return a tensor without data in place of a tensor: all that making a kernel asks for is its metadata."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-def _outputs_of(kernel: Any, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the output positions that an eager kernel's function states: those of the tensors that it returns.
-
-    Configurations that the kernel refuses are passed over; they fail for themselves later.
-    """
-    for config in configs:
-        values = {n: v for n, v in config.items() if n not in RESERVED}
-        with contextlib.suppress(Exception):
-            attrs = kernel.get_tir(**{**arguments, **values}).attrs
-            return tuple(int(i) for i in attrs["tilelang_out_idx"]) if "tilelang_out_idx" in attrs else ()
-    return ()
+    @property
+    def _is_eager(self) -> bool:
+        """Whether the kernel is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
+        return getattr(self.fn, "mode", None) == "eager"
 
 
 def _tunable(fn: Any) -> Any:

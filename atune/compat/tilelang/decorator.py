@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from atune.callables import function_of
 from atune.candidate import RESERVED
 from atune.compat.tilelang.autotuner import AutoTuner
-from atune.compat.tilelang.callbacks import python_function
 from atune.compat.tilelang.notices import ArgumentError
 from atune.compat.tilelang.result import AutotuneResult
 
@@ -30,11 +30,11 @@ class AutoTuneImpl:
         self.results: dict[Key, AutotuneResult] = {}
         self._profile = {name: value for name, value in profile.items() if name != "do_not_specialize"}
         self._run = dict(run)
-        self._signature = inspect.signature(python_function(jit_impl))
+        self._signature = inspect.signature(function_of(jit_impl))
         self._locks: dict[Key, threading.Lock] = {}
         self._guard = threading.Lock()
-        self.__name__ = self.__qualname__ = getattr(python_function(jit_impl), "__name__", "kernel")
-        self.__doc__ = getattr(python_function(jit_impl), "__doc__", None)
+        self.__name__ = self.__qualname__ = getattr(function_of(jit_impl), "__name__", "kernel")
+        self.__doc__ = getattr(function_of(jit_impl), "__doc__", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.tune(*args, **kwargs)

@@ -90,7 +90,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             check=not known.skip_check,
             cache_inputs=known.cache_input_tensors is not False,
             adaptive=run.early_stop is not False,
-            method=_method(known.backend),
+            method="auto" if known.backend == "event" else known.backend,
         ),
     )
 
@@ -142,9 +142,3 @@ def _backend(name: str, target: Target) -> Any:
     if name not in ("auto", fitting):
         warn_once(f"execution_backend={name!r}", f"is not used for target {target.kind}: {fitting} is")
     return "auto"
-
-
-def _method(name: str) -> str:
-    if name == "cupti":
-        warn_once("backend='cupti'", "is not supported: CUDA events behind a filled queue time the kernel")
-    return {"event": "auto", "cupti": "auto"}.get(name, name)

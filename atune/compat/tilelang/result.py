@@ -84,11 +84,11 @@ class AutotuneResult:
         recorded = None
         with contextlib.suppress(FileNotFoundError):
             recorded = json.loads((path / OUT_IDX).read_text())["out_idx"]
+        out_idx = _positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
         found = original("tilelang.autotuner.param", "AutotuneResult").load_from_disk(path, compile_args)
         if found is None:
             warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
             return None
-        out_idx = compile_args.out_idx if recorded is None else recorded
         return cls(
             latency=found.latency,
             config=found.config,
@@ -96,7 +96,7 @@ class AutotuneResult:
             libcode=found.libcode,
             func=found.func,
             kernel=found.kernel,
-            out_idx=_positions(out_idx),
+            out_idx=out_idx,
         )
 
 

@@ -1,0 +1,98 @@
+"""Kernels of the guide's tests, for the CPU and, the same functions, for a GPU."""
+
+# Annotations are evaluated: they name local values.
+
+from collections.abc import Iterator
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+
+def product(
+    M: int,
+    N: int,
+    K: int,
+    block_M: int = 16,
+    block_N: int = 16,
+    block_K: int = 16,
+    gpu: bool = False,
+    dtype: Any = "float32",
+) -> Any:
+    """C = A @ B, one tile of C a block, in tensor cores' tiles on a GPU."""
+    out = "float32"
+    if gpu:
+
+        @T.prim_func
+        def on_gpu(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), out)):
+            with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+                A_shared = T.alloc_shared((block_M, block_K), dtype)
+                B_shared = T.alloc_shared((block_K, block_N), dtype)
+                C_local = T.alloc_fragment((block_M, block_N), "float32")
+                T.clear(C_local)
+                for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=2):
+                    T.copy(A[by * block_M, ko * block_K], A_shared)
+                    T.copy(B[ko * block_K, bx * block_N], B_shared)
+                    T.gemm(A_shared, B_shared, C_local)
+                T.copy(C_local, C[by * block_M, bx * block_N])
+
+        return on_gpu
+
+    @T.prim_func
+    def on_cpu(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), out)):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M)) as (bx, by):
+            for i, j in T.grid(block_M, block_N):
+                C[by * block_M + i, bx * block_N + j] = 0.0
+            for k, i, j in T.grid(K, block_M, block_N):
+                C[by * block_M + i, bx * block_N + j] += A[by * block_M + i, k] * B[k, bx * block_N + j]
+
+    return on_cpu
+
+
+def scaled(n: Any, factor: float = 2.0, block: int = 16, threads: Any = None) -> Any:
+    """B = A * factor."""
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block), threads=threads) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * factor
+
+    return main
+
+
+def typed(dtype: str, block: int = 16, threads: Any = None) -> Any:
+    """B = A, of 64 elements."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), dtype), B: T.Tensor((64,), dtype)):
+        with T.Kernel(T.ceildiv(64, block), threads=threads) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i]
+
+    return main
+
+
+def tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> list[dict[str, Any]]:
+    sizes = (32, 64) if gpu else (16, 32)
+    return [{"block_M": m, "block_N": n} for m in sizes for n in sizes if M % m == 0 and N % n == 0]
+
+
+def generated_tiles(M: int, N: int, K: int, gpu: bool = False, **_: Any) -> Iterator[dict[str, Any]]:
+    yield from tiles(M, N, K, gpu)
+
+
+def product_of(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    return A.float() @ B.float()
+
+
+def judged(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> bool:
+    return torch.allclose(C, A.float() @ B.float(), rtol=1e-2, atol=1e-2)
+
+
+def asserted(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> None:
+    torch.testing.assert_close(C, A.float() @ B.float(), rtol=1e-2, atol=1e-2)
+
+
+def doubled(A: torch.Tensor) -> torch.Tensor:
+    return A * 2

@@ -1,0 +1,411 @@
+"""tilelang's autotuning guide, section by section: an example of our own for each, under tilelang's names.
+
+On the CPU target, and the same on a GPU. Where the guide does not say what tilelang 0.1.15 does is listed in
+docs/migration.md; where it can be made true, it is true here, and a test below says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from contract_kernels import moody
+from guide_kernels import (
+    asserted,
+    doubled,
+    generated_tiles,
+    judged,
+    product,
+    product_of,
+    scaled,
+    tiles,
+    typed,
+)
+
+import atune
+from atune.compat.tilelang import (
+    ArgumentError,
+    AutoTuner,
+    AutotuneResult,
+    CompatWarning,
+    CompileArgs,
+    ConfigError,
+    TuningFailed,
+    autotune,
+    set_autotune_inputs,
+)
+from atune.errors import TargetError, WorkloadError
+
+pytestmark = pytest.mark.timeout(170)
+SIZE = 64
+QUICK = {"warmup": 1, "rep": 5, "timeout": 60}
+
+
+class Place:
+    """Where a test runs: the CPU, or a GPU."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.device = "cpu" if target == "c" else "cuda"
+        self.backend = "cython" if target == "c" else "tvm_ffi"
+        self.dtype = "float32" if target == "c" else "float16"
+        self.problem = {"gpu": target == "cuda", "dtype": self.dtype}
+        self.threads = None if target == "c" else 32
+        self.tiles = tiles(SIZE, SIZE, SIZE, gpu=target == "cuda")
+
+    def matrix(self) -> torch.Tensor:
+        return torch.randn(SIZE, SIZE, device=self.device).to(getattr(torch, self.dtype))
+
+    def decorated(self, kernel: Any, configs: Any, **options: Any) -> Any:
+        jit = tilelang.jit(out_idx=[-1], target=self.target, execution_backend=self.backend)
+        return autotune(configs=configs, **{**QUICK, **options})(jit(kernel))
+
+    def tuner(self, kernel: Any, configs: Any, out_idx: Any = -1, arguments: Any = None, **profile: Any) -> AutoTuner:
+        made = AutoTuner.from_kernel(kernel, configs=configs).set_compile_args(out_idx=out_idx, target=self.target)
+        made.set_profile_args(**{**QUICK, **profile})
+        made.set_kernel_parameters(((), {} if arguments is None else arguments))
+        return made
+
+    def product(self, configs: Any = tiles, **options: Any) -> AutoTuner:
+        return self.tuner(product, configs, arguments={"M": SIZE, "N": SIZE, "K": SIZE, **self.problem}, **options)
+
+    def scaled(self, configs: Any = ({"block": 16}, {"block": 32}), n: Any = 256, **options: Any) -> AutoTuner:
+        return self.tuner(scaled, list(configs), arguments={"n": n, "threads": self.threads}, **options)
+
+
+@pytest.fixture(params=["c", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.param)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.float(), expected.float(), rtol=1e-2, atol=1e-2)
+
+
+# ---- 1) Decorator-based autotune
+
+
+def test_decorator_tunes_once_for_each_argument_tuple_on_the_tensors_given(place: Place) -> None:
+    matmul = place.decorated(product, tiles)
+    A, B, C = place.matrix(), place.matrix(), torch.empty(SIZE, SIZE, device=place.device)
+    with set_autotune_inputs(A, B, C):  # the guide gives the output, too
+        kernel = matmul(SIZE, SIZE, SIZE, **place.problem)
+    assert isinstance(kernel, tilelang.JITKernel)
+    assert set(kernel.config) == {"block_M", "block_N"} and kernel.latency > 0
+    close(kernel(A, B), product_of(A, B))  # and not kernel(A, B, C): with out_idx=[-1] it returns C
+    with set_autotune_inputs(A, B):
+        assert matmul(SIZE, SIZE, K=SIZE, **place.problem) is kernel  # however the arguments are given
+    assert matmul(SIZE, SIZE, 32, **place.problem) is not kernel
+
+
+def test_decorator_takes_a_list_of_configurations_and_tunables_given_in_the_call_are_not_tuned(place: Place) -> None:
+    matmul = place.decorated(product, place.tiles, ref_prog=product_of)
+    assert matmul(SIZE, SIZE, SIZE, **place.problem).ref_latency > 0
+    with pytest.warns(CompatWarning, match="nothing is tuned"):
+        fixed = matmul(SIZE, SIZE, SIZE, block_M=32, block_N=64, **place.problem)
+    assert fixed.latency is None and fixed.config is None
+    A, B = place.matrix(), place.matrix()
+    close(fixed(A, B), product_of(A, B))
+
+
+# ---- 2) Programmatic autotune
+
+
+def test_programmatic_run_gives_kernel_latency_and_configuration(place: Place) -> None:
+    tuner = place.product(supply_type=tilelang.TensorSupplyType.Auto, ref_prog=product_of)
+    tuner.set_compile_args(target=place.target, execution_backend="auto", out_idx=[-1], pass_configs={})
+    artifact = tuner.run()
+    assert artifact.config in place.tiles and artifact.latency > 0 and artifact.ref_latency > 0
+    A, B = place.matrix(), place.matrix()
+    close(artifact.kernel(A, B), product_of(A, B))
+    assert artifact.libcode and artifact.tuning.measured + artifact.tuning.duplicates == 4
+
+
+def test_from_kernel_refuses_a_kernel_that_is_compiled_already() -> None:
+    kernel = Place("c").decorated(scaled, [{"block": 16}])(64)
+    with pytest.raises(ArgumentError, match="got a compiled kernel: leave out the call"):
+        AutoTuner.from_kernel(kernel, configs=[{"block": 16}])
+
+
+# ---- Input tensor supply
+
+
+def test_a_supply_program_gets_dtypes_and_shapes_and_the_context_manager_comes_first(
+    place: Place, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    def supply(params: list[Any]) -> list[torch.Tensor]:
+        with open(log, "a") as file:
+            file.write(f"{[(str(p.dtype), tuple(p.shape)) for p in params]}\n")
+        return [torch.ones(*p.shape) for p in params]
+
+    found = place.scaled(supply_prog=supply, ref_prog=doubled, n=192).run()
+    assert log.read_text() == "[('float32', (192,))]\n" and found.tuning.failed == 0
+    A = torch.ones(192, device=place.device)
+    with set_autotune_inputs([A]), pytest.warns(CompatWarning, match="supply_prog: is not asked"):
+        place.scaled(supply_prog=supply, ref_prog=doubled, n=192).run()
+    assert len(log.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("supply", list(tilelang.TensorSupplyType), ids=lambda supply: supply.name)
+def test_supply_types(supply: Any) -> None:
+    """Inputs of each distribution reach the kernel: what the reference sees is what it says."""
+    expected = {"Zero": lambda x: x == 0, "One": lambda x: x == 1, "Integer": lambda x: x == x.round()}
+    holds = expected.get(supply.name, lambda x: torch.isfinite(x))
+
+    def reference(A: torch.Tensor) -> torch.Tensor:
+        assert bool(holds(A).all())
+        return A * 2
+
+    assert Place("c").scaled([{"block": 16}], supply_type=supply, ref_prog=reference).run().tuning.measured == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "bfloat16"])
+def test_dtypes_that_only_some_devices_have(dtype: str) -> None:
+    Place("cuda").tuner(typed, [{"block": 16}], arguments={"dtype": dtype, "threads": 16}).run()
+
+
+def test_symbolic_dimensions_need_concrete_inputs(place: Place) -> None:
+    m = T.dynamic("m")
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic: give it in the workload's arguments, or give"):
+        place.scaled(n=m).run()
+    A = torch.randn(128, device=place.device)
+    with set_autotune_inputs(A):
+        found = place.scaled(n=m, ref_prog=doubled).run()
+    for n in (32, 320):
+        A = torch.randn(n, device=place.device)
+        close(found.kernel(A), A * 2)
+
+
+# ---- Correctness checking and tolerances
+
+
+@pytest.mark.parametrize("reference", [judged, asserted], ids=["returns a boolean", "raises on mismatch"])
+def test_a_reference_may_judge(place: Place, reference: Any) -> None:
+    assert place.product(ref_prog=reference).run().tuning.failed == 0
+
+    def never(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> bool:
+        reference(A, B, C)
+        return False
+
+    with pytest.raises(TuningFailed, match="mismatch: the reference returned a false value"):
+        place.product(place.tiles[:1], ref_prog=never).run()
+
+
+def test_a_manual_check_gets_both_outputs_and_skip_check_skips(place: Place, tmp_path: Path) -> None:
+    def check(outputs: list[torch.Tensor], references: list[torch.Tensor]) -> None:
+        (tmp_path / "seen").write_text(f"{[tuple(t.shape) for t in (*outputs, *references)]}")
+        torch.testing.assert_close(outputs, references)
+
+    right = [{"factor": 2.0, "block": 16}]
+    wrong = [{"factor": 3.0, "block": 16}]
+    assert place.scaled(right, ref_prog=doubled, manual_check_prog=check).run().tuning.best.status == "measured"
+    assert (tmp_path / "seen").read_text() == "[(256,), (256,)]"
+    with pytest.raises(TuningFailed, match="mismatch: the check says: Tensor-likes are not close!"):
+        place.scaled(wrong, ref_prog=doubled, manual_check_prog=check).run()
+    assert place.scaled(wrong, ref_prog=doubled, skip_check=True).run().config == wrong[0]
+
+
+def test_tolerances(place: Place) -> None:
+    """A factor of 2.01 in place of 2 is 0.5 % off."""
+    near = [{"factor": 2.01, "block": 16}]
+    assert place.scaled(near, ref_prog=doubled).run().config == near[0]  # 1e-2 by default
+    for options in ({"rtol": 1e-4, "atol": 1e-6}, {"rtol": 1e-4, "atol": 1e-6, "max_mismatched_ratio": 0.5}):
+        with pytest.raises(TuningFailed, match=r"256 of 256 elements differ by more than rtol 0\.0001, atol 1e-06"):
+            place.scaled(near, ref_prog=doubled, **options).run()
+    options = {"rtol": 1e-4, "atol": 1e-6, "max_mismatched_ratio": 1.0}
+    assert place.scaled(near, ref_prog=doubled, **options).run().config == near[0]
+
+
+# ---- Configuration spaces
+
+
+def test_threads_may_be_a_tuple() -> None:
+    configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
+    tuner = AutoTuner(scaled, configs)
+    assert [c["threads"] for c in tuner.workload(tuner._configs(), {"n": 64}).space.configs({})] == [(64, 2), (128, 1)]
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    kernels = atune.compile_all(scaled, configs, arguments={"n": 1024}, target="sm_90a")
+    assert [kernel.config["threads"] for kernel in kernels] == [(64, 2), (128, 1)]
+
+
+@pytest.mark.gpu
+def test_threads_as_a_tuple_on_a_gpu() -> None:
+    configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
+    found = Place("cuda").tuner(scaled, configs, arguments={"n": 1024}, ref_prog=doubled).run()
+    assert found.config in configs
+
+
+def test_values_that_are_no_data_may_be_configurations_and_come_back_as_they_were() -> None:
+    policies = [{"policy": policy} for policy in (T.GemmWarpPolicy.Square, T.GemmWarpPolicy.FullRow)]
+
+    def kernel(policy: Any) -> Any:
+        assert isinstance(policy, T.GemmWarpPolicy)
+        return scaled(64, 2.0, 16 if policy is T.GemmWarpPolicy.Square else 32)
+
+    found = Place("c").tuner(kernel, policies, ref_prog=doubled).run()
+    assert found.config in policies and isinstance(found.config["policy"], T.GemmWarpPolicy)
+    assert found.tuning.measured == 2
+
+
+def test_configurations_may_come_from_a_generator_of_the_problem(place: Place) -> None:
+    matmul = place.decorated(product, generated_tiles, ref_prog=product_of)
+    assert matmul(SIZE, SIZE, SIZE, **place.problem).config in place.tiles
+    if place.target == "c":
+        assert matmul(16, SIZE, SIZE).config["block_M"] == 16  # it is asked anew for each problem
+
+
+# ---- Parallel compilation, benchmarking, timeouts
+
+
+def test_a_timeout_ends_a_kernel_that_does_not_end() -> None:
+    started = time.perf_counter()
+    found = Place("c").tuner(moody, [{"mode": "loop"}, {"mode": "ok"}], timeout=2).run()
+    assert found.config == {"mode": "ok"}
+    assert [(record.index, record.kind) for record in found.tuning.failures] == [(0, "timeout")]
+    assert time.perf_counter() - started < 60
+
+
+# ---- Caching
+
+
+def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hit() -> bool:
+        return bool(Place("c").scaled(n=320).run().tuning.cache_hit)
+
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    assert [hit(), hit()] == [False, True]
+    assert list((tmp_path / "atune").glob("*.sqlite3"))
+    for name in ("TILELANG_AUTO_TUNING_DISABLE_CACHE", "TILELANG_DISABLE_CACHE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            assert not hit()
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "other"))
+    assert not hit()
+
+
+# ---- Manual sweeps
+
+
+def test_a_manual_sweep(place: Place) -> None:
+    configs = place.tiles[:2]
+    arguments = {"M": SIZE, "N": SIZE, "K": SIZE, **place.problem}
+    kernels = atune.compile_all(product, configs, arguments=arguments, target=place.target)
+    A, B = place.matrix(), place.matrix()
+    for kernel in kernels:
+        close(kernel(A, B), product_of(A, B))
+
+
+# ---- Recording and reusing
+
+
+def test_a_result_can_be_saved_and_loaded(place: Place, tmp_path: Path) -> None:
+    artifact = place.product(ref_prog=product_of).run()
+    folder = tmp_path / "best" / "matmul"
+    artifact.save_to_disk(folder, verbose=True)
+    restored = AutotuneResult.load_from_disk(folder, CompileArgs(target=place.target, execution_backend=place.backend))
+    assert restored is not None
+    assert (restored.config, restored.latency, restored.ref_latency) == (
+        artifact.config,
+        artifact.latency,
+        artifact.ref_latency,
+    )
+    A, B = place.matrix(), place.matrix()
+    close(restored.kernel(A, B), product_of(A, B))  # CompileArgs() alone is enough: out_idx.json has the outputs
+    assert {"best_config.json", "latency.json", "device_kernel.cu", "host_kernel.cu"} <= {
+        file.name for file in folder.iterdir()
+    }
+
+
+# ---- Device and backend selection
+
+
+def test_targets_and_backends() -> None:
+    tuner = AutoTuner(scaled, [{"block": 16}])
+    for target in ("hip", "metal"):
+        with pytest.raises(TargetError, match=f"target '{target}' is not supported"):
+            tuner.set_compile_args(target=target)
+    with pytest.warns(CompatWarning, match="execution_backend='nvrtc': is not used for target c: cython is"):
+        found = Place("c").scaled([{"block": 16}]).set_compile_args(out_idx=-1, target="c", execution_backend="nvrtc")
+        assert found.run().config == {"block": 16}
+    with_passes = Place("c").scaled([{"block": 16}, {"block": 16, "pass_configs": {"tirx.disable_vectorize": True}}])
+    assert with_passes.run().tuning.total == 2
+
+
+# ---- Troubleshooting
+
+
+@pytest.mark.parametrize("configs", [[], lambda **_: [], (c for c in ())], ids=["list", "callable", "generator"])
+def test_no_configurations_to_tune(configs: Any) -> None:
+    with pytest.raises(ValueError, match="No configurations to tune"):
+        AutoTuner(scaled, configs).run()
+
+
+def test_unused_keys_and_what_is_no_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"Unused keys in config: \['tile'\]; the kernel takes n, factor, block"):
+        AutoTuner(scaled, [{"tile": 1}]).run()
+    for configs in ("block", {"block": 16}, [16]):
+        with pytest.raises(ConfigError, match="configs must be dicts"):
+            AutoTuner(scaled, configs).run()
+
+
+def test_scalar_inputs_must_be_given() -> None:
+    def with_scalar(block: int) -> Any:
+        @T.prim_func
+        def main(A: T.Tensor((64,), "float32"), x: T.float32, B: T.Tensor((64,), "float32")):
+            with T.Kernel(T.ceildiv(64, block)) as bx:
+                for i in T.serial(block):
+                    B[bx * block + i] = A[bx * block + i] * x
+
+        return main
+
+    with pytest.raises(WorkloadError, match="a float32 scalar parameter has no default value: give inputs"):
+        Place("c").tuner(with_scalar, [{"block": 16}]).run()
+    with set_autotune_inputs(torch.ones(64), 3.0):
+        found = Place("c").tuner(with_scalar, [{"block": 16}], ref_prog=lambda A, x: A * x).run()
+    A = torch.randn(64)
+    close(found.kernel(A, 3.0), A * 3)
+
+
+# ---- where the guide is wrong: what tilelang itself does
+
+
+def test_what_the_guide_says_and_tilelang_does_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of docs/migration.md that need no GPU; when tilelang changes, so must the page."""
+    monkeypatch.chdir(tmp_path)  # its tuner writes a log here
+    from tilelang.autotuner import AutoTuner as Theirs
+    from tilelang.autotuner import param
+
+    cpu = {"target": "c", "execution_backend": "cython"}
+    kernel = tilelang.compile(scaled(SIZE), out_idx=[-1], **cpu)
+    A, B = torch.randn(SIZE), torch.empty(SIZE)
+    with pytest.raises(ValueError, match="Expected 2 inputs, got 3"):
+        kernel(A, B)
+    jit = tilelang.jit(out_idx=[-1], **cpu)(product)
+    for given in (kernel, jit):
+        with pytest.raises(AttributeError, match="no attribute '__closure__'"):
+            Theirs.from_kernel(given, [{"block": 16}]).run()
+    with pytest.raises(TypeError, match="missing a required argument: 'M'"):
+        jit.par_compile([{"block_M": 16}])
+    theirs = Theirs(scaled, lambda n: ({"block": b} for b in (16, 32))).set_compile_args(**cpu)
+    theirs.set_kernel_parameters(((SIZE,), ()), {})
+    with pytest.raises(TypeError, match="generator is not JSON serializable"):
+        theirs.run()
+    with pytest.raises(ValueError, match="Invalid execution backend 'ctypes'"):
+        tilelang.compile(scaled(SIZE), target="c", execution_backend="ctypes")
+    folder = tmp_path / "cache" / "saved"
+    param.AutotuneResult(0.5, {}, None, "", kernel.prim_func, kernel).save_to_disk(folder)
+    assert (folder / "out_idx.json").read_text() == '{"out_idx": null}' and (folder / "params.json").exists()
+    with pytest.raises(ValueError, match="Expected 2 inputs, got 1"):
+        param.AutotuneResult.load_from_disk(folder, param.CompileArgs(**cpu)).kernel(A)
