@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,35 @@ def test_a_plain_function_is_tuned_too(tuned: Any) -> None:
     kernel = tuned(scale, {"block": [16], "factor": [2]}, reference=doubled, target="c", out_idx=[-1])
     A = torch.randn(64)
     assert torch.equal(kernel(64)(A), doubled(A))
+
+
+def test_threads_that_call_at_once(tuned: Any) -> None:
+    """Each gets its own right result; one of them tunes, and one kernel is compiled."""
+    kernel = tuned(shift, reference=plus_one)
+    inputs = [torch.randn(96) for _ in range(6)]
+    outputs: dict[int, torch.Tensor] = {}
+
+    def call(i: int) -> None:
+        outputs[i] = kernel(inputs[i])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
+    assert len(kernel._turns.known) == 1 and len(kernel._kernels) == 1
+
+
+def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
+    """As in a notebook."""
+    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
+
+    async def main() -> None:
+        A = torch.randn(64)
+        assert torch.equal(kernel(A), A + 1)
+
+    anyio.run(main)
 
 
 def test_async_use(tuned: Any, anyio_backend: str) -> None:

@@ -477,6 +477,35 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
     assert said == ["False 2", "True 2"]
 
 
+KILLED = """
+import os, sys
+sys.path.insert(0, "tests")
+from decorated import QUICK, workload
+from atune.cached import run_cached
+from atune.events import CandidateMeasured
+from atune.result_cache import ResultCache
+
+def die(event):
+    if isinstance(event, CandidateMeasured):
+        os.kill(os.getpid(), 9)
+
+run_cached(workload(), target="c", benchmark=QUICK, cache=ResultCache(sys.argv[1]), on_event=die)
+"""
+
+
+def test_a_process_that_dies_while_it_tunes_lets_go_of_its_turn(cache: ResultCache) -> None:
+    """Another one goes on from what it had measured."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], cwd=ROOT, env=env, timeout=100)
+    assert died.returncode == -9
+    assert len(list((cache.folder / "running").iterdir())) == 2  # its lock, which is nobody's, and its journal
+    seen: list[Event] = []
+    result = run_here(cache, on_event=seen.append)
+    assert not result.cache_hit and result.measured == 2
+    assert any(type(event).__name__ == "RunResumed" for event in seen)
+    assert not list((cache.folder / "running").iterdir())
+
+
 def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(workload(), target="c", benchmark=QUICK)
     other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
