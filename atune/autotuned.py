@@ -20,7 +20,7 @@ from atune.cached import discover, tune_work
 from atune.call import Call, OnMiss, Options, probes
 from atune.candidate import PASS_CONFIGS, Config, thaw
 from atune.device import Target
-from atune.errors import CacheMiss, UsageError
+from atune.errors import CacheMiss, SpaceError, UsageError
 from atune.fingerprint import kernel_fingerprint
 from atune.result import TuneResult
 from atune.shipped import find_shipped
@@ -68,6 +68,8 @@ class Autotuned:
         self._eager: bool | None = None if self.is_jit else False
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Callable[..., Any]] = {}
+        self._provisional: set[Hashable] = set()
+        """Entries of the default configuration, which stand until something is tuned."""
         self._kernels: dict[str, Any] = {}
         self._turns: Turns[Winner] = Turns()
         self._lock = threading.Lock()
@@ -182,6 +184,15 @@ class Autotuned:
             self._eager = self.frontend.is_eager(self.kernel, given.values, probes(space))
         return self._eager
 
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `SpaceError` where an axis or a hint is no argument of the kernel."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return
+        if unknown := sorted(set(names) - self.parameters):
+            raise SpaceError(
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+            )
+
     def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
         found = []
         for name, p in self.signature.parameters.items():
@@ -221,7 +232,10 @@ class Autotuned:
         if call.explicit:
             entry = _direct(self.kernel)
         else:
-            kernel = self._kernel(call, self._winner(self._tuning_call(call)))
+            winner = self._winner(self._tuning_call(call))
+            if winner.source == "default":
+                self._provisional.add(key)
+            kernel = self._kernel(call, winner)
             entry = _launcher(kernel, call.names, self.signature, args) if call.eager else _giver(kernel)
         self._entries[key] = entry
         return entry
@@ -283,10 +297,16 @@ class Autotuned:
         return config
 
     async def _tune(self, call: Call, refresh: bool) -> TuneResult:
-        work = await anyio.to_thread.run_sync(lambda: call.work)
-        if self.options.cache is None:
-            return await tune(work.workload, **work.options)
-        return await tune_work(work, self.options.cache, concurrent=self.options.concurrent, refresh=refresh)
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
+        if cache is None:
+            result = await tune(work.workload, **work.options)
+        else:
+            result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
+        with self._lock:
+            if refresh or self._provisional:  # what was launched so far may not be the best any more
+                self._entries.clear()
+                self._provisional.clear()
+        return result
 
     # Kernels
 

@@ -26,7 +26,7 @@ from atune.artifact import StaticFacts
 from atune.cached import Work, run_cached, tune_cached
 from atune.candidate import config_key
 from atune.device import DeviceInfo, Target
-from atune.errors import UsageError
+from atune.errors import NoWinner, UsageError
 from atune.events import (
     BenchmarkFailed,
     CandidateLowered,
@@ -433,6 +433,18 @@ def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> 
     outcomes = [e.index for e in seen[resumed:] if isinstance(e, (CandidateMeasured, BenchmarkFailed))]
     assert done and not done & set(outcomes)
     assert not journal.exists()
+
+
+def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
+    """What failed for good is known then, and is not compiled again."""
+    space = atune.Space(factor=[1, 3])
+    for attempt in (1, 2):
+        seen: list[Event] = []
+        with pytest.raises(NoWinner, match="mismatch"):
+            run_here(cache, space, on_event=seen.append)
+        assert not list((cache.folder / "running").iterdir())
+        resumed = next((i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed"), 0)
+        assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
 
 def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
