@@ -15,7 +15,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from guide_kernels import doubled, scaled
+from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import capture, param, tuner
 
 import atune.compat.tilelang as compat
@@ -427,28 +427,15 @@ def test_the_migration_page_has_every_parameter_and_variable() -> None:
 # ---- on a GPU
 
 
-def slow_first(n: int, factor: float, work: int, threads: int) -> Any:
-    """B = A * factor, `work` times over."""
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, 1024), threads=threads) as bx:
-            for _ in T.serial(work):
-                for i in T.Parallel(1024):
-                    B[bx * 1024 + i] = A[bx * 1024 + i] * factor
-
-    return main
-
-
 @pytest.mark.gpu
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("out_idx", [None, [-1]], ids=["outputs given", "outputs returned"])
 def test_winners_of_shared_libraries_each_compute_their_own_in_one_process(out_idx: Any) -> None:
     """Three tunings, whose winners stand beside others in their libraries and are not the first there."""
     n, winners = 1 << 20, []
-    configs = [{"work": 200, "threads": 128}, {"work": 100, "threads": 128}, {"work": 1, "threads": 256}]
+    configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
     for factor in (2.0, 3.0, 5.0):
-        made = AutoTuner(slow_first, configs).set_compile_args(out_idx=out_idx, target="cuda")
+        made = AutoTuner(few_blocks, configs).set_compile_args(out_idx=out_idx, target="cuda")
         made.set_profile_args(warmup=1, rep=10, ref_prog=_one(factor) if out_idx else _into(factor))
         made.set_kernel_parameters(((n, factor), {}))
         found = made.run(enable_grouped_compile=True, group_compile_size=3)
@@ -480,8 +467,8 @@ def _into(factor: float) -> Any:
 @pytest.mark.gpu
 @pytest.mark.timeout(170)
 def test_a_winner_of_a_shared_library_is_saved_alone(tmp_path: Path) -> None:
-    configs = [{"work": 100, "threads": 128}, {"work": 1, "threads": 256}]
-    made = AutoTuner(slow_first, configs).set_compile_args(out_idx=None, target="cuda")
+    configs = [{"blocks": 1}, {"blocks": 64}]
+    made = AutoTuner(few_blocks, configs).set_compile_args(out_idx=None, target="cuda")
     made.set_profile_args(warmup=1, rep=10, ref_prog=_into(2.0))
     made.set_kernel_parameters(((1 << 16, 2.0), {}))
     made.run(enable_grouped_compile=True).save_to_disk(tmp_path / "saved")

@@ -108,7 +108,7 @@ def test_decorator_takes_a_list_of_configurations_and_tunables_given_in_the_call
     matmul = place.decorated(product, place.tiles, ref_prog=product_of)
     assert matmul(SIZE, SIZE, SIZE, **place.problem).ref_latency > 0
     with pytest.warns(CompatWarning, match="nothing is tuned"):
-        fixed = matmul(SIZE, SIZE, SIZE, block_M=32, block_N=64, **place.problem)
+        fixed = matmul(SIZE, SIZE, SIZE, block_M=32, block_N=64, block_K=32, **place.problem)
     assert fixed.latency is None and fixed.config is None
     A, B = place.matrix(), place.matrix()
     close(fixed(A, B), product_of(A, B))

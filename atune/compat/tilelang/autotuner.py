@@ -41,7 +41,8 @@ class AutoTuner:
         self.fn = _tunable(fn)
         self.configs = configs
         self.compile_args = _compile_args_of(self.fn)
-        self.profile_args: ProfileArgs | None = None
+        self.profile_args = ProfileArgs()
+        self._profiled = False
         self._captured: list[Any] | None = None
         self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -103,6 +104,7 @@ class AutoTuner:
             warn_once("supply_type", "has no effect beside supply_prog, whose tensors are used")
         if manual_check_prog is not None and ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
+        self._profiled = True
         self.profile_args = ProfileArgs(
             warmup=warmup,
             rep=rep,
@@ -162,7 +164,7 @@ class AutoTuner:
             early_stop,
             early_stop_factor,
         )
-        planned = plan(self.compile_args, self.profile_args, asked)
+        planned = plan(self.compile_args, self.profile_args if self._profiled else None, asked)
         configs = self._configs()
         arguments = self._arguments()
         if given := sorted({n for n in configs[0] if n in arguments}):
@@ -191,7 +193,7 @@ class AutoTuner:
 
     def workload(self, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> Workload:
         """Return what is tuned, as atune's `Workload`."""
-        profile = self.profile_args or ProfileArgs()
+        profile = self.profile_args
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
         if captured is not None:

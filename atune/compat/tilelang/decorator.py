@@ -12,6 +12,7 @@ from atune.candidate import RESERVED
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
 from atune.compat.tilelang.result import AutotuneResult
+from atune.stages.frontend import frontend_lock
 
 Key = tuple[Any, ...]
 
@@ -83,7 +84,8 @@ class AutoTuneImpl:
     get_tunner = get_tuner  # tilelang's spelling
 
     def _tuner(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoTuner:
-        self.jit_impl.initialize_jit_mode(*args, **kwargs)
+        with frontend_lock:
+            self.jit_impl.initialize_jit_mode(*args, **kwargs)
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs))
         return tuner

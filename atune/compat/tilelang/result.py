@@ -17,6 +17,7 @@ from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
 from atune.device import Target
 from atune.errors import AtuneError
+from atune.stages.frontend import frontend_lock
 from atune.stages.jit_kernel import HOST_SOURCE, jit_kernel
 
 if TYPE_CHECKING:
@@ -125,19 +126,20 @@ def of_winner(
     `tuning`: what found it; None for a configuration that was given.
     """
     latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
-    made = jit_kernel(
-        kernel,
-        arguments,
-        dict(config),
-        target=target,
-        artifact=None if tuning is None else tuning.artifact,
-        out_idx=args.out_idx,
-        pass_configs=args.pass_configs,
-        flags=args.compile_flags or None,
-        latency_ms=latency,
-        reference_ms=reference,
-        verbose=args.verbose,
-    )
+    with frontend_lock:
+        made = jit_kernel(
+            kernel,
+            arguments,
+            dict(config),
+            target=target,
+            artifact=None if tuning is None else tuning.artifact,
+            out_idx=args.out_idx,
+            pass_configs=args.pass_configs,
+            flags=args.compile_flags or None,
+            latency_ms=latency,
+            reference_ms=reference,
+            verbose=args.verbose,
+        )
     return AutotuneResult(
         latency=latency,
         config=None if tuning is None else dict(config),
