@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import functools
 import importlib
 import inspect
-import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -21,14 +18,15 @@ import msgspec
 from atune.arguments import Arguments, raw_key, text_of
 from atune.cached import discover, tune_work
 from atune.call import Call, OnMiss, Options, probes
-from atune.candidate import PASS_CONFIGS, Config, config_key, thaw
+from atune.candidate import PASS_CONFIGS, Config, thaw
 from atune.device import Target
-from atune.errors import CacheMiss, UsageError
+from atune.errors import CacheMiss, SpaceError, UsageError
 from atune.fingerprint import kernel_fingerprint
 from atune.result import TuneResult
-from atune.result_cache import CacheEntry, read_exported
+from atune.shipped import find_shipped
 from atune.space import Space
 from atune.tuner import run_blocking, tune
+from atune.turns import Turns
 
 WAIT_S = 0.02
 """Seconds between two looks of a task at whether another has tuned what it needs."""
@@ -45,14 +43,6 @@ class Winner(msgspec.Struct, frozen=True):
     latency_ms: float | None = None
     reference_ms: float | None = None
     result: TuneResult | None = None
-
-
-class _Running:
-    """A tuning under way, for those who wait for it."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.done: concurrent.futures.Future[Winner | None] = concurrent.futures.Future()
 
 
 class Autotuned:
@@ -78,9 +68,10 @@ class Autotuned:
         self._eager: bool | None = None if self.is_jit else False
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Callable[..., Any]] = {}
+        self._provisional: set[Hashable] = set()
+        """Entries of the default configuration, which stand until something is tuned."""
         self._kernels: dict[str, Any] = {}
-        self._winners: dict[str, Winner] = {}
-        self._running: dict[str, _Running] = {}
+        self._turns: Turns[Winner] = Turns()
         self._lock = threading.Lock()
         self._tensor: type = importlib.import_module("torch").Tensor
         _all.add(self)
@@ -116,26 +107,25 @@ class Autotuned:
         call = await anyio.to_thread.run_sync(functools.partial(self._analysed, args, kwargs))
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, and there is nothing to tune; leave it to the space")
-        if refresh:
-            with self._lock:
-                self._winners.pop(call.key_text, None)
+        known = self._turns.known.get(call.key_text)
+        if refresh or (known is not None and known.result is None):  # a configuration without its tuning
+            self._turns.forget(call.key_text)
         while True:
-            running, mine = self._claim(call)
-            if running is None:
-                winner = self._winners[call.key_text]
-                if winner.result is not None:
-                    return _hit(winner.result)
-                with self._lock:  # a configuration without its tuning: that is what was asked for
-                    self._winners.pop(call.key_text, None)
+            turn, mine = self._turns.claim(call.key_text)
+            if turn is None:
+                known = self._turns.known.get(call.key_text)
+                if known is not None and known.result is not None:
+                    return _hit(known.result)
+                self._turns.forget(call.key_text)
                 continue
             if mine:
-                with self._finishing(call, running) as finish:
+                with self._turns.taking(call.key_text, turn) as tell:
                     result = await self._tune(call, refresh)
-                    finish(_winner_of(result))
+                    tell(_winner_of(result))
                 return result
-            while not running.done.done():
+            while not turn.done.done():
                 await anyio.sleep(WAIT_S)
-            found = running.done.result()
+            found = turn.done.result()
             if found is not None and found.result is not None:
                 return _hit(found.result)
 
@@ -167,12 +157,10 @@ class Autotuned:
             self._entries.clear()
             if key is None:
                 self._kernels.clear()
-                self._winners.clear()
-            else:
-                self._winners.pop(text_of(key), None)
+        self._turns.forget(None if key is None else text_of(key))
 
     def __repr__(self) -> str:
-        return f"<autotuned {self.__name__}, {len(self._winners)} keys known>"
+        return f"<autotuned {self.__name__}, {len(self._turns.known)} keys known>"
 
     # What calls are made of
 
@@ -195,6 +183,15 @@ class Autotuned:
         if self._eager is None:
             self._eager = self.frontend.is_eager(self.kernel, given.values, probes(space))
         return self._eager
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `SpaceError` where an axis or a hint is no argument of the kernel."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return
+        if unknown := sorted(set(names) - self.parameters):
+            raise SpaceError(
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+            )
 
     def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
         found = []
@@ -235,7 +232,10 @@ class Autotuned:
         if call.explicit:
             entry = _direct(self.kernel)
         else:
-            kernel = self._kernel(call, self._winner(self._tuning_call(call)))
+            winner = self._winner(self._tuning_call(call))
+            if winner.source == "default":
+                self._provisional.add(key)
+            kernel = self._kernel(call, winner)
             entry = _launcher(kernel, call.names, self.signature, args) if call.eager else _giver(kernel)
         self._entries[key] = entry
         return entry
@@ -246,7 +246,7 @@ class Autotuned:
         """Return the configuration to use; blocking."""
         on_miss = on_miss or self.options.on_miss
         while True:
-            known = self._winners.get(call.key_text)
+            known = self._turns.known.get(call.key_text)
             if known is None:
                 known = self._known(call)
             if known is not None:
@@ -258,20 +258,20 @@ class Autotuned:
                 )
             if on_miss == "default":
                 return Winner(self._default(call), "default")
-            running, mine = self._claim(call)
-            if running is None:
+            turn, mine = self._turns.claim(call.key_text)
+            if turn is None:
                 continue
             if mine:
-                with self._finishing(call, running) as finish:
+                with self._turns.taking(call.key_text, turn) as tell:
                     winner = _winner_of(run_blocking(self._tune, call, False))
-                    finish(winner)
+                    tell(winner)
                 return winner
-            if running.thread == threading.get_ident():
+            if turn.is_this_threads:
                 raise UsageError(
                     f"{self.__name__} is being tuned by a task of this very thread's event loop, and waiting here "
                     "would hold it up: await tune_async(…) with the same arguments before the call"
                 )
-            found = running.done.result()
+            found = turn.done.result()
             if found is not None:
                 return found
 
@@ -283,27 +283,9 @@ class Autotuned:
             found = _winner_of(result)
         elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
             found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
-        elif (entry := self._shipped(call)) is not None:
+        elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
             found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
-        if found is not None:
-            with self._lock:
-                found = self._winners.setdefault(call.key_text, found)
-        return found
-
-    def _shipped(self, call: Call) -> CacheEntry | None:
-        """Return a shipped result for this kernel, problem, device and target; of these versions before others."""
-        if not self.options.shipped:
-            return None
-        key, space = call.work.key, {config_key(thaw(c)) for c in call.work.spec.configs}
-        fitting = [
-            entry
-            for path in self.options.shipped
-            for entry in _read_shipped(path, os.stat(path).st_mtime_ns)
-            if all(getattr(entry.parts, n) == getattr(key, n) for n in ("fingerprint", "device", "target"))
-            and text_of(entry.parts.problem) == text_of(key.problem)
-            and config_key(entry.config) in space
-        ]
-        return max(fitting, key=lambda e: (e.parts.versions == key.versions, e.created), default=None)
+        return None if found is None else self._turns.keep(call.key_text, found)
 
     def _default(self, call: Call) -> Config:
         chosen = self.options.workload.get("default")
@@ -315,24 +297,16 @@ class Autotuned:
         return config
 
     async def _tune(self, call: Call, refresh: bool) -> TuneResult:
-        work = await anyio.to_thread.run_sync(lambda: call.work)
-        if self.options.cache is None:
-            return await tune(work.workload, **work.options)
-        return await tune_work(work, self.options.cache, concurrent=self.options.concurrent, refresh=refresh)
-
-    def _claim(self, call: Call) -> tuple[_Running | None, bool]:
-        """Return the tuning under way, and whether it is the caller's to do; None where the winner is known."""
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
+        if cache is None:
+            result = await tune(work.workload, **work.options)
+        else:
+            result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
         with self._lock:
-            if call.key_text in self._winners:
-                return None, False
-            running = self._running.get(call.key_text)
-            if running is not None:
-                return running, False
-            self._running[call.key_text] = running = _Running()
-            return running, True
-
-    def _finishing(self, call: Call, running: _Running) -> _Finishing:
-        return _Finishing(self, call.key_text, running)
+            if refresh or self._provisional:  # what was launched so far may not be the best any more
+                self._entries.clear()
+                self._provisional.clear()
+        return result
 
     # Kernels
 
@@ -367,41 +341,12 @@ class Autotuned:
             return self._kernels.setdefault(name, made)
 
 
-class _Finishing:
-    """Ends a tuning for those who wait, however it ends: with its winner, its error, or for another to take over."""
-
-    def __init__(self, owner: Autotuned, key: str, running: _Running) -> None:
-        self.owner, self.key, self.running = owner, key, running
-        self.winner: Winner | None = None
-
-    def __enter__(self) -> Callable[[Winner], None]:
-        return self.finish
-
-    def finish(self, winner: Winner) -> None:
-        self.winner = winner
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        with self.owner._lock:
-            self.owner._running.pop(self.key, None)
-            if self.winner is not None:
-                self.owner._winners[self.key] = self.winner
-        if isinstance(error, Exception):
-            self.running.done.set_exception(error)
-        else:
-            self.running.done.set_result(self.winner)  # None where it was cancelled: who waits takes over
-
-
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 
 
 def all_autotuned() -> list[Autotuned]:
     """Return every decorated kernel of this program."""
     return list(_all)
-
-
-@functools.cache
-def _read_shipped(path: str, changed: int) -> list[CacheEntry]:
-    return read_exported(Path(path).read_bytes())
 
 
 def _winner_of(result: TuneResult) -> Winner:

@@ -17,7 +17,7 @@ import msgspec
 
 from atune.candidate import config_key
 from atune.device import DeviceInfo, Target
-from atune.errors import JournalError, UsageError
+from atune.errors import JournalError, NoWinner, UsageError
 from atune.events import SCHEMA, Event, RunStarted
 from atune.fingerprint import fingerprint, kernel_fingerprint
 from atune.local import installed_versions
@@ -223,6 +223,10 @@ async def _tune_and_keep(
         events.clear()
         journal.unlink(missing_ok=True)
         result = await tune(work.workload, **options)
+    except NoWinner:
+        if journal is not None:  # it has ended; what may pass is tried again by the next call
+            journal.unlink(missing_ok=True)
+        raise
     finally:
         if events:
             with anyio.CancelScope(shield=True):

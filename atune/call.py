@@ -57,6 +57,7 @@ class Call:
         tunables = tunables_of(space)
         if clash := sorted(tunables & options.hints.keys()):
             raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
+        owner.check_names(tunables | (options.hints.keys() - RESERVED))
         self.explicit = sorted(tunables & self.given.given.keys())
         self.eager = owner.is_eager(self.given, space)
         if not self.eager and (unknown := sorted(self.given.given.keys() - owner.parameters)):
@@ -75,6 +76,11 @@ class Call:
         if self.eager:
             sizes = stage.eager_dimensions(owner.kernel, self.tensors, plain, probes(space))
             self.arguments.update({n: stage.encode(v, f"{owner.__name__}: {n!r}") for n, v in sizes.items()})
+            if unknown := sorted(self.given.given.keys() - owner.parameters - sizes.keys()):
+                takes = (
+                    f"it takes {', '.join(owner.signature.parameters)}, and by name the dimensions {', '.join(sizes)}"
+                )
+                raise TypeError(f"{owner.__name__} takes no argument {unknown[0]!r}; {takes}")
         if missing := owner.missing(self.arguments, tunables, names):
             raise TypeError(f"{owner.__name__} lacks the argument {missing[0]!r}")
         self.space, self.tunables, self.names = space, tunables, names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
     half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
     kernel(*half, dtype=T.float64)
     assert torch.equal(half[2], half[0] + half[1])
-    assert len(kernel._winners) == 2
+    assert len(kernel._turns.known) == 2
 
 
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
@@ -235,6 +236,35 @@ def test_a_plain_function_is_tuned_too(tuned: Any) -> None:
     assert torch.equal(kernel(64)(A), doubled(A))
 
 
+def test_threads_that_call_at_once(tuned: Any) -> None:
+    """Each gets its own right result; one of them tunes, and one kernel is compiled."""
+    kernel = tuned(shift, reference=plus_one)
+    inputs = [torch.randn(96) for _ in range(6)]
+    outputs: dict[int, torch.Tensor] = {}
+
+    def call(i: int) -> None:
+        outputs[i] = kernel(inputs[i])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
+    assert len(kernel._turns.known) == 1 and len(kernel._kernels) == 1
+
+
+def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
+    """As in a notebook."""
+    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
+
+    async def main() -> None:
+        A = torch.randn(64)
+        assert torch.equal(kernel(A), A + 1)
+
+    anyio.run(main)
+
+
 def test_async_use(tuned: Any, anyio_backend: str) -> None:
     kernel = tuned(shift, {"block": [16]}, reference=plus_one)
     A = torch.randn(64)
@@ -268,7 +298,7 @@ if __name__ == "__main__":
     A = torch.randn(64)
     assert torch.equal(shift(A), A + 1)
     result = shift.tune(A)
-    print(result.header.settings["budget"], result.measured + result.duplicates, shift._winners.popitem()[1].source)
+    print(result.header.settings["budget"], result.measured + result.duplicates, shift._turns.known.popitem()[1].source)
 """
 
 

@@ -227,6 +227,17 @@ def test_constraints(tuned: Any, engine: Engine) -> None:
             tuned(space=wrong)
 
 
+@pytest.mark.parametrize("kernel", [scale_jit, shift], ids=["lazy", "eager"])
+def test_axes_and_hints_must_be_arguments_of_the_kernel(tuned: Any, engine: Engine, kernel: Any) -> None:
+    argument = 64 if kernel is scale_jit else torch.zeros(64)
+    for options in ({"space": {"blok": [16]}}, {"space": [{"blok": 16}]}, {"hints": {"blok": 1}}):
+        with pytest.raises(SpaceError, match="takes no argument 'blok'; it takes"):
+            tuned(kernel, **options).tune(argument)
+    with pytest.raises(TypeError, match="takes no argument 'blok'; it takes"):
+        tuned(kernel).tune(argument, blok=3)
+    assert not engine.runs
+
+
 # Hints and options
 
 
@@ -320,6 +331,16 @@ def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
         atune.best_config(scale_jit, 64)
 
 
+def test_the_default_stands_until_something_is_tuned(tuned: Any, engine: Engine) -> None:
+    kernel = tuned(shift, {"block": [64, 16]}, on_miss="default", default={"block": 64})
+    A = torch.randn(64)
+    assert torch.equal(kernel(A), A + 1) and kernel.compile(A).config is None
+    engine_says = kernel.tune(A).best_config
+    assert engine_says == {"block": 16}
+    assert torch.equal(kernel(A), A + 1)
+    assert kernel.compile(A).config == {"block": 16} and len(engine.runs) == 1
+
+
 def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     """Exported results are used where the cache has none: for this source, problem, device, and a space with them."""
     kernel = tuned(space={"block": [16, 64]})
@@ -341,7 +362,7 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     assert len(engine.runs) == 1
     imported = tuned(cache=tmp_path / "imported", on_miss="error")
     imported.options.cache.merge(file.read_bytes())
-    assert imported.best_config(64) == {"block": 64} and imported._winners.popitem()[1].source == "cache"
+    assert imported.best_config(64) == {"block": 64} and imported._turns.known.popitem()[1].source == "cache"
     assert not imported.tune(64).cache_hit  # a whole tuning was asked for, and there is none
     file.write_text("{}")
     with pytest.raises(UsageError, match="no file of exported results"):

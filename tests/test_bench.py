@@ -237,3 +237,14 @@ def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPat
     assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
     assert "over that of tilelang pipeline: 0.9000 (95 % interval 0.9000 to 0.9000)" in text
     assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
+
+
+def test_the_overhead_of_the_decorator_is_reported(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "bench" / "overhead.py"), "--rounds", "5", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "overhead.json").read_text())
+    for kind in ("eager", "lazy"):
+        assert found[f"{kind}: @tilelang.jit"]["ns"] > 0 and len(found[f"{kind}: @atune.autotune"]["samples_ns"]) == 5
+        assert found[f"{kind}: @atune.autotune"]["ns"] < 1e6  # a look-up, and nothing like a tuning

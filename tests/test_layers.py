@@ -67,6 +67,8 @@ LAYERS = {
         "cached",
         "arguments",
         "presets",
+        "turns",
+        "shipped",
         "call",
         "autotuned",
         "decorator",

@@ -26,7 +26,7 @@ from atune.artifact import StaticFacts
 from atune.cached import Work, run_cached, tune_cached
 from atune.candidate import config_key
 from atune.device import DeviceInfo, Target
-from atune.errors import UsageError
+from atune.errors import NoWinner, UsageError
 from atune.events import (
     BenchmarkFailed,
     CandidateLowered,
@@ -435,6 +435,18 @@ def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> 
     assert not journal.exists()
 
 
+def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
+    """What failed for good is known then, and is not compiled again."""
+    space = atune.Space(factor=[1, 3])
+    for attempt in (1, 2):
+        seen: list[Event] = []
+        with pytest.raises(NoWinner, match="mismatch"):
+            run_here(cache, space, on_event=seen.append)
+        assert not list((cache.folder / "running").iterdir())
+        resumed = next((i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed"), 0)
+        assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
+
+
 def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache) -> None:
     work = Work(workload(), target="c", benchmark=QUICK)
     journal = cache.folder / "running" / f"{work.key.text}.jsonl"
@@ -475,6 +487,35 @@ def test_two_processes_tune_once(cache: ResultCache) -> None:
     both = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(process.communicate(timeout=150)[0].strip() for process in both)
     assert said == ["False 2", "True 2"]
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, "tests")
+from decorated import QUICK, workload
+from atune.cached import run_cached
+from atune.events import CandidateMeasured
+from atune.result_cache import ResultCache
+
+def die(event):
+    if isinstance(event, CandidateMeasured):
+        os.kill(os.getpid(), 9)
+
+run_cached(workload(), target="c", benchmark=QUICK, cache=ResultCache(sys.argv[1]), on_event=die)
+"""
+
+
+def test_a_process_that_dies_while_it_tunes_lets_go_of_its_turn(cache: ResultCache) -> None:
+    """Another one goes on from what it had measured."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    died = subprocess.run([sys.executable, "-c", KILLED, str(cache.folder)], cwd=ROOT, env=env, timeout=100)
+    assert died.returncode == -9
+    assert len(list((cache.folder / "running").iterdir())) == 2  # its lock, which is nobody's, and its journal
+    seen: list[Event] = []
+    result = run_here(cache, on_event=seen.append)
+    assert not result.cache_hit and result.measured == 2
+    assert any(type(event).__name__ == "RunResumed" for event in seen)
+    assert not list((cache.folder / "running").iterdir())
 
 
 def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def jit_kernel(
         found = _member(function, artifact, target, passes, chosen)
     else:
         found = _compiled(function, target, backend, out_idx, passes, chosen, verbose)
-    if latency_ms is not None:  # tilelang's cache may have given one that was tuned before
+    if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
 

@@ -1,0 +1,86 @@
+"""Who tunes, and who waits for it: one for each key, among threads and tasks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Turn(Generic[T]):
+    """Work under way. `done` gets its outcome: None where it was cancelled, and who waits may take over."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.done: concurrent.futures.Future[T | None] = concurrent.futures.Future()
+
+    @property
+    def is_this_threads(self) -> bool:
+        """Whether waiting for it here, blocking, would wait for ever: its task runs in this very thread."""
+        return self.thread == threading.get_ident()
+
+
+class Turns(Generic[T]):
+    """What is known by key, and what is being found out."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, T] = {}
+        self._running: dict[str, Turn[T]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, key: str, value: T) -> T:
+        """Remember `value`, unless something is known already; return what is known then."""
+        with self._lock:
+            return self.known.setdefault(key, value)
+
+    def forget(self, key: str | None = None) -> None:
+        with self._lock:
+            if key is None:
+                self.known.clear()
+            else:
+                self.known.pop(key, None)
+
+    def claim(self, key: str) -> tuple[Turn[T] | None, bool]:
+        """Return the work under way, and whether it is the caller's to do; None where the outcome is known."""
+        with self._lock:
+            if key in self.known:
+                return None, False
+            turn = self._running.get(key)
+            if turn is not None:
+                return turn, False
+            self._running[key] = turn = Turn()
+            return turn, True
+
+    def taking(self, key: str, turn: Turn[T]) -> Taking[T]:
+        """Return the context in which the one whose turn it is works; it gets a function to tell the outcome."""
+        return Taking(self, key, turn)
+
+    def _end(self, key: str, turn: Turn[T], outcome: T | None, error: BaseException | None) -> None:
+        with self._lock:
+            self._running.pop(key, None)
+            if outcome is not None:
+                self.known[key] = outcome
+        if isinstance(error, Exception):
+            turn.done.set_exception(error)
+        else:
+            turn.done.set_result(outcome)
+
+
+class Taking(Generic[T]):
+    """Ends a turn for those who wait, however it ends."""
+
+    def __init__(self, turns: Turns[T], key: str, turn: Turn[T]) -> None:
+        self._turns, self._key, self._turn = turns, key, turn
+        self._outcome: T | None = None
+
+    def __enter__(self) -> Callable[[T], None]:
+        return self._tell
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._turns._end(self._key, self._turn, self._outcome, error)
+
+    def _tell(self, outcome: T) -> None:
+        self._outcome = outcome
