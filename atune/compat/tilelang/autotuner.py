@@ -184,6 +184,9 @@ class AutoTuner:
             raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
         except SpaceError as error:
             raise ConfigError(str(error)) from error
+        finally:
+            if isinstance(workload.inputs, GivenTensors):
+                workload.inputs.discard()
         assert result.best_index is not None and result.header is not None
         winner = configs[result.best_index]
         return of_winner(self.fn, arguments, winner, self.compile_args, result.header.target, result)
