@@ -209,13 +209,18 @@ def main() -> int:
         for_tilelang(path_of(example).read_text())
     with empty_caches("compat-warm-") as (folder, env):  # the first to import would read the packages from the disk
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
+    deadline = time.monotonic() + options.limit - 15.0  # no child may be left when the time limit ends this process
+
+    def seconds() -> float:
+        return max(1.0, min(options.timeout, deadline - time.monotonic()))
+
     rows: list[Row] = []
     for example in examples:
         found = []
         for tuner in tuners:
-            found.append(tune(example, tuner, options.timeout))
+            found.append(tune(example, tuner, seconds()))
             print(f"{example}, {tuner}: {found[-1].wall_s:.1f} s {found[-1].error}", file=sys.stderr, flush=True)
-        retime(example, found, options.rounds, options.timeout)
+        retime(example, found, options.rounds, seconds())
         rows += found
         _write(options, rows)  # what is done stays, whatever comes
     common.report(options, "compat", table(rows), _results(rows))

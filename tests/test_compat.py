@@ -220,6 +220,16 @@ def test_tensors_travel_in_a_file_that_does_not_outlive_the_tuning(tmp_path: Pat
     assert not list(tmp_path.glob("atune-inputs-*"))
 
 
+def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
+    def slow_and_fast(rows: Any) -> Any:
+        return scaled(64 * (64 if rows is Ellipsis else 1))  # values that are no data
+
+    configs = [{"rows": ...}, {"rows": 1}]
+    first = cpu_tuner(slow_and_fast, configs, skip_check=True).run()
+    again = cpu_tuner(slow_and_fast, configs[::-1], skip_check=True).run()
+    assert first.config == again.config == {"rows": 1}
+
+
 # ---- on disk
 
 
