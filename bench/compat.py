@@ -39,6 +39,8 @@ class Row(msgspec.Struct, kw_only=True):
     example: str
     tuner: str
     error: str = ""
+    output: str = ""
+    """The end of what the process wrote, where it failed."""
     result_s: float | None = None
     """To the tuned kernel."""
     wall_s: float = 0.0
@@ -141,8 +143,9 @@ def tune(example: str, tuner: str, timeout_s: float) -> Row:
     done, answer = run_child("tune", {"path": str(path_of(example)), "tuner": tuner}, timeout_s)
     row.wall_s = round(done.wall_s, 2)
     if not answer:
-        tail = " | ".join(line for line in done.output.splitlines() if line.strip())[-600:]
-        row.error = f"ran past {timeout_s:g} s" if done.timed_out else f"exit status {done.status}: {tail}"
+        lines = [line.strip() for line in done.output.splitlines() if line.strip()] or ["it said nothing"]
+        row.error = f"ran past {timeout_s:g} s" if done.timed_out else f"exit status {done.status}: {lines[-1][:200]}"
+        row.output = done.output[-4000:]
         return row
     found = json.loads(answer)
     row.result_s = round(found["result"] - done.started, 2)

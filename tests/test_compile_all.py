@@ -27,6 +27,7 @@ def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
     A = torch.randn(N)
     for kernel, config in zip(kernels, configs, strict=True):
         assert torch.equal(kernel(A), A * config["factor"])
+        assert kernel.artifact.symbol in kernel.source
     A, B = torch.randn(N), torch.empty(N)
     kernels[-1](A, B)  # every parameter given
     assert torch.equal(B, A * 5)
