@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -39,19 +39,26 @@ class Arguments:
         """With the signature's defaults."""
 
 
-def raw_key(args: tuple[Any, ...], kwargs: Mapping[str, Any], describe: Callable[[Any], Any], tensor: type) -> Hashable:
+def raw_key(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    describe: Callable[[Any], Any],
+    tensor: type,
+    at_run_time: Container[int | str] = (),
+) -> Hashable:
     """Return what tells one call form from another: quickly, for it is asked at every call.
 
     `describe` returns what tells objects of another kind apart; `tensor` is torch's tensor type, whose objects are told
-    apart by dtype, shape and strides. Values of different types differ, also where Python has them equal.
+    apart by dtype, shape and strides. Values of different types differ, also where Python has them equal. Of numbers
+    `at_run_time`, by position and name, which a compiled kernel takes as they come, only the type counts.
     """
     parts: list[Any] = []
-    for value in args:
+    for i, value in enumerate(args):
         kind = type(value)
         if kind is tensor:
             parts += (value.dtype, value.shape, value.stride())
         elif kind in _PLAIN:
-            parts += (kind, value)
+            parts += (kind, None if i in at_run_time else value)
         else:
             parts.append(describe(value))
     if kwargs:
@@ -60,7 +67,7 @@ def raw_key(args: tuple[Any, ...], kwargs: Mapping[str, Any], describe: Callable
             if kind is tensor:
                 parts += (name, value.dtype, value.shape, value.stride())
             elif kind in _PLAIN:
-                parts += (name, kind, value)
+                parts += (name, kind, None if name in at_run_time else value)
             else:
                 parts += (name, describe(value))
     return tuple(parts)

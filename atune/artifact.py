@@ -93,6 +93,10 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """What compiled the device code: ``nvcc``, ``nvrtc`` or ``g++``."""
     why: str = ""
     """Why that compiler."""
+    backend: str = ""
+    """For CUDA, tilelang's adapter that the library is for, ``cython`` or ``nvrtc``; empty for what groups are for."""
+    words: str = ""
+    """What the compilers said, where that was asked for."""
 
 
 Built = Artifact | Failure

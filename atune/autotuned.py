@@ -76,6 +76,7 @@ class Autotuned:
         self.parameters = frozenset(self.signature.parameters)
         self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
         self._eager: bool | None = None if self.is_jit else False
+        self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Callable[..., Any]] = {}
         self._kernels: dict[str, Any] = {}
         self._winners: dict[str, Winner] = {}
@@ -88,7 +89,7 @@ class Autotuned:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel with the fastest configuration; tune first where that is not known."""
-        entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor))
+        entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor, self._at_run_time))
         if entry is None:
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
@@ -173,9 +174,6 @@ class Autotuned:
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self._winners)} keys known>"
 
-    def __reduce__(self) -> Any:
-        return (Autotuned, (self.kernel, self.options))
-
     # What calls are made of
 
     @property
@@ -228,8 +226,12 @@ class Autotuned:
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """Find out what to call for calls of this form, and remember it."""
-        key = raw_key(args, kwargs, self._described, self._tensor)
         call = self._call(args, kwargs)
+        if call.eager and not self._at_run_time:
+            names = self.frontend.tensor_names(self.kernel)
+            places = {i for i, name in enumerate(self.signature.parameters) if name in names}
+            self._at_run_time = frozenset({*names, *places})
+        key = raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
         if call.explicit:
             entry = _direct(self.kernel)
         else:
@@ -358,6 +360,7 @@ class Autotuned:
                 flags=call.compile.flags,
                 latency_ms=winner.latency_ms,
                 reference_ms=winner.reference_ms,
+                execution_backend=getattr(self.kernel, "execution_backend", None),
                 verbose=getattr(self.kernel, "verbose", None),
             )
         with self._lock:

@@ -79,6 +79,11 @@ class Backend(Protocol):
 
     def open(self) -> AbstractAsyncContextManager[None]: ...
 
+    @property
+    def in_a_row(self) -> int:
+        """How many candidates that follow each other one compile worker should take: they may share work."""
+        ...
+
     async def describe(self) -> WorkloadSpec:
         """Load the workload and enumerate its space, in a worker where it comes from a file."""
         ...
@@ -91,8 +96,12 @@ class Backend(Protocol):
         """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
         ...
 
-    def hold_builds(self) -> bool:
-        """Whether building should wait, while there is something to lower, because it will soon be cheaper."""
+    def hold_builds(self) -> tuple[bool, bool]:
+        """Whether building should wait, because it will soon be cheaper; and whether the first groups should, too."""
+        ...
+
+    def resting(self, measuring: int) -> int:
+        """Return how many compile workers should start nothing new while `measuring` devices need a core."""
         ...
 
     def on_change(self, wake: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from atune.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
 """What to do while another process tunes the same: wait for its result, or tune beside it."""
+STALE_S = 14 * 86400.0
+"""Age from which on the journal of an interrupted tuning that nobody went on with is removed."""
 POLL_S = 0.1
 """Seconds between two looks at whether the other process has finished."""
 
@@ -232,6 +235,10 @@ async def _tune_and_keep(
 
 def _begin(work: Work, key: ResultKey, cache: ResultCache, journal: Path, refresh: bool) -> None:
     """Lay the journal that the run goes on with: that of an interrupted run, or one of what is known already."""
+    for left in journal.parent.glob("*.jsonl"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
     if refresh:
         journal.unlink(missing_ok=True)
         return

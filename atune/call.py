@@ -99,7 +99,7 @@ class Call:
             known = {**options.symbols, **stage.bound_symbols(params, tensors)}
             wanted = stage.symbols_of(params)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
-            scalars = [t for t in tensors if not hasattr(t, "shape")]
+            scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
             if self.inputs is None and (wanted or any(p.shape is None for p in params)):
                 supply = options.workload.get("supply")
                 self.inputs = stage.drawn_inputs(params, symbols, supply, scalars)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -47,20 +49,30 @@ class Compiling:
                 self.state.busy += 1
                 try:
                     if isinstance(job, Lower):
-                        await self._lower(lane, self._proposals.receive_nowait(), deliver)
+                        taken = [self._proposals.receive_nowait() for _ in range(job.count)]
+                        await self._lower(lane, taken, deliver)
                     else:
                         await self._build(lane, job.group, job.reason, deliver)
                 finally:
                     self.state.busy -= 1
                     self.run.wake()
 
-    async def _lower(self, lane: CompileLane, candidate: Candidate, deliver: MemoryObjectSendStream[Artifact]) -> None:
-        self.state.lowering += 1
+    async def _lower(
+        self, lane: CompileLane, candidates: Sequence[Candidate], deliver: MemoryObjectSendStream[Artifact]
+    ) -> None:
+        left = len(candidates)
+        self.state.lowering += left
         try:
-            await self._lower_one(lane, candidate, deliver)
+            for candidate in candidates:
+                if not self.run.stopping:
+                    await self._lower_one(lane, candidate, deliver)
+                left -= 1
+                self.state.lowering -= 1
+                self.state.seen += 1
+                self.run.wake()
         finally:
-            self.state.lowering -= 1
-            self.state.seen += 1
+            self.state.lowering -= left
+            self.state.seen += left
 
     async def _lower_one(
         self,
@@ -156,6 +168,7 @@ class Compiling:
                 reason=reason,
                 compiler=first.compiler,
                 why=first.why,
+                words=first.words,
             )
         for artifact in good:
             await deliver.send(artifact)
@@ -172,7 +185,8 @@ class Compiling:
         if self.run.stopping:
             self._drop_queues()
         self.state.waiting = self._proposals.statistics().current_buffer_used
-        self.state.hold = self.backend.hold_builds()
+        self.state.hold, self.state.hold_first = self.backend.hold_builds()
+        self.state.resting = self.backend.resting(self.run.measuring)
 
     def _drop_queues(self) -> None:
         self.state.ready.clear()

@@ -103,6 +103,7 @@ class Engine:
                 total=len(plan.redo) + plan.proposable,
                 group_size=self.compile.group_size,
                 pipeline=self.pipeline,
+                in_a_row=self.backend.in_a_row,
             )
             propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")

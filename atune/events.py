@@ -95,6 +95,8 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     """``nvcc``, ``nvrtc`` (with a precompiled header) or ``g++``."""
     why: str = ""
     """Why that compiler."""
+    words: str = ""
+    """What the compilers said, where `CompileSettings.verbose` asks for it."""
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):

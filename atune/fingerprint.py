@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import linecache
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import CodeType, MethodType, ModuleType
@@ -19,6 +20,9 @@ from atune.callables import annotation_names, function_of, parts_of
 
 if TYPE_CHECKING:
     from atune.workload import Workload
+
+LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
+"""Packages whose functions are told apart by name: their versions are known, and their sources are deep."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
@@ -53,6 +57,8 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
+    if (function.__module__ or "").partition(".")[0] in LIBRARIES:
+        return f"{function.__module__}.{function.__qualname__}".encode()
     try:
         # A lambda's source is the whole statement around it, such as the workload's with its space.
         if function.__name__ == "<lambda>":
@@ -79,12 +85,12 @@ def _data_identity(part: Any, depth: int) -> bytes:
     """
     if part is None or isinstance(part, (str, bytes, int, float, complex)):
         return repr(part).encode()
+    if isinstance(part, type):
+        return _class_identity(part)
     if type(part).__module__.partition(".")[0] == "torch":
         return _torch_identity(part)
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
         return own.encode()  # what it holds stands in the key already
-    if isinstance(part, type):
-        return f"{part.__module__}.{part.__qualname__}".encode()
     if isinstance(part, MethodType):
         return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
     items: list[bytes] = []
@@ -102,7 +108,19 @@ def _data_identity(part: Any, depth: int) -> bytes:
         called = inspect.getattr_static(type(part), "__call__", None)
         public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
         items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
+        items.append(_class_identity(type(part)))
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _class_identity(kind: type) -> bytes:
+    """Tell classes apart by their source; those of the libraries and of Python by name."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
+        return name.encode()
+    try:
+        return f"{name}\n{inspect.getsource(kind)}".encode()
+    except (OSError, TypeError):
+        return name.encode()
 
 
 def _without_tuning(text: str) -> str:
@@ -124,7 +142,7 @@ def _without_tuning(text: str) -> str:
 
 def _torch_identity(part: Any) -> bytes:
     """Tell torch's objects apart: tensors by dtype, shape, strides and device, not by their data."""
-    if hasattr(part, "stride") and hasattr(part, "dtype"):
+    if all(hasattr(part, name) for name in ("dtype", "shape", "stride", "device")):
         return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
     return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
 

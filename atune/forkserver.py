@@ -83,6 +83,7 @@ def arm_lifeline(lifeline: int) -> int:
 def preload(modules: list[str]) -> dict[str, Any]:
     """Import `modules`; return the seconds that took and the text of what went wrong, or None."""
     start, error = time.monotonic(), None
+    gc.disable()  # nearly all that imports make stays
     try:
         for module in modules:
             importlib.import_module(module)
@@ -91,6 +92,7 @@ def preload(modules: list[str]) -> dict[str, Any]:
         error = f"{type(exc).__name__}: {exc}"
     gc.collect()
     gc.freeze()  # collections in a worker then leave the shared pages shared
+    gc.enable()
     return {"seconds": time.monotonic() - start, "error": error}
 
 

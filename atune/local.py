@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import metadata
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,9 +19,9 @@ from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
 from atune.backend import GroupFailed
 from atune.background import background
 from atune.candidate import Candidate
-from atune.cores import usable_cores, usable_memory_bytes, workers_that_fit
+from atune.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
-from atune.errors import RemoteError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.folders import run_folder, server_folder
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.nvrtc_service import NvrtcService
@@ -34,10 +35,14 @@ from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
 __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder", "server_folder"]
 
+T = TypeVar("T")
+
 PRELOAD = (
     "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
 )  # fmt: skip
+NEIGHBOURS = 2
+"""Candidates in a row for one worker: those that differ in the order of their blocks are lowered once."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 SERVER_ENV = {
@@ -89,6 +94,10 @@ class LocalBackend:
         self.run_env: dict[str, str] = {}
         self._target: Target | None = None
         self._devices: list[DeviceInfo] = []
+        self._remarks: list[str] = []
+        """What compiling does otherwise than the user may expect, and why; known once the lanes are."""
+        self._cores_left: int | None = None
+        """Cores that no compile worker has; None where none is to be kept free for measuring."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
@@ -102,6 +111,7 @@ class LocalBackend:
                 "TMPDIR": _made(run_dir, "tmp"),
                 "TILELANG_CACHE_DIR": _made(run_dir, "tilelang"),
                 "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
+                **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
             process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=SERVER_ENV)
@@ -113,6 +123,8 @@ class LocalBackend:
                 self.nvrtc,
                 background() as self.background,
             ):
+                if self.server.preload_s is None:  # while it imports, which takes one core alone
+                    self.nvrtc.start()
                 self.store = store = ArtifactStore() if self.compile.store else None
                 try:
                     yield
@@ -121,6 +133,8 @@ class LocalBackend:
                         store.close()
             if store is not None:  # not after an error or a cancellation, which must not wait
                 await anyio.to_thread.run_sync(store.evict)
+
+    server_env = SERVER_ENV
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -144,9 +158,12 @@ class LocalBackend:
         self._target, devices = found.target, list(found.devices)
         if self._target.kind == "c" and self.compile.backend == "tvm_ffi":
             raise errors.TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
-        if self._target.kind == "cuda" and self.compile.backend == "cython":
+        if self._target.kind == "c" and self.compile.backend == "nvrtc":
+            raise errors.TargetError("backend nvrtc compiles CUDA code: use --backend auto or cython with target c")
+        if self.compile.backend == "nvrtc" and not found.cuda_python:
             raise errors.TargetError(
-                "backend cython does not support grouped CUDA libraries: use --backend auto or tvm_ffi"
+                "backend nvrtc needs the package cuda-python (pip install cuda-python); or use --backend auto, which "
+                "compiles with NVRTC too, without that package"
             )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):
@@ -156,13 +173,25 @@ class LocalBackend:
         return self._target, devices
 
     def compile_lanes(self, candidates: int | None = None) -> list[LocalCompileLane]:
-        """One lane a core, less one for each device's process, and no more than memory has room for.
+        """One lane a core, and no more than memory has room for; `CompileSettings.workers` says otherwise.
 
-        `CompileSettings.workers` says otherwise.
+        Where kernels run on the CPU, the last core is the device's alone. A GPU's process needs a core while it
+        measures, and `resting` keeps one free for it then.
         """
         cores = usable_cores()
-        fitting = workers_that_fit(max(1, len(cores) - len(self._devices)), usable_memory_bytes())
-        n = self.compile.workers or fitting
+        most = len(cores) - len(self._devices) if self._on_cpu else len(cores)
+        memory = usable_memory_bytes()
+        n = self.compile.workers or workers_that_fit(max(1, most), memory)
+        self._remarks = []
+        if self.compile.workers is None and memory is not None and n < most:
+            room = f"{memory / (1 << 30):.1f} GiB are free, and each is given {WORKER_BYTES >> 30} GiB"
+            self._remarks.append(f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides")
+        if self.alone:
+            self._remarks.append(
+                f"backend {self.alone} compiles each candidate alone: tilelang's adapter for it makes one library a "
+                "kernel; backend auto (tvm_ffi) compiles candidates in groups"
+            )
+        self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.nvrtc.expect(candidates, n)
         return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]
@@ -176,14 +205,28 @@ class LocalBackend:
     def versions(self) -> dict[str, str]:
         return installed_versions()
 
-    def hold_builds(self) -> bool:
-        return self.nvrtc.warming
+    @property
+    def alone(self) -> str:
+        """tilelang's adapter for CUDA whose kernels cannot share a library; empty for the one whose can."""
+        return self.compile.backend if not self._on_cpu and self.compile.backend in ("cython", "nvrtc") else ""
+
+    @property
+    def in_a_row(self) -> int:
+        return 1 if self._on_cpu else NEIGHBOURS
+
+    def hold_builds(self) -> tuple[bool, bool]:
+        return self.nvrtc.warming, self.nvrtc.warming and self.nvrtc.soon
+
+    def resting(self, measuring: int) -> int:
+        return 0 if self._cores_left is None else max(0, measuring - self._cores_left)
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self.nvrtc.wake = wake
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         self.warn = warn
+        for remark in self._remarks:
+            warn(remark)
 
     @property
     def target(self) -> Target:
@@ -201,16 +244,51 @@ class LocalBackend:
 
     async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
+        return await self._again_if_killed(lambda: self._ask(lane, entry, payload))
+
+    async def _ask(self, lane: str, entry: str, payload: bytes) -> bytes:
         worker = await self.spawn(lane)
         try:
             return await worker.call(entry, payload, LOAD_TIMEOUT_S)
-        except RemoteError as error:
-            raise translated(error) from error
-        except (WorkerLost, WorkerTimeout) as error:
-            what = self.workload.origin if isinstance(self.workload, FileRef) else "the workload"
-            raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
         finally:
             await worker.kill()
+
+    async def loaded(self, lane: str, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
+        """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""
+
+        async def load() -> Worker:
+            worker = await self.spawn(lane, cpus=cpus, nice=nice)
+            try:
+                await self.session(worker)
+                await worker.call("atune.stages.session:load_workload", b"", LOAD_TIMEOUT_S)
+            except WorkerError:
+                await worker.kill()
+                raise
+            return worker
+
+        return await self._again_if_killed(load)
+
+    async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Load the workload by `ask`, and once more where its process got SIGKILL, which comes from outside.
+
+        Raises `WorkloadError` for what the workload's code does to a process, and `WorkerError` the second time that
+        one was killed.
+        """
+        what = self.workload.origin if isinstance(self.workload, FileRef) else "the workload"
+        for last in (False, True):
+            try:
+                return await ask()
+            except RemoteError as error:
+                raise translated(error) from error
+            except WorkerLost as error:
+                if "SIGKILL" not in str(error):
+                    raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
+                if last:
+                    message = f"the worker that loads {what} was lost twice: {how_it_ended(error)}"
+                    raise WorkerError(message, error.detail) from error
+            except WorkerTimeout as error:
+                raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
+        raise AssertionError("the second loss raises")
 
 
 class LocalCompileLane:
@@ -243,7 +321,7 @@ class LocalCompileLane:
             except OSError:
                 self.backend.store = None  # read-only, full or gone: this run does without
         if found is None:
-            self.backend.nvrtc.saw(lowered, self.backend.target)
+            self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
         return found
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
@@ -280,8 +358,7 @@ class LocalCompileLane:
 
     async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
         if self._worker is None or not self._worker.alive:
-            self._worker = await self.backend.spawn(self.name, cpus=self.cpus, nice=COMPILE_NICE)
-            await self.backend.session(self._worker)
+            self._worker = await self.backend.loaded(self.name, cpus=self.cpus, nice=COMPILE_NICE)
         return await self._worker.call(entry, payload, timeout_s)
 
 

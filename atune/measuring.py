@@ -41,7 +41,6 @@ class Measuring:
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._in_use = len(lanes)
         """Devices that are neither given up nor left out."""
-        self._measuring = 0
         self._again: deque[Artifact] = deque()
         """What a device could not finish, or what it measured before it was left out."""
         self._repeated: set[int] = set()
@@ -70,7 +69,7 @@ class Measuring:
             while (artifact := await self._next(lane, artifacts)) is not None:
                 if self.run.stopping:
                     continue  # drained, so that no compile lane waits for ever
-                self._measuring += 1
+                self.run.measuring += 1
                 try:
                     if not prepared and not await self._prepare(lane, artifact):
                         self._again.append(artifact)
@@ -79,7 +78,7 @@ class Measuring:
                     if not await self._measure(lane, artifact):
                         return
                 finally:
-                    self._measuring -= 1
+                    self.run.measuring -= 1
                     self.run.wake()
 
     async def _next(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
@@ -90,7 +89,7 @@ class Measuring:
             try:
                 return await artifacts.receive()
             except anyio.EndOfStream:
-                if self._measuring:  # that device may yet be lost, and leave its candidate
+                if self.run.measuring:  # that device may yet be lost, and leave its candidate
                     await self.run.changed()
                 elif not self._leave_out():
                     return None

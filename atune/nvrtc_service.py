@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -11,74 +13,155 @@ import msgspec
 
 from atune.artifact import Artifact, Lowered
 from atune.background import background
-from atune.device import Target
+from atune.cores import usable_cores
+from atune.device import Target, parse_target
 from atune.device_compiler import CompileCosts, choose
-from atune.errors import WorkerError
+from atune.errors import UsageError, WorkerError
+from atune.folders import server_folder
+from atune.pool import ForkServer, Worker
 from atune.protocol import NvrtcReady
+from atune.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend
 
 PREPARE_TIMEOUT_S = 120.0
+PRELOAD = ("atune.stages.nvrtc",)
+STAGE = "atune.stages.nvrtc:"
+DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""One of these is there where CUDA's driver is."""
 
 
 class NvrtcService(anyio.AsyncContextManagerMixin):
-    """Owns the process that compiles with a precompiled header. Started by the first lowered candidate, if it pays.
+    """Owns the process that compiles with a precompiled header.
 
+    `start` makes the header ahead of everything else, while the fork server still imports tilelang. The first lowered
+    candidate decides whether it is used: until then nobody knows how many there are and what compiling them costs.
     While `warming`, lowering goes on and building waits; `ready` tells builds to use it. `why` says what was decided.
     """
 
     def __init__(self, backend: LocalBackend, nice: int = 0) -> None:
         self.backend = backend
         self.warming = self.ready = False
+        self.soon = False
+        """Whether the header was begun so early that waiting for it takes less than nvcc would."""
         self.why = ""
         self.wake: Callable[[], None] = lambda: None
+        self.pid = 0
+        """The service's process, once there is one."""
         self._lanes, self._candidates, self._nice = 1, 0, nice
+        self._started: float | None = None
+        self._decided = False
+        self._broken = ""
+        """Why the service is not there any more."""
+        self._first: Lowered | None = None
+        """The candidate whose flags, and where it must be whose includes, the header is made for."""
+        self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
+        self._scope: anyio.CancelScope
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
+        self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
         async with background() as self._tasks:
             yield
+
+    def start(self) -> None:
+        """Begin to make a header where one will probably be used and a core is free for it."""
+        settings = self.backend.compile
+        try:
+            target = parse_target(self.backend.target_text)
+        except UsageError:
+            return  # `discover` tells
+        there = any(os.path.exists(path) for path in DRIVER)
+        cuda = there if target is None else target.kind == "cuda" and (there or bool(target.arch))
+        pays = (
+            settings.compiler != "nvcc"
+            and settings.flags is None
+            and not settings.verbose
+            and settings.backend in ("auto", "tvm_ffi")
+        )
+        if cuda and pays and len(usable_cores()) > 1:
+            self._start(target.arch if target is not None else "")
 
     def expect(self, candidates: int | None, lanes: int) -> None:
         """Learn how much will be compiled: None when nobody knows."""
         self._candidates, self._lanes = candidates or 0, lanes
 
     def saw(self, lowered: Lowered, target: Target) -> None:
-        """Decide, on the first candidate of a CUDA run that has to be compiled, whether to start."""
-        if self.why or target.kind != "cuda":
+        """Decide, on the first candidate of a run that has to be compiled, whether the service is used."""
+        if self._decided:
             return
-        asked = self.backend.compile.compiler
+        self._decided = True
+        if target.kind != "cuda" or self.backend.alone:
+            self._scope.cancel()
+            return
+        if self._broken:
+            self.why = f"nvcc, because {self._broken}"
+            return
         costs = CompileCosts().scaled(lowered.seconds)
+        if self._started is not None:  # what is spent is spent
+            left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
+            costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
+        asked = self.backend.compile.compiler
         name, self.why = (asked, "as asked") if asked != "auto" else choose(self._candidates, self._lanes, costs)
-        if name == "nvrtc":
-            self.warming = True
-            self._tasks.start_soon(self._run, lowered)
+        if name != "nvrtc":
+            self._scope.cancel()
+            return
+        self.warming, self._first = True, lowered
+        if self._started is None:
+            self._start(None)
+        self._wanted.set()
 
     def explain(self, artifact: Artifact) -> Artifact:
         """Note beside what compiled `artifact` why it did."""
         return artifact if artifact.why or not self.why else msgspec.structs.replace(artifact, why=self.why)
 
-    async def _run(self, lowered: Lowered) -> None:
-        backend = self.backend
-        payload = msgspec.msgpack.encode((lowered.blob, lowered.index))
-        try:
-            worker = await backend.spawn("nvrtc", nice=self._nice)
-            await backend.session(worker)
-            reply = await worker.call("atune.stages.nvrtc:prepare", payload, PREPARE_TIMEOUT_S)
-            answer = msgspec.msgpack.decode(reply, type=NvrtcReady)
-            self.ready = answer.ok
-            if answer.ok:
-                self.why += f"; header made in {answer.header_s:.1f} s"
+    def _start(self, arch: str | None) -> None:
+        self._started = time.monotonic()
+        self._tasks.start_soon(self._run, arch)
+
+    async def _run(self, arch: str | None) -> None:
+        """Run the service's process: of a fork server of its own, which imports next to nothing.
+
+        `arch`: what to make a header for before a candidate is known, empty for this machine's GPU's; None waits.
+        """
+        with self._scope:
+            try:
+                process = ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
+                async with ForkServer(process=process) as server:
+                    worker = await server.spawn("nvrtc", env=self.backend.run_env, nice=self._nice)
+                    self.pid = worker.pid
+                    await self._serve(worker, arch)
+            except (WorkerError, OSError, msgspec.MsgspecError) as error:
+                self._failed(f"NVRTC's process ended: {error}")
+            finally:
+                self.ready = False
                 self._changed()
-                await worker.call("atune.stages.nvrtc:serve", b"", None)
-            self.why = f"nvcc, because {answer.reason}"
-        except (WorkerError, OSError, msgspec.MsgspecError) as error:
-            self.why = f"nvcc, because NVRTC's process ended: {error}"
-        finally:
-            self.ready = False
-            self._changed()
+
+    async def _serve(self, worker: Worker, arch: str | None) -> None:
+        made_s = 0.0
+        if arch is not None:
+            reply = await worker.call(f"{STAGE}header", msgspec.msgpack.encode(arch), PREPARE_TIMEOUT_S)
+            made_s = msgspec.msgpack.decode(reply, type=NvrtcReady).header_s
+        await self._wanted.wait()
+        assert self._first is not None
+        request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, self.backend.run_dir))
+        reply = await worker.call(f"{STAGE}listen", request, PREPARE_TIMEOUT_S)
+        answer = msgspec.msgpack.decode(reply, type=NvrtcReady)
+        self._first = None
+        if not answer.ok:
+            self._failed(answer.reason)
+            return
+        self.why += f"; header made in {answer.header_s or made_s:.1f} s"
+        self.ready = True
+        self._changed()
+        await worker.call(f"{STAGE}serve", b"", None)
+
+    def _failed(self, reason: str) -> None:
+        self._broken = reason
+        if self._decided:
+            self.why = f"nvcc, because {reason}"
 
     def _changed(self) -> None:
         self.warming = False

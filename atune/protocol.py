@@ -23,10 +23,12 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """The target that ``auto`` stands for here, and the devices to measure on."""
+    """The target that ``auto`` stands for here, the devices to measure on, and what can be used there."""
 
     target: Target
     devices: tuple[DeviceInfo, ...]
+    cuda_python: bool = False
+    """Whether the package that tilelang's own nvrtc backend needs is there."""
 
 
 class BuildJob(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ PARTS = ("kernel", "space", "target", "device", "versions", "settings")
 DEATHS = 2
 """A candidate is suspect after the whole program died so often while it was being measured."""
 
-MEASURING_COMPILE = ("flags", "pass_configs", "backend")
+MEASURING_COMPILE = ("flags", "pass_configs", "backend", "target_host")
 MEASURING_BENCHMARK = (
     "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed",
 )  # fmt: skip

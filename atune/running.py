@@ -30,6 +30,8 @@ class Run:
         self.spec: WorkloadSpec
         self.stopping = ""
         """Why nothing more is to be started; empty while the run goes on."""
+        self.measuring = 0
+        """Devices that have a candidate now."""
         self.compiled = anyio.Event()
         """Set once nothing is left to compile."""
         self._changed = anyio.Event()

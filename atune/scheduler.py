@@ -12,14 +12,17 @@ MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small."""
 MIN_GROUP = 4
 HEAVY_REGISTERS = 512
-"""Accumulators, in registers a thread, that a group of deferred candidates has together at most, or one member."""
+"""Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
+four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
 FIRST_GROUP = 2
 """Groups are this small until every device has something to do."""
 
 
 @dataclass(frozen=True)
 class Lower:
-    """Take one proposed candidate and lower it."""
+    """Take `count` proposed candidates and lower them, one after the other."""
+
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class CompileState:
     """Candidates that will be proposed, at most: the space, or the budget."""
     group_size: int | None = None
     pipeline: bool = True
+    in_a_row: int = 1
+    """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
     waiting: int = 0
     lowering: int = 0
     building: int = 0
@@ -53,8 +58,12 @@ class CompileState:
     groups: int = 0
     ready: list[Lowered] = field(default_factory=list)
     deferred: list[Lowered] = field(default_factory=list)
+    resting: int = 0
+    """Workers that start nothing new for now: devices that measure need their cores."""
     hold: bool = False
     """Whether building will soon be cheaper than it is now: then only the first groups, which devices wait for."""
+    hold_first: bool = False
+    """Whether it will be so much sooner than a first group would be built now that those wait, too."""
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole."""
 
@@ -71,10 +80,12 @@ class CompileState:
         (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of what is left for each worker, so they shrink
         towards the end and no worker waits for a late large group.
         """
+        if self.busy and self.busy >= self.lanes - self.resting:
+            return None
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self.ready:
-            waits = self.pipeline and self.groups < self.devices and self.group_size is None
+            waits = self.pipeline and self.groups < self.devices and self.group_size is None and not self.hold_first
             if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
                 return self._build(self.ready, FIRST_GROUP, "small: a device waits")
             elif self.hold:
@@ -87,9 +98,10 @@ class CompileState:
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
-            return Lower()
-        if not self.hold and not self.ready and not self.lowering and not self.proposing and self.deferred:
-            # The longest first, by what is known of them, so that none of those is the last.
+            many = self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
+            return Lower(min(self.in_a_row, self.waiting) if many else 1)
+        if not self.hold and not self.proposing and self.deferred:
+            # Nothing else can be begun. The longest first, by what is known of them, so that none of those is the last.
             self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
             return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
         return None
@@ -112,9 +124,11 @@ class CompileState:
         Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
         workers end at the same time.
         """
-        share = math.ceil(len(self.deferred) / (2 * self.lanes))
-        registers = max(self.deferred[0].facts.accumulators or 1, 1)
-        return max(1, min(MAX_GROUP, share, HEAVY_REGISTERS // registers))
+        registers = self.deferred[0].facts.accumulators
+        if not registers:  # nobody knows how long it takes
+            return max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
+        share = math.ceil(len(self.deferred) / self.lanes)
+        return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
         """Take up to `size` members that compile together, the oldest first."""

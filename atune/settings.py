@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from atune.errors import TargetError, UsageError
 
-Backend = Literal["auto", "tvm_ffi", "cython"]
+Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 Compiler = Literal["auto", "nvcc", "nvrtc"]
+
+_BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
+_REFUSED = {
+    "torch": "tilelang has it for Metal alone",
+    "ctypes": "tilelang replaced it by cython",
+    "cutedsl": "it is for tilelang's CuTe DSL target",
+}
 
 CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
@@ -40,6 +47,11 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     header; ``auto`` takes it where it is there and pays.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
+    `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
+    share libraries, and ``cython`` for the CPU. On CUDA ``cython`` and ``nvrtc`` build each candidate alone, as
+    tilelang's own adapters do; ``nvrtc`` needs the package cuda-python.
+    `target_host`: what TileLang generates host code for, ``c`` or ``llvm``; None takes TileLang's own choice.
+    `verbose`: keep what the compilers say, ptxas' figures included, in the `ArtifactBuilt` events.
     """
 
     workers: int | None = None
@@ -50,6 +62,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     backend: Backend = "auto"
     compiler: Compiler = "auto"
     store: bool = True
+    target_host: str | None = None
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
@@ -57,10 +71,14 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
         _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
         if self.compiler not in ("auto", "nvcc", "nvrtc"):
             raise UsageError(f"CompileSettings: compiler {self.compiler!r} is unknown; use auto, nvcc or nvrtc")
-        if self.backend in ("torch", "ctypes", "nvrtc", "cutedsl"):
-            raise TargetError(f"backend {self.backend!r} is not supported; use auto, tvm_ffi (CUDA) or cython (CPU)")
-        if self.backend not in ("auto", "tvm_ffi", "cython"):
-            raise TargetError(f"backend {self.backend!r} is unknown; use auto, tvm_ffi (CUDA) or cython (CPU)")
+        if self.backend in _REFUSED:
+            raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {_BACKENDS}")
+        if self.backend not in get_args(Backend):
+            raise TargetError(f"backend {self.backend!r} is unknown; use {_BACKENDS}")
+        if self.target_host is not None and not (isinstance(self.target_host, str) and self.target_host.strip()):
+            raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {self.target_host!r}")
+        if not isinstance(self.verbose, bool):
+            raise UsageError(f"CompileSettings: verbose must be True or False, got {self.verbose!r}")
 
 
 class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import importlib.util
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -66,6 +67,10 @@ def parse_file_ref(text: str) -> FileRef:
     return FileRef(os.path.abspath(path), name)
 
 
+_by_value = threading.Lock()
+"""Which modules cloudpickle takes by value is one setting of the whole process."""
+
+
 def ship(workload: Workload) -> PickleRef:
     """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled."""
     import cloudpickle
@@ -74,19 +79,20 @@ def ship(workload: Workload) -> PickleRef:
     if workload.source is not None:
         _prime_linecache({function_of(workload.kernel).__code__.co_filename: workload.source})
     by_value = {m for f in functions if (m := sys.modules.get(f.__module__ or "")) and not _importable(m)}
-    for module in by_value:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
-    except Exception as error:
-        culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
-        raise WorkloadError(
-            f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}); functions must not hold "
-            "locks, files, CUDA tensors' streams or the like in their closure or defaults"
-        ) from error
-    finally:
+    with _by_value:
         for module in by_value:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
+        except Exception as error:
+            culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
+            raise WorkloadError(
+                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}); functions must not hold "
+                "locks, files, CUDA tensors' streams or the like in their closure or defaults"
+            ) from error
+        finally:
+            for module in by_value:
+                cloudpickle.unregister_pickle_by_value(module)
     own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
     names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}

@@ -3,6 +3,7 @@
     artifacts/<sha256>.so                  a library; its name is its content's hash
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        where the code of a candidate is: library, symbol, how to call it
+    artifacts/swept                        when files that lead nowhere were last removed
     artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
 
 Safe for several processes at once: files appear whole, by renaming, and a library is removed only when it is in no
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import tempfile
 import threading
@@ -30,6 +32,10 @@ MAX_BYTES = 4 << 30
 """Size that the store is cut back to, least recently used libraries first."""
 GRACE_S = 300.0
 """Libraries used this recently stay: their program may be about to pin them."""
+
+
+SWEEP_S = 86400.0
+"""Seconds between two looks for files that lead nowhere: each reads the whole index."""
 
 
 class ArtifactStore:
@@ -78,7 +84,40 @@ class ArtifactStore:
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used libraries beyond `max_bytes`; return how many. Pinned ones stay."""
+        """Remove the least recently used libraries beyond `max_bytes`; return how many. Pinned ones stay.
+
+        Codes that lead to no library, sources without one, and the parts of files whose writers died go too.
+        """
+        removed = self._evict_libraries()
+        with contextlib.suppress(OSError):
+            swept = self.folder / "swept"
+            if removed or not swept.exists() or swept.stat().st_mtime < time.time() - SWEEP_S:
+                self._sweep(time.time() - GRACE_S)
+                swept.touch(0o600)
+        return removed
+
+    def _sweep(self, old: float) -> None:
+        """Remove what leads nowhere and was last written before `old`, so that nobody is about to complete it."""
+        with contextlib.suppress(OSError):
+            libraries = {path.stem for path in self.folder.glob("*.so")}
+            swept = [self.folder.glob(".*.part"), self.folder.glob("codes/.*.part"), self.folder.glob("*.source")]
+            for path in itertools.chain(*swept, self.folder.glob("codes/*.json")):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime > old:
+                        continue
+                    if path.suffix == ".part" or self._leads_nowhere(path, libraries):
+                        path.unlink()
+
+    @staticmethod
+    def _leads_nowhere(path: Path, libraries: set[str]) -> bool:
+        if path.suffix == ".source":
+            return path.name.partition(".")[0] not in libraries
+        try:
+            return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
+        except msgspec.MsgspecError:
+            return True
+
+    def _evict_libraries(self) -> int:
         with contextlib.suppress(OSError):
             found = sorted((s.st_mtime, s.st_size, p) for p in self.folder.glob("*.so") if (s := p.stat()))
             total, removed = sum(size for _, size, _ in found), 0

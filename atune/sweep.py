@@ -143,7 +143,7 @@ async def compiled(
 
     async def work(lane: CompileLane) -> None:
         while not state.finished:
-            state.hold = backend.hold_builds()
+            state.hold, state.hold_first = backend.hold_builds()
             job = state.next_job()
             if job is None:
                 await changed.wait()

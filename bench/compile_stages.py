@@ -40,7 +40,7 @@ from atune.device import Target
 from atune.engine import Engine
 from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
 from atune.local import LocalBackend
-from atune.protocol import Session
+from atune.protocol import NvrtcReady, Session
 from atune.recorder import Recorder
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.strategy import make_strategy
@@ -149,7 +149,7 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
                 codegen.DeviceCompiler.NAME, clock.wrap("device compiler", nvcc), override=True
             )
         else:
-            header_s = _start_nvrtc(nvrtc, codegen, clock, lowered[0], pch=job["compiler"] == "nvrtc+pch")
+            header_s = _start_nvrtc(nvrtc, codegen, clock, pch=job["compiler"] == "nvrtc+pch")
         found = {}
         for size in SIZES:
             clock.take()
@@ -176,26 +176,22 @@ def _sampled(lowered: Sequence[Lowered], size: int) -> list[list[Lowered]]:
     return groups[::step]
 
 
-def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, first: Lowered, *, pch: bool) -> float:
+def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, *, pch: bool) -> float:
     """Compile with NVRTC in forks of this process, as its service does. Returns what making the header cost."""
-    library = nvrtc.Nvrtc()
-    blob = msgspec.msgpack.decode(first.blob, type=codegen.Blob)
-    options = nvrtc.options_for(ARCH, blob.pass_configs)
-    assert options is not None, "NVRTC's headers are not found"
-    begun = cpu_s()
+    service, begun = nvrtc._service, cpu_s()
     if pch:
-        _, status = library.compile(nvrtc.prelude(blob.source), options)
-        assert status == 0, f"the precompiled header was not made, status {status}"
+        made = msgspec.msgpack.decode(nvrtc.header(msgspec.msgpack.encode(ARCH)), type=NvrtcReady)
+        assert made.ok, made.reason
+    else:
+        service.nvrtc = nvrtc.Nvrtc()
     header_s = cpu_s() - begun
 
-    def compile_in_fork(source: str, options: tuple[str, ...], _run_dir: str) -> bytes:
-        kept = options if pch else tuple(o for o in options if o != "-pch")
+    def compile_in_fork(source: str, flavour: Any, _run_dir: str) -> bytes:
         with tempfile.NamedTemporaryFile() as answer:
             if (pid := os.fork()) == 0:
                 status = 1
                 try:
-                    cubin, _ = library.compile(source, kept)
-                    Path(answer.name).write_bytes(cubin)
+                    Path(answer.name).write_bytes(nvrtc.compile_here(source, flavour))
                     status = 0
                 finally:
                     os._exit(status)

@@ -33,25 +33,23 @@ while os.getppid() == parent:
 """
 
 
-class Reading(CudaTimer):
-    """Empties the L2 cache by reading: no dirty lines are left to be written back beside the timed call."""
+class OneBurst(CudaTimer):
+    BURST = CudaTimer.BATCH
+
+
+class Writing(CudaTimer):
+    """Empties the L2 cache by writing: its dirty lines are written back beside the timed call."""
 
     def _evict(self) -> None:
-        self.flush.max()
+        self.flush.zero_()
 
 
-class Bursts(CudaTimer):
-    BURST = 10
+class WritingOneBurst(Writing):
+    BURST = CudaTimer.BATCH
 
 
-class ReadingBursts(Reading):
-    BURST = 10
-
-
-class Paused(CudaTimer):
-    """In bursts with 3 ms between them."""
-
-    BURST = 10
+class Paused(Writing):
+    """With 3 ms between bursts."""
 
     def _batch(self, calls: Any) -> list[float]:
         time.sleep(0.003)
@@ -59,12 +57,12 @@ class Paused(CudaTimer):
 
 
 WAYS: dict[str, tuple[type[CudaTimer], int]] = {
-    "write, 1 burst": (CudaTimer, 3),
-    "write, 1 burst, warm-up 50": (CudaTimer, 50),
-    "write, 5 bursts": (Bursts, 3),
+    "write, 1 burst": (WritingOneBurst, 3),
+    "write, 1 burst, warm-up 50": (WritingOneBurst, 50),
+    "write, 5 bursts": (Writing, 3),
     "write, 5 bursts, 3 ms apart": (Paused, 3),
-    "read, 1 burst": (Reading, 3),
-    "read, 5 bursts": (ReadingBursts, 3),
+    "read, 1 burst": (OneBurst, 3),
+    "read, 5 bursts": (CudaTimer, 3),
 }
 """Timer and warm-up calls."""
 

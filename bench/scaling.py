@@ -242,7 +242,7 @@ def run(arguments: Any, make: Make = local) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = options(__doc__ or "", 290, candidates=128, repeats=4, passes=3)
+    arguments = options(__doc__ or "", 290, candidates=128, repeats=8, passes=3)
     results = run(arguments)
     if len(results["stage"]["seconds"]) < 2:
         raise SystemExit("scaling.py: there is one GPU: nothing to compare")

@@ -77,3 +77,15 @@ def shift_any(A, by: int = 1, block: int = 16):
             if bx * block + i < m:
                 B[bx * block + i] = A[bx * block + i] + by
     return B
+
+
+@tilelang.jit(target="c", execution_backend="cython")
+def multiply(A, by: T.int32, block: int = 16):
+    """Eager: returns A * by, where `by` is known only at run time."""
+    n = T.const("n")
+    A: T.Tensor[[n], T.int32]
+    B = T.empty((n,), "int32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * by
+    return B

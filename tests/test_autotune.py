@@ -12,7 +12,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import TUNING, add, doubled, scale, scale_jit, shift, shift_any
+from decorated import TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any
 
 import atune
 from atune import cached
@@ -106,6 +106,35 @@ def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.
         sized(longer)
     with pytest.raises(UsageError, match="dimension 'm' is symbolic"):
         sized.compile()
+
+
+def product(A: torch.Tensor, by: int) -> torch.Tensor:
+    return A * by
+
+
+def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of the key: one kernel, one tuning, one look-up for all values."""
+    kernel = tuned(multiply, reference=product)
+    A = torch.arange(64, dtype=torch.int32)
+    assert torch.equal(kernel(A, 3), A * 3)
+    forbid_tuning(monkeypatch)
+    assert torch.equal(kernel(A, 5), A * 5) and torch.equal(kernel(A, by=7), A * 7)
+    assert len(kernel._entries) == 2
+    with pytest.raises(UsageError, match="given at run time"):
+        tuned(multiply).compile(n=64)
+
+
+def test_a_library_that_is_gone_is_compiled_again(tuned: Any) -> None:
+    import shutil
+
+    from atune.cache import artifacts_folder
+
+    A = torch.randn(128)
+    assert torch.equal(tuned(shift, reference=plus_one)(A), A + 1)
+    shutil.rmtree(artifacts_folder())
+    kernel = tuned(shift, reference=plus_one)
+    assert torch.equal(kernel(A), A + 1)
+    assert kernel.tune(A).cache_hit and kernel.tune(A).artifact is None
 
 
 def test_symbolic_dimensions_by_name(tuned: Any) -> None:

@@ -472,10 +472,3 @@ def test_no_winner_is_raised_to_the_caller(tuned: Any, engine: Engine) -> None:
     engine.error = NoWinner("no candidate worked", TuneResult.from_events([]))
     with pytest.raises(NoWinner):
         tuned().tune(64)
-
-
-def test_a_decorated_kernel_travels(tuned: Any) -> None:
-    import cloudpickle
-
-    again = cloudpickle.loads(cloudpickle.dumps(tuned()))
-    assert again.__name__ == "scale" and again.options.cache.folder == tuned().options.cache.folder

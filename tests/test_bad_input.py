@@ -119,7 +119,7 @@ async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Ex
 
 
 @pytest.mark.parametrize(
-    ("backend", "message"), [("nvrtc", "is not supported"), ("torch", "is not supported"), ("gcc", "is unknown")]
+    ("backend", "message"), [("ctypes", "is not supported"), ("torch", "is not supported"), ("gcc", "is unknown")]
 )
 def test_backends_that_do_not_exist(backend: Any, message: str) -> None:
     with pytest.raises(TargetError, match=f"backend '{backend}' {message}"):

@@ -20,6 +20,7 @@ from atune.candidate import Candidate, config_key
 from atune.local import LocalBackend, LocalCompileLane, LocalDeviceLane
 from atune.measurement import Measurement
 from atune.settings import BenchmarkSettings, CompileSettings
+from atune.stages.effort import MOST
 from atune.testing import FakeBackend, FakeClock, FakeCompileLane, FakeDeviceLane, Script
 from atune.workload import parse_file_ref
 
@@ -199,7 +200,8 @@ async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
     answer = await device.measure(artifact)
     assert isinstance(answer, Measurement), answer
     assert answer.index == 0 and answer.checked and answer.max_error == 0
-    assert answer.timing.latency_ms > 0 and len(answer.timing.samples_us) == BenchmarkSettings().n_repeat
+    n, n_repeat = len(answer.timing.samples_us), BenchmarkSettings().n_repeat
+    assert answer.timing.latency_ms > 0 and n_repeat <= n <= MOST * n_repeat
 
 
 async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from atune.candidate import Candidate, config_key, thaw
 from atune.device_compiler import CompileCosts, choose, estimate
 from atune.local import LocalBackend, LocalCompileLane
 from atune.settings import CompileSettings
+from atune.stages import nvrtc
 from atune.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
@@ -45,7 +48,7 @@ async def lowered(
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
             assert isinstance(answer, Lowered) and await lane.find(answer) is None
         with anyio.fail_after(60):
-            while backend.hold_builds():
+            while backend.nvrtc.warming:
                 await anyio.sleep(0.05)
         yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
 
@@ -74,7 +77,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
     pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
     async with lowered(1, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
         assert backend.nvrtc.ready
-        (service,) = [w.pid for w in backend.server._workers.values() if w.name.startswith("nvrtc")]
+        service = backend.nvrtc.pid
         os.killpg(service, signal.SIGKILL)
         with anyio.fail_after(5):
             while backend.nvrtc.ready:
@@ -100,7 +103,7 @@ async def test_a_compile_that_is_given_up_ends() -> None:
     """The child compiles in native code, in no group of the lane's; it ends with the one who asked."""
     pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
     async with lowered(2, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
-        (service,) = [w.pid for w in backend.server._workers.values() if w.name.startswith("nvrtc")]
+        service = backend.nvrtc.pid
 
         def children() -> list[int]:
             found = []
@@ -122,6 +125,58 @@ async def test_a_compile_that_is_given_up_ends() -> None:
         assert backend.nvrtc.ready
         (built, _) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvrtc"
+
+
+SAME = """
+import sys
+import msgspec
+from atune.protocol import NvrtcReady
+from atune.stages import nvrtc
+
+made = msgspec.msgpack.decode(nvrtc.header(msgspec.msgpack.encode("sm_90a")), type=NvrtcReady)
+assert made.ok and made.header_s > 0, made.reason
+flavour, source = nvrtc.Flavour("sm_90a"), sys.stdin.read()
+with_header = nvrtc.compile_here(source, flavour)
+del nvrtc._service.prefixes[flavour]
+assert with_header == nvrtc.compile_here(source, flavour), "the header changes the code"
+assert not {"tilelang", "torch"} & sys.modules.keys(), "the service is to start before these are imported"
+"""
+INCLUDES = "".join(f"#include <tl_templates/cuda/{name}>\n" for name in ("reduce.h", "ldsm.h", "debug.h"))
+SOURCE = (
+    "#include <math_constants.h>\n"
+    + INCLUDES
+    + """
+extern "C" __global__ void __launch_bounds__(128) sums(float* x) {
+  __shared__ float part[128];
+  float sum[1] = {x[threadIdx.x]};
+  sum[0] = tl::AllReduce<tl::SumOp, 128, 1, 0>::run(sum[0], part);
+  x[threadIdx.x] = sum[0];
+}
+"""
+)
+
+
+@needs_nvcc
+def test_the_header_changes_no_code_and_needs_no_kernel() -> None:
+    """It is made ahead of the kernels, of headers that they mostly include, by a process that imports little."""
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    done = subprocess.run([sys.executable, "-c", SAME], input=SOURCE, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("", True),
+        ("#include <math_constants.h>\n\n", True),
+        ("#if defined(_MSC_VER) && 1\n#define alignas(N) 1\n#endif\n", True),
+        ("#define WARP 16\n", False),
+        ("__device__ float twice(float x) { return 2 * x; }\n", False),
+        ("#if 1\n#define WARP 16\n#endif\n", False),
+    ],
+)
+def test_what_stands_before_tilelangs_headers_stays_there(before: str, expected: bool) -> None:
+    assert nvrtc.plain(before + INCLUDES + "int x;\n") == expected
 
 
 def test_the_choice_follows_the_costs() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -293,6 +296,42 @@ def test_the_closure_counts(case: str) -> None:
     assert code_of(made(one)) == code_of(made(one))
 
 
+def test_functions_of_the_libraries_are_told_apart_by_name() -> None:
+    """They are not looked into: their versions stand in the key."""
+    import tilelang.language as T
+    from torch.nn.functional import multi_head_attention_forward, softmax
+
+    for value in (softmax, torch_tensor_class(), T.gemm, T.float16, multi_head_attention_forward):
+        started = time.perf_counter()
+        assert code_of(made(value)) == code_of(made(value))
+        assert time.perf_counter() - started < 1.0
+    assert code_of(made(softmax)) != code_of(made(multi_head_attention_forward))
+    assert code_of(made(T.float16)) != code_of(made(T.float32))
+    assert code_of(scale, reference=softmax) != code_of(scale, reference=multi_head_attention_forward)
+
+
+def torch_tensor_class() -> Any:
+    import torch
+
+    return torch.Tensor
+
+
+def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object's methods are a part of it, and the class itself may be used."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    keys = []
+    for width in ("1", "1", "2 * 2"):
+        sys.modules.pop("plans", None)
+        (tmp_path / "plans.py").write_text(f"class Plan:\n    def width(self):\n        return {width}\n")
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        plans = importlib.import_module("plans")
+        keys.append((code_of(made(plans.Plan())), code_of(made(plans.Plan))))
+    assert keys[0] == keys[1]
+    assert keys[0][0] != keys[2][0] and keys[0][1] != keys[2][1]
+
+
 def test_callbacks_count_by_source_and_closure() -> None:
     assert code_of(scale, reference=times(2)) != code_of(scale, reference=times(3))
     assert code_of(scale, check=times(2)) != code_of(scale, check=times(3))
@@ -406,6 +445,18 @@ def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache
     assert run_here(cache).cache_hit
 
 
+def standing_in(calls: list[dict[str, Any]]) -> Any:
+    """Return what can stand for `tune`: one measurement, and its options in `calls`."""
+
+    async def tune(workload: Any, **options: Any) -> TuneResult:
+        calls.append(options)
+        for event in events(1.0):
+            options["on_event"](event)
+        return TuneResult.from_events(events(1.0))
+
+    return tune
+
+
 TUNER = """
 import sys
 sys.path.insert(0, "tests")
@@ -431,14 +482,7 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     other = TuningLock(cache.folder / "running" / f"{work.key.text}.lock")
     assert other.acquire()
     calls: list[dict[str, Any]] = []
-
-    async def tune(workload: Any, **options: Any) -> TuneResult:
-        calls.append(options)
-        for event in events(1.0):
-            options["on_event"](event)
-        return TuneResult.from_events(events(1.0))
-
-    monkeypatch.setattr(cached, "tune", tune)
+    monkeypatch.setattr(cached, "tune", standing_in(calls))
     result = run_here(cache, concurrent="tune")
     assert not result.cache_hit and "journal" not in calls[0]
     other.release()
@@ -446,6 +490,26 @@ def test_going_on_while_another_tunes(cache: ResultCache, monkeypatch: pytest.Mo
     assert len(calls) == 1
     with pytest.raises(UsageError, match="'wait' or 'tune'"):
         run_here(cache, concurrent="else")
+
+
+def test_journals_that_nobody_goes_on_with_are_removed(cache: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = cache.folder / "running"
+    running.mkdir(parents=True)
+    for name, days in (("old", 30), ("young", 1)):
+        (running / f"{name}.jsonl").write_text("")
+        os.utime(running / f"{name}.jsonl", (time.time() - days * 86400,) * 2)
+    monkeypatch.setattr(cached, "tune", standing_in([]))
+    run_here(cache)
+    assert [path.name for path in running.iterdir()] == ["young.jsonl"]
+
+
+def test_a_cache_that_cannot_be_used_costs_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(cached, "tune", standing_in(calls))
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert not run_here(ResultCache(tmp_path / "file" / "results")).cache_hit
+    assert "journal" not in calls[0]
 
 
 def test_devices_are_asked_for_once() -> None:

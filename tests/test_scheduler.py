@@ -6,6 +6,7 @@ import heapq
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from atune.artifact import Lowered, StaticFacts
@@ -37,6 +38,15 @@ def test_work_under_way_is_not_the_end(field: str) -> None:
     assert not state(proposing=False, **{field: 1}).finished
 
 
+def test_workers_rest_while_devices_need_their_cores() -> None:
+    """They start nothing new; what they have begun they finish, and one worker always goes on."""
+    assert state(waiting=5, busy=1, resting=1).next_job() is None
+    assert isinstance(state(waiting=5, busy=0, resting=1).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=2, resting=1, lanes=4).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=0, resting=2, lanes=1).next_job(), Lower)
+    assert state(retry=[(lowered(0),)], busy=1, resting=1).next_job() is None
+
+
 def test_work_in_a_queue_is_not_the_end() -> None:
     for queue, value in (("ready", lowered(0)), ("deferred", lowered(0)), ("retry", (lowered(0),))):
         one = state(proposing=False)
@@ -48,12 +58,27 @@ def test_a_proposed_candidate_is_lowered() -> None:
     assert isinstance(state(waiting=1).next_job(), Lower)
 
 
+def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
+    assert state(waiting=4, in_a_row=2).next_job() == Lower(2)
+    assert state(waiting=1, in_a_row=2).next_job() == Lower(1)
+    assert state(waiting=4, in_a_row=2, total=9, seen=2).next_job() == Lower(1)  # the tail is for all workers
+    assert state(waiting=4).next_job() == Lower(1)
+
+
 def test_the_first_group_is_small_and_one_a_device() -> None:
     one = state(ready=3, waiting=5, devices=1)
     assert indices(one.next_job()) == list(range(FIRST_GROUP))
     assert isinstance(one.next_job(), Lower)  # the device has something to do now
     two = state(ready=4, waiting=5, devices=2)
     assert [indices(two.next_job()), indices(two.next_job())] == [[0, 1], [2, 3]]
+
+
+def test_the_first_group_waits_for_what_comes_sooner_than_it_could_be_built() -> None:
+    held = state(ready=3, waiting=5, devices=1, hold=True, hold_first=True)
+    assert isinstance(held.next_job(), Lower)
+    held.hold = held.hold_first = False
+    assert indices(held.next_job()) == list(range(FIRST_GROUP))
+    assert indices(state(ready=3, waiting=5, devices=1, hold=True).next_job()) == list(range(FIRST_GROUP))
 
 
 def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
@@ -72,6 +97,19 @@ def test_a_share_has_a_lower_bound() -> None:
     assert isinstance(one.next_job(), Lower)
     one.ready.append(lowered(3))
     assert len(indices(one.next_job())) == MIN_GROUP
+
+
+def test_the_heaviest_are_built_first_and_alone_and_the_lighter_together() -> None:
+    heavy = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256 * (1 + i % 2))) for i in range(8)]
+    one = state(proposing=False)
+    one.deferred = heavy
+    assert [indices(one.next_job()) for _ in range(6)] == [[1], [3], [5], [7], [0, 2], [4]]
+
+
+def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
+    one = state(proposing=False, lowering=1, ready=1)
+    one.deferred = [lowered(9)]
+    assert indices(one.next_job()) == [9]
 
 
 def test_deferred_groups_have_an_upper_bound() -> None:

@@ -95,6 +95,35 @@ def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, bu
     assert not list(folder.glob("*.k0.source"))
 
 
+def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
+    """Codes and sources without their library, and parts of files whose writers died, once they are old."""
+    folder = tmp_path / "store"
+    store = ArtifactStore(folder)
+    for i in range(3):
+        store.put([(f"{i}" * 32, artifact(built, f"k{i}"))])
+    store.close()
+    gone = next(p for p in folder.glob("*.so") if p.read_bytes().startswith(b"k0"))
+    gone.unlink()
+    torn, young = folder / ".k9.so.abc.part", folder / "codes" / ".new.json.abc.part"
+    torn.write_bytes(b"half")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - 10_000,) * 2)
+    young.write_bytes(b"half")
+    assert ArtifactStore(folder).evict() == 0
+    assert sorted(p.stem[0] for p in folder.glob("codes/*.json")) == ["1", "2"]
+    assert len(list(folder.glob("*.source"))) == 2
+    assert not torn.exists() and young.exists()
+    for i in (1, 2):
+        assert ArtifactStore(folder).find(f"{i}" * 32, 0) is not None
+    os.utime(young, (time.time() - 10_000,) * 2)
+    assert ArtifactStore(folder).evict() == 0
+    assert young.exists()  # the whole index is looked through once a day
+    os.utime(folder / "swept", (time.time() - 100_000,) * 2)
+    ArtifactStore(folder).evict()
+    assert not young.exists()
+
+
 def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:
     """Writers of the same and of different libraries, readers, and one that evicts: never a wrong answer."""
     folder = tmp_path / "store"

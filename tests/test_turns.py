@@ -144,11 +144,16 @@ async def test_two_runs_of_one_program_never_measure_at_once(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: object) -> None:
     process = holder(tmp_path)
-    made = LocalDeviceLane.__init__
+    made, entered = LocalDeviceLane.__init__, anyio.Event()
+
+    class Announced(DeviceLock):
+        def held(self) -> Any:
+            entered.set()
+            return super().held()
 
     def shared(lane: LocalDeviceLane, *arguments: Any) -> None:
         made(lane, *arguments)
-        lane._lock = DeviceLock("gpu", tmp_path)
+        lane._lock = Announced("gpu", tmp_path)
 
     monkeypatch.setattr(LocalDeviceLane, "__init__", shared)
     monkeypatch.setattr("atune.local_device.SHARED_S", 1.0)
@@ -161,7 +166,8 @@ async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         async with anyio.create_task_group() as tasks:
 
             async def end() -> None:
-                await anyio.sleep(6)
+                await entered.wait()
+                await anyio.sleep(1.5)
                 process.kill()
 
             tasks.start_soon(end)

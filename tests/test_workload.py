@@ -9,8 +9,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -311,3 +314,23 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
 def test_functools_partial_is_a_kernel() -> None:
     spec = describing(functools.partial(kernel, stages=2), Space(block=[1, 2]), arguments={"N": 1}, name="partial")
     assert len(spec.configs) == 2 and spec.name == "partial"
+
+
+class Slow:
+    """Takes its time to be pickled."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(0.05)
+        return (int, ())
+
+
+def test_two_threads_ship_kernels_of_one_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both go by value: one thread's end of pickling does not change how the other's goes on."""
+    module = ModuleType("a_module_that_no_worker_can_import")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("def f(N, block=1):\n    return g(N)\n\ndef g(N):\n    return N\n", module.__dict__)
+    work = Workload(module.__dict__["f"], Space(block=[1]), arguments={"N": 1}, inputs=[Slow()])
+    with ThreadPoolExecutor(4) as pool:
+        refs = list(pool.map(lambda _: ship(work), range(8)))
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert [load(ref).kernel(7) for ref in refs] == [7] * 8

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,9 +19,13 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
+from atune.stages import alone
 from atune.stages.lowering import Blob
-from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, options_for, prelude
+from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
 from atune.stages.session import session
+
+MAX_WORDS = 20_000
+"""Bytes that are kept of what compilers say."""
 
 
 class CompileError(Exception):
@@ -48,7 +53,7 @@ def run(payload: bytes) -> bytes:
 def _first_error(words: str) -> str:
     """Return the line of a compiler's words that says most: what the linker misses, the first error, the first line."""
     lines = words.splitlines()
-    for wanted in ("undefined reference", "error: ", "error"):
+    for wanted in ("undefined reference", "error: ", "error", "fatal"):
         if found := next((line for line in lines if wanted in line.lower()), None):
             return found
     return lines[0] if lines else ""
@@ -61,20 +66,95 @@ def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Arti
         raise ValueError("members of different merge keys cannot share a library")
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
-    kind = session().target.kind
-    if kind == "c":
-        compiler, why = _build_c(blobs, part), ""
-    else:
-        compiler, why = _build_cuda(blobs, part, nvrtc)
+    kind, backend, calls = session().target.kind, blobs[0].backend, None
+    with Words(session().compile.verbose or bool(backend)) as words:
+        if kind == "c":
+            compiler, why = _build_c(blobs, part), ""
+        elif backend:
+            compiler, calls, why = *_build_alone(blobs, part, words), ""
+        else:
+            compiler, why = _build_cuda(blobs, part, nvrtc)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
     os.replace(part, path)
     seconds = round(time.perf_counter() - started, 4)
+    said = words.text() if session().compile.verbose else ""
     return [
-        Artifact(lowered.index, path, blob.symbol, lowered.params, kind, seconds, blob.calls, compiler, why)
+        Artifact(
+            lowered.index,
+            path,
+            blob.symbol,
+            lowered.params,
+            kind,
+            seconds,
+            blob.calls if calls is None else calls,
+            compiler,
+            why,
+            backend,
+            said,
+        )
         for lowered, blob in zip(group, blobs, strict=True)
     ]
+
+
+class Words:
+    """While entered, catches what this process and its compilers write to stdout and stderr, where `wanted`.
+
+    It is written there afterwards: where a crash interrupts, nothing is lost but what this file holds.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self._file = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
+
+    def __enter__(self) -> Words:
+        if self._file is not None:
+            self._flush()
+            self._saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+            for fd, _ in self._saved:
+                os.dup2(self._file.fileno(), fd)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._flush()
+            for fd, saved in self._saved:
+                os.dup2(saved, fd)
+                os.close(saved)
+            sys.stderr.write(self.text())
+
+    def text(self) -> str:
+        """Return the end of what was caught so far."""
+        if self._file is None:
+            return ""
+        self._flush()
+        size = os.fstat(self._file.fileno()).st_size
+        data = os.pread(self._file.fileno(), MAX_WORDS, max(0, size - MAX_WORDS))
+        return data.decode(errors="replace").strip()
+
+    @staticmethod
+    def _flush() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _build_alone(blobs: Sequence[Blob], path: str, words: Words) -> tuple[str, tuple[int | str, ...]]:
+    (blob,) = blobs
+    try:
+        return alone.build(blob, path, _context().target, session().compile.verbose)
+    except Exception as error:
+        said = words.text()
+        if not re.search("Compilation Failed|Compilation error", str(error)):
+            raise
+        # tilelang's error holds the command and the whole source; what is wrong stands in the compiler's words.
+        message = said or re.sub(r"^.*?Compilation error:\n", "", str(error), flags=re.DOTALL)
+        raise CompileError(f"{'nvcc' if blob.backend == 'cython' else 'NVRTC'} failed\n{message}") from None
+
+
+def _context() -> Any:
+    from tilelang.backend.module import create_backend_context
+
+    return create_backend_context(session().target.tvm(), session().compile.target_host, "auto")
 
 
 def _build_c(blobs: Sequence[Blob], path: str) -> str:
@@ -102,17 +182,18 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
         raise CompileError(f"g++ failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
     os.remove(source)
+    if session().compile.verbose:
+        print(f"{shlex.join(command)}\n{done.stderr}", file=sys.stderr)
     return "g++"
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str]:
     """Return the device compiler that was used, and why not NVRTC where it was there to use."""
     from tilelang import tvm
-    from tilelang.backend.module import create_backend_context
     from tilelang.engine.lower import device_codegen, host_codegen
     from tilelang.transform.pass_config import normalize_pass_configs
 
-    context = create_backend_context(session().target.tvm(), None, "auto")
+    context = _context()
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
     host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
     device = _merge(tvm, [pickle.loads(blob.device) for blob in blobs])
@@ -133,27 +214,28 @@ class DeviceCompiler:
     NAME = "tilelang_callback_cuda_compile"
 
     def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
-        self.options = options_for(session().target.arch, pass_configs) if nvrtc else None
+        reason = for_nvcc(pass_configs) if nvrtc else ""
+        self.flavour = flavour_of(session().target.arch, pass_configs) if nvrtc and not reason else None
         self.used = "nvcc"
-        self.why = "nvcc, because compile flags and register levels are for it" if nvrtc and not self.options else ""
+        self.why = f"nvcc, because {reason}" if reason else ""
 
     def __enter__(self) -> None:
         import tvm_ffi
 
         self._nvcc = tvm_ffi.get_global_func(self.NAME)
-        if self.options is not None:
+        if self.flavour is not None:
             tvm_ffi.register_global_func(self.NAME, self._compile, override=True)
 
     def __exit__(self, *_: object) -> None:
         import tvm_ffi
 
-        if self.options is not None:
+        if self.flavour is not None:
             tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
 
     def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
-        assert self.options is not None
+        assert self.flavour is not None
         try:
-            cubin = compile_remotely(prelude(str(code)), self.options, session().run_dir)
+            cubin = compile_remotely(str(code), self.flavour, session().run_dir)
         except (NvrtcError, OSError) as error:
             compiled = self._nvcc(code, target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"

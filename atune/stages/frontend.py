@@ -161,6 +161,10 @@ def drawn_inputs(
             raise UsageError(
                 f"dimension {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
             )
+    if sum(p.shape is None for p in params) > len(scalars) or None in scalars:
+        raise UsageError(
+            "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
+        )
     return DrawnInputs(symbols, supply, scalars)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def jit_kernel(
     flags: Sequence[str] | None = None,
     latency_ms: float | None = None,
     reference_ms: float | None = None,
+    execution_backend: str | None = None,
     verbose: bool | None = None,
 ) -> Any:
     """Return `kernel` with `config` as a `tilelang.JITKernel`, with its latency, configuration and reference set.
@@ -48,6 +50,8 @@ def jit_kernel(
         For every configuration; the configuration's own win.
     latency_ms, reference_ms
         What `JITKernel.latency` and `JITKernel.ref_latency` are to say, in ms.
+    execution_backend
+        tilelang's; None or ``auto`` for its usual one. With another than ``tvm_ffi`` a CUDA kernel is compiled anew.
 
     Raises what elaborating and compiling raise.
     """
@@ -57,10 +61,12 @@ def jit_kernel(
     chosen = list(own) if own is not None else None if flags is None else list(flags)
     attrs = function.attrs or {}
     returns = "tilelang_out_idx" in attrs or (out_idx is not None and out_idx != [] and out_idx != ())
-    if artifact is not None and artifact.target == "cuda" and not returns:
+    usual = "cython" if target.kind == "c" else "tvm_ffi"
+    backend = usual if execution_backend in (None, "auto") else execution_backend
+    if artifact is not None and artifact.target == "cuda" and not returns and backend == usual:
         found = _member(function, artifact, target, passes, chosen)
     else:
-        found = _compiled(function, target, out_idx, passes, chosen, verbose)
+        found = _compiled(function, target, backend, out_idx, passes, chosen, verbose)
     if latency_ms is not None:  # tilelang's cache may have given one that was tuned before
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
@@ -69,6 +75,7 @@ def jit_kernel(
 def _compiled(
     function: Any,
     target: Target,
+    backend: str,
     out_idx: Sequence[int] | int | None,
     pass_configs: dict[str, Any],
     flags: list[str] | None,
@@ -79,15 +86,17 @@ def _compiled(
     on_cpu = target.kind == "c"
     if on_cpu and flags is None:
         flags = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
-    return tilelang.compile(
+    # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
+    made = tilelang.compile(
         function,
         out_idx=list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx,
-        execution_backend="cython" if on_cpu else "tvm_ffi",
+        execution_backend=backend,
         target=target.tvm(),
         verbose=verbose,
         pass_configs=pass_configs or None,
         compile_flags=flags,
     )
+    return copy.copy(made)
 
 
 def _member(

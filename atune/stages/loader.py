@@ -26,6 +26,13 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def _load_cuda(artifact: Artifact) -> Callable[..., None]:
+    if artifact.backend:
+        from atune.stages import alone
+
+        try:
+            return alone.load(artifact)
+        except (OSError, RuntimeError, ImportError) as error:
+            raise LoadError(f"{artifact.path} cannot be loaded: {error}") from error
     from tilelang import tvm
 
     try:

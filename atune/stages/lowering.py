@@ -18,6 +18,7 @@ import msgspec
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages import elaboration
+from atune.stages.family import Families
 from atune.stages.session import candidate_of, session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -40,6 +41,10 @@ class Blob(msgspec.Struct, frozen=True):
     calls: tuple[int | str, ...] = ()
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
+    backend: str = ""
+    """tilelang's adapter that builds it alone; empty where it may be grouped."""
+    function: bytes = b""
+    """For such an adapter, the PrimFunc before lowering."""
 
 
 def run(payload: bytes) -> bytes:
@@ -74,21 +79,44 @@ def lower(candidate: Candidate) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises."""
     from tilelang import tvm
     from tilelang.backend.module import create_backend_context
-    from tilelang.engine.lower import device_codegen_without_compile, host_codegen, lower_to_host_device_ir
+    from tilelang.engine.lower import (
+        device_codegen_without_compile,
+        extrac_params,
+        host_codegen,
+        lower_to_host_device_ir,
+    )
     from tilelang.transform.pass_config import normalize_pass_configs
 
     started = time.perf_counter()
     target = session().target
-    context = create_backend_context(target.tvm(), None, "auto")
+    context = create_backend_context(target.tvm(), session().compile.target_host, "auto")
     pass_configs = effective_pass_configs(candidate)
     symbol = SYMBOL.format(key=candidate.key)
     with context.target:
         function = elaborate(candidate)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
-        host, device, params, _, _ = lower_to_host_device_ir(function, context)
-        source = str(device_codegen_without_compile(device, context).inspect_source())
-        # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
-        host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
+        printed: dict[int, tuple[str, str]] = {}
+
+        def print_(host: Any, device: Any) -> tuple[str, str]:
+            # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
+            if id(device) not in printed:
+                source = str(device_codegen_without_compile(device, context).inspect_source())
+                host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
+                printed[id(device)] = source, host_source
+            return printed[id(device)]
+
+        def lower_ir() -> tuple[Any, Any]:
+            host, device, *_ = lower_to_host_device_ir(function, context)
+            return host, device
+
+        if target.kind == "cuda":
+            beside = repr((str(context.target), sorted(pass_configs.items(), key=str)))
+            families = Families(os.path.join(session().run_dir, "families"), beside)
+            host, device = families.lowered(function, symbol, lower_ir, print_)
+        else:
+            host, device = lower_ir()
+        source, host_source = print_(host, device)
+        params = extrac_params(function)
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
     flags = effective_flags(candidate)
@@ -96,9 +124,12 @@ def lower(candidate: Candidate) -> Lowered:
     buffers = [function.buffer_map.get(v) for v in function.params]
     parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
-    compiler = session().compile.compiler
+    settings = session().compile
+    alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
+    compiler = (settings.compiler, settings.target_host, alone)
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
-    merge = (str(target), flags, pass_configs, _imported(source), sorted(map(str, dict(device.attrs or {}).items())))
+    attributes = sorted(map(str, dict(device.attrs or {}).items()))
+    merge = (alone and symbol, str(target), flags, pass_configs, _imported(source), attributes)
     blob = Blob(
         symbol,
         pickle.dumps(host),
@@ -107,6 +138,8 @@ def lower(candidate: Candidate) -> Lowered:
         pass_configs,
         calls,
         flags,
+        alone,
+        pickle.dumps(function) if alone else b"",
     )
     return Lowered(
         index=candidate.index,
@@ -150,9 +183,12 @@ def _toolchain(kind: str) -> tuple[str, ...]:
     if kind != "c":
         from tilelang.contrib.nvcc import get_nvcc_compiler
 
+        from atune.stages.nvrtc import library_identity
+
         nvcc = get_nvcc_compiler()
         compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
         found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+        found.append(library_identity())
     for path in compilers:
         if path is not None:
             status = os.stat(os.path.realpath(path))

@@ -2,15 +2,18 @@
 
 nvcc parses the same megabytes of headers for every library. NVRTC can keep that parse (its PCH), but only within a
 process, and it never frees what a compile took. So one process makes the header, then listens; for every request it
-forks a child, which inherits the header, compiles, answers and ends.
+forks a child, which inherits the header, compiles, answers and ends. That process imports neither tilelang nor torch:
+it can make the header while others still do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
 import glob
+import importlib.util
 import os
 import re
 import signal
@@ -26,7 +29,7 @@ import msgspec
 
 from atune.protocol import NvrtcReady
 from atune.stages.lowering import Blob
-from atune.stages.session import session
+from atune.stages.session import visible_gpus
 
 PCH_HEAP_BYTES = 1 << 30
 """Address space for the PCH. At NVRTC's own default, 256 MiB, TileLang's headers do not fit, and NVRTC then silently
@@ -38,9 +41,29 @@ _SIZE = struct.Struct("!Q")
 _F_SETSIG = 10
 
 
+GUESS = (
+    "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
+    "threadblock_swizzle.h", "debug.h",
+)  # fmt: skip
+"""Headers of tilelang's that kernels mostly include, in its order. A kernel that includes others has those parsed too;
+one that includes fewer compiles to the same code."""
+GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", *GUESS[4:])
+STD = "#include <tl_templates/cuda/nvrtc_std.h>\n"
+"""What tilelang puts ahead of a source for NVRTC."""
+STOP = "#pragma nv_hdrstop\n"
+"""Ends what is precompiled, so that whatever follows uses it."""
+
+
+class Flavour(msgspec.Struct, frozen=True):
+    """What NVRTC's options depend on."""
+
+    arch: str
+    fast_math: bool = False
+
+
 class Request(msgspec.Struct, frozen=True):
     source: str
-    options: tuple[str, ...]
+    flavour: Flavour
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -63,7 +86,7 @@ class Nvrtc:
             raise NvrtcError(f"nvrtcSetPCHHeapSize: status {status}")
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, int]:
-        """Return the cubin and the status of making a PCH. Raises `NvrtcError` with the compiler's log."""
+        """Return the cubin, and the status of making a PCH. Raises `NvrtcError` with the compiler's log."""
         library, program = self._library, ctypes.c_void_p()
         library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
         array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
@@ -83,11 +106,7 @@ class Nvrtc:
 
 def _load_library() -> Any:
     """Load libnvrtc 12.8 or newer, which knows PCH: of the pip package, of the CUDA toolkit, or of the system."""
-    from tilelang.env import CUDA_HOME
-
-    candidates = [f for p in sys.path if p for f in sorted(glob.glob(f"{p}/nvidia/*/lib/libnvrtc.so.*"))]
-    candidates += sorted(glob.glob(f"{CUDA_HOME}/lib64/libnvrtc.so.*")) if CUDA_HOME else []
-    for path in [*candidates, "libnvrtc.so.13", "libnvrtc.so.12"]:
+    for path in _library_paths():
         try:
             for builtins in sorted(glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*"))):
                 ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)  # NVRTC looks for it by its bare name
@@ -101,34 +120,84 @@ def _load_library() -> Any:
     )
 
 
-def options_for(arch: str, pass_configs: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return NVRTC's options for nvcc's work as tilelang asks for it; None where only nvcc can do it."""
-    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+def _library_paths() -> list[str]:
+    home = tilelang_paths().CUDA_HOME
+    found = [f for p in sys.path if p for f in sorted(glob.glob(f"{p}/nvidia/*/lib/libnvrtc.so.*"))]
+    found += sorted(glob.glob(f"{home}/lib64/libnvrtc.so.*")) if home else []
+    return [*found, "libnvrtc.so.13", "libnvrtc.so.12"]
 
+
+def library_identity() -> str:
+    """Return what tells the NVRTC of this machine from another one, without loading the ones whose files are known."""
+    found = []
+    for path in _library_paths():
+        if os.path.exists(path):
+            status = os.stat(os.path.realpath(path))
+            found.append(f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}")
+    if not found:
+        with contextlib.suppress(NvrtcError):
+            library, major, minor = _load_library(), ctypes.c_int(), ctypes.c_int()
+            library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+            found.append(f"nvrtc {major.value}.{minor.value}")
+    return ", ".join(found)
+
+
+def for_nvcc(pass_configs: dict[str, Any]) -> str:
+    """Say why only nvcc can do the work that tilelang would ask of it; empty where NVRTC can."""
     if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
-        return None
-    if pass_configs.get("tl.device_compile_flags") or pass_configs.get("tl.ptxas_register_usage_level") is not None:
-        return None
-    options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20", "-pch"]
-    options += [f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
-    headers = cuda_headers()
+        return "NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are for nvcc"
+    if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
+        return "ptxas' figures, which verbose asks for, are told by nvcc"
+    if pass_configs.get("tl.device_compile_flags"):
+        return "compile flags are for nvcc"
+    return "register levels are for nvcc" if pass_configs.get("tl.ptxas_register_usage_level") is not None else ""
+
+
+def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
+    return Flavour(arch, bool(pass_configs.get("tl.enable_fast_math")))
+
+
+@functools.cache
+def options_for(arch: str, fast_math: bool) -> tuple[str, ...]:
+    """Return NVRTC's options for nvcc's work as tilelang asks for it. Raises `NvrtcError` where headers are missing."""
+    where, headers = tilelang_paths(), cuda_headers()
     if headers is None:
-        return None
+        raise NvrtcError("the CUDA headers are not found")
+    options = ["-default-device", f"--gpu-architecture={arch}", "--std=c++20"]
+    options += [f"-I{where.TILELANG_TEMPLATE_PATH}", f"-I{where.CUTLASS_INCLUDE_DIR}"]
     options += [f"-I{headers}", f"-I{headers}/cccl"]
-    if pass_configs.get("tl.enable_fast_math"):
-        options.append("--use_fast_math")
-    return tuple(options)
+    return (*options, "--use_fast_math") if fast_math else tuple(options)
+
+
+def tilelang_paths() -> Any:
+    """Return the module that knows where tilelang's files and CUDA lie, by itself where tilelang is not imported.
+
+    Importing tilelang takes seconds; the service has no other need of it.
+    """
+    if "tilelang" in sys.modules:
+        from tilelang import env
+
+        return env
+    name = "atune_tilelang_env"
+    if name not in sys.modules:
+        package = importlib.util.find_spec("tilelang")
+        folders = package.submodule_search_locations if package is not None else None
+        spec = importlib.util.spec_from_file_location(name, os.path.join(folders[0], "env.py")) if folders else None
+        if spec is None or spec.loader is None:
+            raise NvrtcError("tilelang is not installed")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 @functools.cache
 def cuda_headers() -> str | None:
     """Return the CUDA toolkit's include folder, which nvcc knows by itself and NVRTC does not."""
-    from tilelang.contrib.nvcc import get_nvcc_compiler
-    from tilelang.env import CUDA_HOME
+    home = tilelang_paths().CUDA_HOME
 
     def toolkits() -> Iterator[str]:
-        yield from (CUDA_HOME, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
-        nvcc = get_nvcc_compiler()
+        yield from (home, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+        nvcc = os.path.join(home, "bin", "nvcc")
         yield os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
         # nvcc may be a script that calls the real one: that one tells where it lies.
         dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
@@ -144,47 +213,94 @@ def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
     return {"tl.device_compile_flags": list(flags)} if flags else {}
 
 
-def prelude(source: str) -> str:
-    """Return `source` with the include that tilelang puts ahead of it for NVRTC."""
-    return f"#include <tl_templates/cuda/nvrtc_std.h>\n{source}"
-
-
 class _Service:
     nvrtc: Nvrtc
     listener: socket.socket
+    prefixes: dict[Flavour, str]
+    """What the precompiled header of each flavour holds."""
 
 
 _service = _Service()
+_service.prefixes = {}
 
 
-def prepare(payload: bytes) -> bytes:
-    """Entry point: msgpack of a lowered candidate's (blob, index) → `NvrtcReady`: the header made, the socket open.
+def header(payload: bytes) -> bytes:
+    """Entry point: msgpack of an arch → `NvrtcReady`: make a header of what kernels mostly include.
 
-    The candidate's own code costs little; its headers are those that all will be compiled with.
+    That needs to know no kernel. Without an arch it is that of this machine's first GPU.
     """
-    blob = msgspec.msgpack.decode(msgspec.msgpack.decode(payload, type=tuple[bytes, int])[0], type=Blob)
-    source, run_dir = prelude(blob.source), session().run_dir
-    started = time.perf_counter()
     try:
-        options = options_for(session().target.arch, {**blob.pass_configs, **flags_config(session().compile.flags)})
-        if options is None:
-            raise NvrtcError("compile flags are for nvcc, or the CUDA headers are not found")
-        _service.nvrtc = Nvrtc()
-        _, status = _service.nvrtc.compile(source, options)
-        if status:
-            raise NvrtcError(f"the precompiled header was not made, status {status}")
-        again = time.perf_counter()
-        _, status = _service.nvrtc.compile(source, options)
-        if status != NO_PCH_ATTEMPTED:
-            raise NvrtcError(f"the precompiled header is not used again, status {status}")
+        flavour = Flavour(msgspec.msgpack.decode(payload, type=str) or _arch_of_this_machine())
+        hopper = int(re.sub(r"\D", "", flavour.arch) or 0) >= 90
+        includes = [f"#include <tl_templates/cuda/{name}>\n" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER)]
+        seconds = _make(flavour, "".join([STD, *includes, STOP]))
+    except NvrtcError as error:
+        return msgspec.msgpack.encode(NvrtcReady(False, str(error)[:500]))
+    return msgspec.msgpack.encode(NvrtcReady(True, "", seconds))
+
+
+def listen(payload: bytes) -> bytes:
+    """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → `NvrtcReady`: the socket in `folder` open.
+
+    Where there is no header for the candidate's flavour yet, it is made of what its source includes.
+    """
+    data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
+    blob = msgspec.msgpack.decode(data, type=Blob)
+    flavour, seconds = flavour_of(arch, blob.pass_configs), 0.0
+    try:
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise NvrtcError(reason)
+        if flavour not in _service.prefixes:
+            before = blob.source.partition('extern "C"')[0]
+            includes = re.findall(r"^#include <tl_templates/[^>\n]*>\n", before, re.MULTILINE)
+            seconds = _make(flavour, "".join([STD, *includes, STOP]))
     except NvrtcError as error:
         return msgspec.msgpack.encode(NvrtcReady(False, str(error)[:500]))
     _service.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _Folder(run_dir) as folder:
-        _service.listener.bind(f"{folder}/{SOCKET}")
+    with _Folder(folder) as short:
+        _service.listener.bind(f"{short}/{SOCKET}")
     _service.listener.listen(128)
-    now = time.perf_counter()
-    return msgspec.msgpack.encode(NvrtcReady(True, "", round(again - started, 3), round(now - again, 3)))
+    return msgspec.msgpack.encode(NvrtcReady(True, "", seconds))
+
+
+def _make(flavour: Flavour, prefix: str) -> float:
+    """Make the precompiled header of `flavour`, check that it is used, and return the seconds that making it took."""
+    started = time.perf_counter()
+    options = (*options_for(flavour.arch, flavour.fast_math), "-pch")
+    if not hasattr(_service, "nvrtc"):
+        _service.nvrtc = Nvrtc()
+    empty = f"{prefix}__global__ void atune_empty() {{}}\n"
+    _, status = _service.nvrtc.compile(empty, options)
+    if status:
+        raise NvrtcError(f"the precompiled header was not made, status {status}")
+    seconds = round(time.perf_counter() - started, 3)
+    _, status = _service.nvrtc.compile(empty, options)
+    if status != NO_PCH_ATTEMPTED:
+        raise NvrtcError(f"the precompiled header is not used again, status {status}")
+    _service.prefixes[flavour] = prefix
+    return seconds
+
+
+def _arch_of_this_machine() -> str:
+    gpus = visible_gpus()
+    if not gpus:
+        raise NvrtcError("there is no GPU")
+    return gpus[0].arch
+
+
+def plain(source: str) -> bool:
+    """Tell whether nothing but includes stands before tilelang's headers, so that others may come first."""
+    before = source.partition("#include <tl_templates/")[0]
+    before = re.sub(r"^#if defined\(_MSC_VER\).*?^#endif\n", "", before, flags=re.MULTILINE | re.DOTALL)
+    return all(re.match(r"#include <|\s*$", line) for line in before.splitlines())
+
+
+def compile_here(source: str, flavour: Flavour) -> bytes:
+    """Compile `source` in this process, with the precompiled header where it can be used. Raises `NvrtcError`."""
+    prefix, options = _service.prefixes.get(flavour), options_for(flavour.arch, flavour.fast_math)
+    if prefix is None or not plain(source):
+        return _service.nvrtc.compile(STD + source, options)[0]
+    return _service.nvrtc.compile(prefix + source, (*options, "-pch"))[0]
 
 
 def serve(_: bytes) -> NoReturn:
@@ -223,20 +339,19 @@ def _answer(connection: socket.socket) -> None:
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
-        cubin, _status = _service.nvrtc.compile(request.source, request.options)
-        reply = Reply(cubin=cubin)
+        reply = Reply(cubin=compile_here(request.source, request.flavour))
     except NvrtcError as error:
         reply = Reply(log=str(error))
     fcntl.fcntl(connection, fcntl.F_SETFL, flags)
     _send(connection, msgspec.msgpack.encode(reply))
 
 
-def compile_remotely(source: str, options: tuple[str, ...], run_dir: str) -> bytes:
+def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
     """Have the service compile `source` and return the cubin. Raises `NvrtcError`, also when the child died."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         with _Folder(run_dir) as folder:
             connection.connect(f"{folder}/{SOCKET}")
-        _send(connection, msgspec.msgpack.encode(Request(source, options)))
+        _send(connection, msgspec.msgpack.encode(Request(source, flavour)))
         try:
             reply = msgspec.msgpack.decode(_receive(connection), type=Reply)
         except EOFError:

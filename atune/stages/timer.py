@@ -103,7 +103,8 @@ class CudaTimer:
 
     The stream first runs a device sleep; launches and events are queued behind it, so that nothing the host does can
     stand between two of them. When the device woke before the queue was complete, the batch is thrown away and taken
-    again behind a longer sleep. Before each launch a buffer larger than the L2 cache is overwritten.
+    again behind a longer sleep. Before each launch a buffer of twice the L2 cache's size is read, which empties the
+    cache and leaves no dirty lines, whose writing back would fall into the timed call.
     """
 
     method = "events"
@@ -113,8 +114,9 @@ class CudaTimer:
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
     """Device sleep ahead of a batch: about 0.1 ms, and 35 µs for each launch that the host has to queue meanwhile."""
     LONGEST_SLEEP = 2_000_000_000
-    BURST = BATCH
-    """Samples of one call a batch. Between batches the device waits for the host."""
+    BURST = 10
+    """Samples of one call a batch. What a batch's samples have in common, such as how the device's clock and memory
+    happened to stand, differs between batches: a median over several scatters less."""
 
     def __init__(self) -> None:
         import torch
@@ -123,7 +125,7 @@ class CudaTimer:
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         properties = torch.cuda.get_device_properties(0)
-        self.flush = torch.empty(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
+        self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
         """What sleeps are multiplied by: doubled when the host was late, less again when it is not."""
 
@@ -160,7 +162,7 @@ class CudaTimer:
 
     def _evict(self) -> None:
         """Queue what empties the L2 cache."""
-        self.flush.zero_()
+        self.flush.max()
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
         torch = self.torch

@@ -131,8 +131,13 @@ class FakeBackend:
     def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
         return self._compile_lanes
 
-    def hold_builds(self) -> bool:
-        return False
+    in_a_row = 1
+
+    def hold_builds(self) -> tuple[bool, bool]:
+        return False, False
+
+    def resting(self, measuring: int) -> int:
+        return 0
 
     def on_change(self, wake: Callable[[], None]) -> None:
         pass

@@ -1,0 +1,90 @@
+"""Loading the workload's file in workers: no candidate's deadline covers it, and a kill from outside is survived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atune.artifact import Lowered
+from atune.candidate import Candidate, config_key
+from atune.errors import WorkerError, WorkloadError
+from atune.local import LocalBackend
+from atune.settings import CompileSettings
+from atune.workload import FileRef
+
+pytestmark = pytest.mark.anyio
+
+SOURCE = """
+import os, signal, time
+import atune
+from pathlib import Path
+from contract_kernels import inputs, scaled
+
+{prologue}
+WORK = atune.Workload(scaled, atune.Space(scale=[2.0]), inputs=inputs)
+"""
+COUNT = "mark = Path({mark!r})\nmark.write_text(mark.read_text() + 'x' if mark.exists() else 'x')\n"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file with a letter for every time that the workload's file was run."""
+    return tmp_path / "mark"
+
+
+def backend_of(tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch) -> LocalBackend:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    file = tmp_path / "work.py"
+    file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
+    settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
+    return LocalBackend(FileRef(str(file), "WORK"), target="c", compile=settings)
+
+
+async def test_loading_is_in_no_candidates_deadline(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "time.sleep(3.5)", monkeypatch)
+    async with backend.open():
+        await backend.discover()
+        [lane] = backend.compile_lanes()
+        config = {"scale": 2.0}
+        assert isinstance(await lane.lower(Candidate(0, config_key(config), config)), Lowered)
+    assert mark.read_text() == "x"
+
+
+async def test_a_loading_worker_killed_from_outside_is_tried_once_more(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = "if len(mark.read_text()) == 1:\n    os.kill(os.getpid(), signal.SIGKILL)"
+    backend = backend_of(tmp_path, mark, once, monkeypatch)
+    async with backend.open():
+        spec = await backend.describe()
+        assert len(spec.configs) == 1 and mark.read_text() == "xx"
+
+
+async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGKILL)", monkeypatch)
+    async with backend.open():
+        with pytest.raises(
+            WorkerError, match=r"the worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"
+        ):
+            await backend.describe()
+    assert mark.read_text() == "xx"
+
+
+async def test_a_file_that_crashes_is_the_workloads_mistake(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGSEGV)", monkeypatch)
+    async with backend.open():
+        with pytest.raises(WorkloadError, match=r"loading .*work\.py:WORK failed: .*SIGSEGV"):
+            await backend.describe()
+    assert mark.read_text() == "x"
