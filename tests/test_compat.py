@@ -105,6 +105,12 @@ def test_arguments_hash_alike_in_every_process() -> None:
     assert hash(ProfileArgs(rep=3)) != hash(ProfileArgs(rep=4))
 
 
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, atune.compat.tilelang; print([m for m in ('tilelang', 'torch', 'tvm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
 # ---- what means something else here
 
 
