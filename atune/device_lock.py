@@ -35,8 +35,8 @@ class DeviceLock:
     async def held(self, patience_s: float | None = None) -> AsyncGenerator[float | None, None]:
         """Hold the device; yields the seconds that it was waited for, or None where the wait was given up.
 
-        `patience_s` replaces the lock's own. Each entering is a holder of its own, in one task or in many. Cancelling the
-        wait leaves nothing behind.
+        `patience_s` replaces the lock's own. Each entering is a holder of its own, in one task or in many. Cancelling
+        the wait leaves nothing behind.
         """
         folder = self._folder or private_root()
         patience_s = self.patience_s if patience_s is None else patience_s
