@@ -62,7 +62,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     """A lowered candidate. Candidates of equal `code_key` compile to the same machine code.
 
     `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble).
-    `blob`: the stage's own bytes (IR of host and device), meaningful to `codegen` alone.
+    `blob`: the stage's own bytes (IR of host and device), meaningful to `codegen` alone; empty where an earlier run
+    lowered the same kernel, and the artifact store has its library.
     """
 
     index: int
@@ -72,6 +73,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     facts: StaticFacts
     seconds: float
     blob: bytes
+    ir_key: str = ""
+    """What lowering began with: the kernel as tilelang elaborates it, and all that decides what becomes of it."""
     storable: bool = True
     """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 

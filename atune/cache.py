@@ -19,6 +19,16 @@ def artifacts_folder() -> Path:
     return cache_folder() / "artifacts"
 
 
+def code_file(folder: Path, code_key: str) -> Path:
+    """Return where the artifact store in `folder` tells the library that has this code."""
+    return folder / "codes" / f"{code_key}.json"
+
+
+def lowered_file(folder: Path, ir_key: str) -> Path:
+    """Return where the artifact store in `folder` tells what a kernel was lowered to."""
+    return folder / "lowered" / f"{ir_key}.json"
+
+
 def is_stored(path: str) -> bool:
     """Tell whether `path` is a library in that folder, no link out of it, whose content is what its name says."""
     real = Path(path).resolve()

@@ -32,13 +32,15 @@ class DeviceLock:
         self._folder = folder
 
     @asynccontextmanager
-    async def held(self) -> AsyncGenerator[float | None, None]:
+    async def held(self, patience_s: float | None = None) -> AsyncGenerator[float | None, None]:
         """Hold the device; yields the seconds that it was waited for, or None where the wait was given up.
 
-        Each entering is a holder of its own, in one task or in many. Cancelling the wait leaves nothing behind.
+        `patience_s` replaces the lock's own. Each entering is a holder of its own, in one task or in many. Cancelling the
+        wait leaves nothing behind.
         """
         folder = self._folder or private_root()
-        deadline = (began := time.monotonic()) + self.patience_s
+        patience_s = self.patience_s if patience_s is None else patience_s
+        deadline = (began := time.monotonic()) + patience_s
         with ExitStack() as turn, ExitStack() as lock:
             got = await _locked(folder / f"device-{self.device}.turn", turn, deadline)
             got = got and await _locked(folder / f"device-{self.device}.lock", lock, deadline)

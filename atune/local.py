@@ -299,11 +299,12 @@ class LocalCompileLane:
         self._worker: Worker | None = None
         self._built = 0
 
-    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+    async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
         limit = self.backend.compile.compile_timeout_s
         index = candidate.index
+        entry = "atune.stages.lowering:" + ("run_anew" if anew or self.backend.store is None else "run")
         try:
-            reply = await self._call("atune.stages.lowering:run", msgspec.msgpack.encode(candidate), limit)
+            reply = await self._call(entry, msgspec.msgpack.encode(candidate), limit)
         except WorkerTimeout as error:
             return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
         except WorkerLost as error:
@@ -311,18 +312,28 @@ class LocalCompileLane:
         except RemoteError as error:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
+        if isinstance(lowered, Lowered) and not lowered.blob and anew is False and await self._stored(lowered) is None:
+            return await self.lower(candidate, anew=True)
         return lowered
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        store, found = self.backend.store, None
-        if store is not None and lowered.storable:
-            try:
-                found = await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
-            except OSError:
-                self.backend.store = None  # read-only, full or gone: this run does without
+        found = await self._stored(lowered)
         if found is None:
             self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
         return found
+
+    async def _stored(self, lowered: Lowered) -> Artifact | None:
+        store = self.backend.store
+        if store is None or not lowered.storable:
+            return None
+        try:
+            found = await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
+            if found is not None and lowered.blob:
+                await anyio.to_thread.run_sync(store.put_lowered, lowered)
+            return found
+        except OSError:
+            self.backend.store = None  # read-only, full or gone: this run does without
+            return None
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
@@ -353,6 +364,9 @@ class LocalCompileLane:
         if store is not None and good:
             try:
                 await anyio.to_thread.run_sync(store.put, good)
+                for low, one in zip(group, built, strict=True):
+                    if isinstance(one, Artifact) and low.storable:
+                        await anyio.to_thread.run_sync(store.put_lowered, low)
             except OSError:
                 self.backend.store = None  # full or gone: this run does without
 

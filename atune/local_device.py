@@ -34,6 +34,8 @@ LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
 STANDBY_FREE_BYTES = 4 << 30
 """Memory that a GPU must have free, inputs made, before a second process is kept on it: its context takes 0.6 GiB."""
+STANDBY_PATIENCE_S = 1.0
+"""Seconds that a process in the making waits for what is measured on its device: candidates are done sooner."""
 STAGE = "atune.stages.benchmark:"
 SHARED_S = 2.0
 """Seconds of waiting for a device after which it is said that another run measures there, too."""
@@ -161,7 +163,8 @@ class LocalDeviceLane:
         try:
             await self.backend.session(worker, self.info.id)
             payload = msgspec.msgpack.encode(Begin(self.info, warm))
-            async with self._lock.held() as waited_s:  # a context in the making may disturb what is timed beside it
+            # A context in the making may disturb what is timed beside it, but must not wait for a candidate that hangs.
+            async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
                 if not warm:
                     self._note(waited_s)
                 reply = await worker.call(f"{STAGE}begin", payload, LOAD_TIMEOUT_S)

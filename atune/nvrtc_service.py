@@ -58,11 +58,11 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         """The candidate whose flags, and where it must be whose includes, the header is made for."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
-        self._scope: anyio.CancelScope
+        self._scope: anyio.CancelScope | None = None
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
-        self._wanted, self._scope = anyio.Event(), anyio.CancelScope()
+        self._wanted = anyio.Event()
         async with background() as self._tasks:
             yield
 
@@ -73,8 +73,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             target = parse_target(self.backend.target_text)
         except UsageError:
             return  # `discover` tells
-        there = any(os.path.exists(path) for path in DRIVER)
-        cuda = there if target is None else target.kind == "cuda" and (there or bool(target.arch))
+        cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         pays = (
             settings.compiler != "nvcc"
             and settings.flags is None
@@ -94,7 +93,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             return
         self._decided = True
         if target.kind != "cuda" or self.backend.alone:
-            self._scope.cancel()
+            self._give_up()
             return
         if self._broken:
             self.why = f"nvcc, because {self._broken}"
@@ -106,7 +105,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         asked = self.backend.compile.compiler
         name, self.why = (asked, "as asked") if asked != "auto" else choose(self._candidates, self._lanes, costs)
         if name != "nvrtc":
-            self._scope.cancel()
+            self._give_up()
             return
         self.warming, self._first = True, lowered
         if self._started is None:
@@ -126,7 +125,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
 
         `arch`: what to make a header for before a candidate is known, empty for this machine's GPU's; None waits.
         """
-        with self._scope:
+        with anyio.CancelScope() as self._scope:
             try:
                 process = ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
                 async with ForkServer(process=process) as server:
@@ -157,6 +156,11 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
         self.ready = True
         self._changed()
         await worker.call(f"{STAGE}serve", b"", None)
+
+    def _give_up(self) -> None:
+        """End the service's process where one was begun that nobody needs."""
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _failed(self, reason: str) -> None:
         self._broken = reason

@@ -6,6 +6,7 @@ tilelang reads the source of a kernel, also of one typed into a notebook.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import importlib.util
 import linecache
@@ -82,7 +83,7 @@ def ship(workload: Workload) -> PickleRef:
         for module in by_value:
             cloudpickle.register_pickle_by_value(module)
         try:
-            blob = cloudpickle.dumps((workload, _annotation_globals(functions)))
+            blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
         except Exception as error:
             culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
             raise WorkloadError(
@@ -96,6 +97,19 @@ def ship(workload: Workload) -> PickleRef:
     names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
+
+
+def _without_kernels(workload: Workload) -> Workload:
+    """Return `workload` without what `@tilelang.jit` compiled and traced for earlier calls, which does not travel."""
+    jit: Any = workload.kernel
+    if not hasattr(jit, "_kernel_cache") or not hasattr(getattr(jit, "func", None), "p1_cache"):
+        return workload
+    fresh, shipped = copy.copy(jit), copy.copy(workload)
+    fresh.func = copy.copy(jit.func)
+    for part in (fresh, fresh.func):
+        part.__post_init__()  # makes the caches anew
+    shipped.kernel = fresh
+    return shipped
 
 
 def load(ref: WorkloadRef) -> Workload:

@@ -3,6 +3,7 @@
     artifacts/<sha256>.so                  a library; its name is its content's hash
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        where the code of a candidate is: library, symbol, how to call it
+    artifacts/lowered/<ir key>.json        what a kernel was lowered to: its code's key, and the facts about it
     artifacts/swept                        when files that lead nowhere were last removed
     artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
 
@@ -25,8 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from atune.artifact import Artifact, source_path
-from atune.cache import artifacts_folder, is_stored, make_private_folder
+from atune.artifact import Artifact, Lowered, source_path
+from atune.cache import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder
 
 MAX_BYTES = 4 << 30
 """Size that the store is cut back to, least recently used libraries first."""
@@ -77,6 +78,12 @@ class ArtifactStore:
             self._keep_source(artifact, library)
             _write(self._code(code_key), msgspec.json.encode(msgspec.structs.replace(artifact, path=library.name)))
 
+    def put_lowered(self, lowered: Lowered) -> None:
+        """Remember what a kernel was lowered to, whose library is kept here. Raises `OSError`."""
+        path = lowered_file(self.folder, lowered.ir_key)
+        if lowered.ir_key and not path.exists():
+            _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
+
     def keep(self, artifact: Artifact) -> Artifact:
         """Keep a winner's library and source; return the artifact as it stands here. Raises `OSError`."""
         library = self._keep_library(artifact)
@@ -100,19 +107,20 @@ class ArtifactStore:
         """Remove what leads nowhere and was last written before `old`, so that nobody is about to complete it."""
         with contextlib.suppress(OSError):
             libraries = {path.stem for path in self.folder.glob("*.so")}
-            swept = [self.folder.glob(".*.part"), self.folder.glob("codes/.*.part"), self.folder.glob("*.source")]
-            for path in itertools.chain(*swept, self.folder.glob("codes/*.json")):
+            patterns = (".*.part", "codes/.*.part", "lowered/.*.part", "*.source", "codes/*.json", "lowered/*.json")
+            for path in itertools.chain.from_iterable(map(self.folder.glob, patterns)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime > old:
                         continue
                     if path.suffix == ".part" or self._leads_nowhere(path, libraries):
                         path.unlink()
 
-    @staticmethod
-    def _leads_nowhere(path: Path, libraries: set[str]) -> bool:
+    def _leads_nowhere(self, path: Path, libraries: set[str]) -> bool:
         if path.suffix == ".source":
             return path.name.partition(".")[0] not in libraries
         try:
+            if path.parent.name == "lowered":
+                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).code_key).exists()
             return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
         except msgspec.MsgspecError:
             return True
@@ -144,7 +152,7 @@ class ArtifactStore:
             self._pin_file = None
 
     def _code(self, code_key: str) -> Path:
-        return self.folder / "codes" / f"{code_key}.json"
+        return code_file(self.folder, code_key)
 
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()

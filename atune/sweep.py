@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from atune.artifact import Artifact, Failure, Lowered
+from atune.artifact import Artifact, Failure, Lowered, source_path
 from atune.backend import Backend, CompileLane, GroupFailed
 from atune.candidate import Candidate, Config, config_key
 from atune.errors import AtuneError
@@ -44,7 +45,7 @@ def compile_all(
     """Compile `kernel` with each of `configs`, in worker processes and in groups, and return the kernels in order.
 
     A kernel is called as `TuneResult.kernel` is: with the inputs, and it returns the outputs, or with every parameter.
-    Its `config` is the configuration. Also inside a running event loop; there it blocks.
+    Its `config` is the configuration, its `source` the device source. Inside a running event loop it blocks, too.
 
     Parameters
     ----------
@@ -85,6 +86,7 @@ def compile_all(
                 if isinstance(answer, Artifact):
                     found = await anyio.to_thread.run_sync(load, answer, spec.out_idx)
                     found.config = dict(candidate.config)
+                    found.source = Path(source_path(answer.path, answer.symbol)).read_text()
                 kernels.append(found)
             return kernels
 

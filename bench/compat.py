@@ -39,6 +39,8 @@ class Row(msgspec.Struct, kw_only=True):
     example: str
     tuner: str
     error: str = ""
+    output: str = ""
+    """The end of what the process wrote, where it failed."""
     result_s: float | None = None
     """To the tuned kernel."""
     wall_s: float = 0.0
@@ -141,8 +143,9 @@ def tune(example: str, tuner: str, timeout_s: float) -> Row:
     done, answer = run_child("tune", {"path": str(path_of(example)), "tuner": tuner}, timeout_s)
     row.wall_s = round(done.wall_s, 2)
     if not answer:
-        tail = " | ".join(line for line in done.output.splitlines() if line.strip())[-600:]
-        row.error = f"ran past {timeout_s:g} s" if done.timed_out else f"exit status {done.status}: {tail}"
+        lines = [line.strip() for line in done.output.splitlines() if line.strip()] or ["it said nothing"]
+        row.error = f"ran past {timeout_s:g} s" if done.timed_out else f"exit status {done.status}: {lines[-1][:200]}"
+        row.output = done.output[-4000:]
         return row
     found = json.loads(answer)
     row.result_s = round(found["result"] - done.started, 2)
@@ -209,13 +212,18 @@ def main() -> int:
         for_tilelang(path_of(example).read_text())
     with empty_caches("compat-warm-") as (folder, env):  # the first to import would read the packages from the disk
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
+    deadline = time.monotonic() + options.limit - 15.0  # no child may be left when the time limit ends this process
+
+    def seconds() -> float:
+        return max(1.0, min(options.timeout, deadline - time.monotonic()))
+
     rows: list[Row] = []
     for example in examples:
         found = []
         for tuner in tuners:
-            found.append(tune(example, tuner, options.timeout))
+            found.append(tune(example, tuner, seconds()))
             print(f"{example}, {tuner}: {found[-1].wall_s:.1f} s {found[-1].error}", file=sys.stderr, flush=True)
-        retime(example, found, options.rounds, options.timeout)
+        retime(example, found, options.rounds, seconds())
         rows += found
         _write(options, rows)  # what is done stays, whatever comes
     common.report(options, "compat", table(rows), _results(rows))

@@ -48,7 +48,7 @@ __device__ int atune_trap(float* p) { asm volatile("trap;"); return 0; }
 __device__ int atune_illegal(float* p) { *(volatile int*)(((long long)p & 0xff) + 4096) = 1; return 0; }
 __device__ int atune_misaligned(float* p) { *(volatile int*)((char*)p + 1) = 1; return 0; }
 __device__ int atune_endless(float* p) { while (*(volatile float*)p != 12345.0f) { } return 0; }
-__device__ int atune_slow(float* p) { long long t = clock64(); while (clock64() - t < 4500000LL) { } return 0; }
+__device__ int atune_slow(float* p) { long long t = clock64(); while (clock64() - t < 20000000LL) { } return 0; }
 #endif
 """
 CALLS = {

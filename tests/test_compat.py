@@ -6,12 +6,14 @@ import dataclasses
 import gc
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tilelang
 import tilelang.language as T
@@ -19,6 +21,7 @@ import torch
 from guide_kernels import doubled, few_blocks, scaled
 from tilelang.autotuner import capture, param, tuner
 
+import atune
 import atune.compat.tilelang as compat
 from atune.compat.tilelang import (
     ArgumentError,
@@ -35,6 +38,8 @@ from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.cores import usable_cores
+from atune.device import Target
+from atune.stages.jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")
@@ -99,6 +104,12 @@ def test_arguments_hash_alike_in_every_process() -> None:
     answers = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)}
     assert len(answers) == 1 and len(answers.pop().split()) == 2
     assert hash(ProfileArgs(rep=3)) != hash(ProfileArgs(rep=4))
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, atune.compat.tilelang; print([m for m in ('tilelang', 'torch', 'tvm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
 
 
 # ---- what means something else here
@@ -222,6 +233,16 @@ def test_tensors_travel_in_a_file_that_does_not_outlive_the_tuning(tmp_path: Pat
     assert not list(tmp_path.glob("atune-inputs-*"))
 
 
+def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
+    def slow_and_fast(rows: Any) -> Any:
+        return scaled(64 * (64 if rows is Ellipsis else 1))  # values that are no data
+
+    configs = [{"rows": ...}, {"rows": 1}]
+    first = cpu_tuner(slow_and_fast, configs, skip_check=True).run()
+    again = cpu_tuner(slow_and_fast, configs[::-1], skip_check=True).run()
+    assert first.config == again.config == {"rows": 1}
+
+
 # ---- on disk
 
 
@@ -261,6 +282,26 @@ def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None
         assert json.loads((folder / "best_config.json").read_text()) == {"block": block}
         assert [file.name for file in folder.parent.iterdir()] == ["best"]
         assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path, monkeypatch: Any) -> None:
+    """tilelang's loader would take such a library's first member. Compiled for sm_90a, and not run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
+    arguments = {"n": 1 << 20, "factor": 2.0}
+    settings = atune.CompileSettings(group_size=3)
+    last = atune.compile_all(few_blocks, configs, arguments=arguments, target="sm_90a", compile=settings)[-1].artifact
+    [library] = (tmp_path / "cache").rglob("*.so")
+    shared = msgspec.structs.replace(last, path=str(library))
+    kernel = jit_kernel(few_blocks, arguments, configs[-1], target=Target("cuda", "sm_90a"), artifact=shared)
+    assert last.symbol in kernel.get_kernel_source()
+    AutotuneResult(0.1, configs[-1], None, "", kernel.prim_func, kernel).save_to_disk(tmp_path / "saved")
+    assert b"atune_kernel_" in library.read_bytes()
+    assert b"atune_kernel_" not in (tmp_path / "saved" / "executable.so").read_bytes()
+    target = {"kind": "cuda", "arch": "sm_90a"}
+    theirs = param.AutotuneResult.load_from_disk(tmp_path / "saved", param.CompileArgs(target=target))
+    assert theirs.config == configs[-1] and isinstance(theirs.kernel, tilelang.JITKernel)
 
 
 # ---- the decorator

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+import tilelang
 import torch
 from contract_kernels import moody
 from peer_kernels import N, picky, scale
@@ -26,6 +27,7 @@ def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
     A = torch.randn(N)
     for kernel, config in zip(kernels, configs, strict=True):
         assert torch.equal(kernel(A), A * config["factor"])
+        assert kernel.artifact.symbol in kernel.source
     A, B = torch.randn(N), torch.empty(N)
     kernels[-1](A, B)  # every parameter given
     assert torch.equal(B, A * 5)
@@ -62,6 +64,16 @@ def test_configurations_may_be_generated_and_arguments_given_apart() -> None:
     assert [kernel.config for kernel in kernels] == [{"block": 8}]
     with pytest.raises(atune.SpaceError, match="takes no argument 'tile'"):
         atune.compile_all(scale, [{"tile": 8}], target="c")
+
+
+def test_a_jit_kernel_that_was_called_before_can_be_compiled_and_tuned() -> None:
+    """What tilelang compiled for that call stays here; it does not travel to the workers."""
+    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(scale)
+    A = torch.randn(N)
+    assert torch.equal(jit(N, 3)(A), A * 3)
+    [kernel] = atune.compile_all(jit, [{"block": 8}], arguments={"n": N, "factor": 5}, target="c")
+    assert torch.equal(kernel(A), A * 5)
+    assert jit(N, 3) is jit(N, 3) and len(jit._kernel_cache) == 1  # and its own caches are as they were
 
 
 @pytest.mark.anyio

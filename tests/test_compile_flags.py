@@ -92,7 +92,7 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
         [first], [second] = await lane.build([plain]), await lane.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "nvrtc"
-        assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags and register levels are for it")
+        assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")
 
 
 @pytest.mark.parametrize("flags", ["-O2", [1], {"-O2": True}])

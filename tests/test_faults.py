@@ -14,7 +14,7 @@ import pytest
 from fault_kernels import FAULTS
 
 from atune import journal as journals
-from atune.artifact import Artifact, Lowered
+from atune.artifact import Artifact, Failure, Lowered
 from atune.candidate import Candidate, config_key
 from atune.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.local import LocalBackend, LocalDeviceLane
@@ -111,6 +111,23 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         await lane.start()
         assert lane.alive and not lane.took_over
         assert isinstance(await lane.measure(artifact), Measurement)
+
+
+async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
+    """It waits for what is measured, but not to the end of a hang: that is when it is needed."""
+    backend = watched(standby=True)
+    async with backend.open():
+        await backend.discover()
+        hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
+        good, endless = await built(backend, 0, hanging)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        await lane.prepare(good)
+        answer = await lane.measure(endless)
+        assert isinstance(answer, Failure) and answer.kind == "timeout"
+        assert lane._standby is not None and lane._standby.made
+        await lane.start()
+        assert lane.took_over and isinstance(await lane.measure(good), Measurement)
 
 
 async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from atune.artifact import Lowered
+from atune.artifact import Artifact, Lowered
 from atune.candidate import Candidate, config_key
 from atune.errors import WorkerError, WorkloadError
 from atune.local import LocalBackend
 from atune.settings import CompileSettings
+from atune.stages.lowering import Blob
 from atune.workload import FileRef
 
 pytestmark = pytest.mark.anyio
@@ -38,12 +40,16 @@ def mark(tmp_path: Path) -> Path:
     return tmp_path / "mark"
 
 
-def backend_of(tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch) -> LocalBackend:
+def backend_of(
+    tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch, target: str = "c"
+) -> LocalBackend:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     file = tmp_path / "work.py"
     file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
     settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
-    return LocalBackend(FileRef(str(file), "WORK"), target="c", compile=settings)
+    return LocalBackend(
+        FileRef(str(file), "WORK"), target=target, devices=() if target != "c" else ("all",), compile=settings
+    )
 
 
 async def test_loading_is_in_no_candidates_deadline(
@@ -78,6 +84,39 @@ async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
         ):
             await backend.describe()
     assert mark.read_text() == "xx"
+
+
+IMPORTING = """
+import tilelang.language as T
+
+def twice(scale, threads):
+    @T.prim_func
+    def main(x: T.Tensor((32,), "float32"), out: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=threads or None):
+            T.import_source("#define TWICE 2.0f")
+            for i in T.serial(32):
+                out[i] = x[i] * scale
+    return main
+
+scaled = lambda scale, threads=0: twice(scale, threads)
+"""
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+async def test_an_imported_text_may_end_without_a_newline(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    backend = backend_of(tmp_path, mark, IMPORTING, monkeypatch, target)
+    async with backend.open():
+        await backend.discover()
+        [lane] = backend.compile_lanes()
+        lowered = await lane.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
+        assert isinstance(lowered, Lowered), lowered
+        source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
+        assert "#define TWICE 2.0f\n" in source
+        if target == "c":
+            [built] = await lane.build([lowered])
+            assert isinstance(built, Artifact), built
 
 
 async def test_a_file_that_crashes_is_the_workloads_mistake(

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import atune
-from atune.artifact import Artifact, KernelParam, source_path
+from atune.artifact import Artifact, KernelParam, Lowered, source_path
+from atune.candidate import Candidate, config_key
 from atune.events import ArtifactBuilt, Event
+from atune.local import LocalBackend
+from atune.settings import CompileSettings
 from atune.store import ArtifactStore
+from atune.workload import FileRef
 
 ROOT = Path(__file__).parents[1]
 WORKLOADS = ROOT / "tests" / "workloads.py"
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+SOFTMAX = {"block_rows": 4, "threads": 128}
 
 
 def artifact(folder: Path, name: str, size: int = 100) -> Artifact:
@@ -164,3 +173,42 @@ def test_a_second_run_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     events = []
     atune.run(f"{WORKLOADS}:SCALE", target="c", compile=flags, on_event=events.append)
     assert all(e.seconds > 0 for e in events if isinstance(e, ArtifactBuilt))  # other flags are other code
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("target", ["c", pytest.param("sm_90a", marks=needs_nvcc)])
+async def test_a_second_run_lowers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, anyio_backend: str
+) -> None:
+    """What it needs to know of a kernel is kept beside the library; without that library it is lowered anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file, config = (
+        (WORKLOADS, {"factor": 2, "block": 16}) if target == "c" else (ROOT / "examples" / "softmax.py", SOFTMAX)
+    )
+    name = "SCALE" if target == "c" else "WORKLOAD"
+    candidate = Candidate(0, config_key(config), config)
+
+    async def lowered(**settings: Any) -> Lowered:
+        compile = CompileSettings(workers=1, **settings)
+        devices = ("all",) if target == "c" else ()
+        backend = LocalBackend(FileRef(str(file), name), target=target, devices=devices, compile=compile)
+        async with backend.open():
+            await backend.discover()
+            (lane,) = backend.compile_lanes()
+            answer = await lane.lower(candidate)
+            assert isinstance(answer, Lowered), answer
+            if await lane.find(answer) is None:
+                [built] = await lane.build([answer])
+                assert isinstance(built, Artifact), built
+            return answer
+
+    first, second = await lowered(), await lowered()
+    assert first.blob and not second.blob
+    assert msgspec.structs.replace(second, blob=first.blob, seconds=first.seconds) == first
+    assert (await lowered(store=False)).blob
+    flags = ("-O1",) if target == "c" else ("-DMARK",)
+    assert (await lowered(flags=flags)).ir_key != first.ir_key
+    for library in (tmp_path / "atune" / "artifacts").glob("*.so"):
+        library.write_bytes(b"damaged")
+    assert (await lowered()).blob

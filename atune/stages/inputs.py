@@ -193,8 +193,8 @@ class DrawnInputs:
 class GivenTensors:
     """An `inputs` function that gives these tensors; they travel in a file, and not to every worker.
 
-    The file lives as long as this object, in the process that made it. `metadata` identifies it: dtypes, shapes and
-    strides of tensors, and scalars by value.
+    The file lives until `discard`, or as long as this object, in the process that made it. `metadata` identifies it:
+    dtypes, shapes and strides of tensors, and scalars by value.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -203,12 +203,19 @@ class GivenTensors:
         values = [value.detach().cpu() if isinstance(value, torch.Tensor) else value for value in tensors]
         with tempfile.NamedTemporaryFile(prefix="atune-inputs-", suffix=".pt", delete=False) as file:
             torch.save(values, file)
-        weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
+        self._remove = weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
         self._path = file.name
         self.metadata = [
             (str(v.dtype), tuple(v.shape), v.stride()) if isinstance(v, torch.Tensor) else ("value", repr(v))
             for v in tensors
         ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path, "metadata": self.metadata}
+
+    def discard(self) -> None:
+        """Remove the file, when nobody is going to read it any more."""
+        self._remove()
 
     def __call__(self) -> list[Any]:
         import torch

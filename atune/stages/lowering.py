@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
+from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages import elaboration
 from atune.stages.family import Families
@@ -48,20 +50,69 @@ class Blob(msgspec.Struct, frozen=True):
 
 
 def run(payload: bytes) -> bytes:
-    """Entry point: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`."""
+    """Entry point: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`.
+
+    A kernel that an earlier run lowered is not lowered again where the artifact store has its library.
+    """
+    return _run(payload, lambda key: _lowered_before(key))
+
+
+def run_anew(payload: bytes) -> bytes:
+    """Entry point: as `run`, whatever earlier runs have left."""
+    return _run(payload, lambda key: None)
+
+
+def _run(payload: bytes, before: Callable[[str], Lowered | None]) -> bytes:
     candidate = candidate_of(payload)
     try:
-        result: Lowered | Failure = lower(candidate)
+        result: Lowered | Failure = lower(candidate, before)
     except (Exception, SystemExit) as error:
         result = Failure(candidate.index, "lower", _one_line(error), _traceback())
     return msgspec.msgpack.encode(result)
 
 
+def _lowered_before(ir_key: str) -> Lowered | None:
+    folder = artifacts_folder()
+    try:
+        found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.ir_key == ir_key and code_file(folder, found.code_key).exists() else None
+
+
 def elaborate(candidate: Candidate) -> Any:
     """Return the candidate's PrimFunc under its own symbol."""
     work = workload()
-    function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
+    function = _whole_lines(elaboration.elaborate(work.kernel, work.arguments, candidate.config))
     return function.with_attr("global_symbol", SYMBOL.format(key=candidate.key))
+
+
+_IMPORTED = "pragma_import_c"
+"""The annotation that `T.import_source` makes."""
+
+
+def _whole_lines(function: Any) -> Any:
+    """Return `function` with a newline at the end of the texts that it imports: tilelang prints what follows behind."""
+    from tilelang import tvm
+
+    def ended(block: Any) -> Any:
+        text = block.annotations.get(_IMPORTED)
+        if text is None or str(text).endswith("\n"):
+            return None
+        return tvm.tirx.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            {**dict(block.annotations), _IMPORTED: f"{text}\n"},
+        )
+
+    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, ended, ["tirx.SBlock"])
+    return function if body.same_as(function.body) else function.with_body(body)
 
 
 def effective_pass_configs(candidate: Candidate) -> dict[str, Any]:
@@ -75,8 +126,11 @@ def effective_flags(candidate: Candidate) -> tuple[str, ...] | None:
     return session().compile.flags if own is None else tuple(own)
 
 
-def lower(candidate: Candidate) -> Lowered:
-    """Lower one candidate. Raises whatever elaboration or tilelang raises."""
+def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda key: None) -> Lowered:
+    """Lower one candidate. Raises whatever elaboration or tilelang raises.
+
+    `before` finds what an earlier run lowered the same kernel to, by its `ir_key`; then nothing else is done.
+    """
     from tilelang import tvm
     from tilelang.backend.module import create_backend_context
     from tilelang.engine.lower import (
@@ -94,6 +148,14 @@ def lower(candidate: Candidate) -> Lowered:
     symbol = SYMBOL.format(key=candidate.key)
     with context.target:
         function = elaborate(candidate)
+    settings, flags = session().compile, effective_flags(candidate)
+    alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
+    beside = (str(context.target), flags, pass_configs, settings.compiler, alone, _toolchain(target.kind))
+    ir = str(tvm.ir.save_json(function)).replace(symbol, "K")
+    ir_key = _digest((ir, *beside, sorted((k, v) for k, v in os.environ.items() if _LOWERS.match(k))))
+    if (known := before(ir_key)) is not None:
+        seconds = round(time.perf_counter() - started, 4)
+        return msgspec.structs.replace(known, index=candidate.index, seconds=seconds, blob=b"")
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         printed: dict[int, tuple[str, str]] = {}
 
@@ -110,8 +172,7 @@ def lower(candidate: Candidate) -> Lowered:
             return host, device
 
         if target.kind == "cuda":
-            beside = repr((str(context.target), sorted(pass_configs.items(), key=str)))
-            families = Families(os.path.join(session().run_dir, "families"), beside)
+            families = Families(os.path.join(session().run_dir, "families"), repr(beside))
             host, device = families.lowered(function, symbol, lower_ir, print_)
         else:
             host, device = lower_ir()
@@ -119,13 +180,10 @@ def lower(candidate: Candidate) -> Lowered:
         params = extrac_params(function)
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
-    flags = effective_flags(candidate)
     sources = (source.replace(symbol, "K"), host_source.replace(symbol, "K"))
     buffers = [function.buffer_map.get(v) for v in function.params]
     parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
-    settings = session().compile
-    alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
     compiler = (settings.compiler, settings.target_host, alone)
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
@@ -149,6 +207,7 @@ def lower(candidate: Candidate) -> Lowered:
         facts=_facts(device, source),
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
+        ir_key=ir_key,
         storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
     )
 
@@ -158,6 +217,8 @@ _DECISIVE = (
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
 """Environment variables that compilers and tilelang take sources or flags from."""
+_LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
+"""Environment variables that may decide what tilelang makes of a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from atune.cached import discover, run_cached
 from atune.callables import function_of
-from atune.candidate import RESERVED
+from atune.candidate import RESERVED, config_key
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
@@ -184,8 +184,13 @@ class AutoTuner:
             raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
         except SpaceError as error:
             raise ConfigError(str(error)) from error
-        assert result.best_index is not None and result.header is not None
-        winner = configs[result.best_index]
+        finally:
+            if isinstance(workload.inputs, GivenTensors):
+                workload.inputs.discard()
+        assert result.best_config is not None and result.header is not None
+        # By its key: a result from the cache may be of a list in another order.
+        index = {candidate.key: candidate.index for candidate in workload.candidates()}
+        winner = configs[index[config_key(result.best_config)]]
         return of_winner(self.fn, arguments, winner, self.compile_args, result.header.target, result)
 
     def __call__(self) -> AutotuneResult:

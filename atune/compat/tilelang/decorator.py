@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from atune.arguments import raw_key
 from atune.callables import function_of
 from atune.candidate import RESERVED
 from atune.compat.tilelang.autotuner import AutoTuner
@@ -31,6 +33,9 @@ class AutoTuneImpl:
         self.results: dict[Key, AutotuneResult] = {}
         self._profile = {name: value for name, value in profile.items() if name != "do_not_specialize"}
         self._run = dict(run)
+        self._forms: dict[Hashable, AutotuneResult] = {}
+        """Results by the form of a call, which is found quickly."""
+        self._tensor: type = importlib.import_module("torch").Tensor
         self._signature = inspect.signature(function_of(jit_impl))
         self._locks: dict[Key, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -51,10 +56,13 @@ class AutoTuneImpl:
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Return the whole result for these arguments."""
-        key = self.key(args, kwargs)
-        found = self.results.get(key)
-        if found is not None:
-            return found
+        form = raw_key(args, kwargs, _normal, self._tensor)
+        found = self._forms.get(form)
+        if found is None:
+            found = self._forms[form] = self._result(self.key(args, kwargs), args, kwargs)
+        return found
+
+    def _result(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
@@ -89,6 +97,10 @@ class AutoTuneImpl:
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs))
         return tuner
+
+    def __reduce__(self) -> Any:
+        profile = {**self._profile, "do_not_specialize": tuple(sorted(self.do_not_specialize))}
+        return AutoTuneImpl, (self.jit_impl, self.configs, profile, self._run)
 
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}: {len(self.results)} tuned>"

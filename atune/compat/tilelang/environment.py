@@ -8,6 +8,7 @@
 | `TILELANG_CACHE_DIR` | where results are kept, in a folder `atune` there; else in atune's cache folder |
 | `TILELANG_DISABLE_CACHE`, `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none |
 | `TILELANG_COMPILE_TIMEOUT_SECONDS` | seconds for one lowering, or for compiling one group |
+| `TILELANG_TMP_DIR` | for what tilelang compiles in your process; workers have a folder of their own in `TMPDIR` |
 | `TILELANG_DEFAULT_TARGET`, `TILELANG_EXECUTION_BACKEND`, `TILELANG_VERBOSE` | defaults of `set_compile_args` |
 """
 
