@@ -298,10 +298,14 @@ class Autotuned:
 
     async def _tune(self, call: Call, refresh: bool) -> TuneResult:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
-        if cache is None:
-            result = await tune(work.workload, **work.options)
-        else:
-            result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
+        try:
+            if cache is None:
+                result = await tune(work.workload, **work.options)
+            else:
+                result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
+        finally:
+            if self.options.inputs == "call":
+                work.workload.inputs.discard()  # type: ignore[union-attr]
         with self._lock:
             if refresh or self._provisional:  # what was launched so far may not be the best any more
                 self._entries.clear()

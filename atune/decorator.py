@@ -15,6 +15,7 @@ from atune.device import parse_target
 from atune.errors import SpaceError, UsageError
 from atune.presets import tuning_options
 from atune.result_cache import ResultCache
+from atune.sealed import Sealed
 from atune.space import Space
 
 PathLike = str | os.PathLike[str]
@@ -127,12 +128,12 @@ def autotune(
         rule=KeyRule(key, do_not_specialize),
         hints=hints,
         symbols=dict(symbols or {}),
-        inputs=inputs,
+        inputs=_sealed(inputs),
         tune_on=tune_on,
         workload={
-            "reference": reference,
-            "check": verify,
-            "setup": setup,
+            "reference": _sealed(reference),
+            "check": _sealed(verify),
+            "setup": _sealed(setup),
             "out_idx": out_idx,
             "rtol": rtol,
             "atol": atol,
@@ -198,6 +199,10 @@ def _autotuned(what: str, kernel: Any) -> Autotuned:
     if not isinstance(kernel, Autotuned):
         raise UsageError(f"{what}: give a kernel under @atune.autotune, got {kernel!r}")
     return kernel
+
+
+def _sealed(callback: Any) -> Any:
+    return Sealed(callback) if callable(callback) else callback
 
 
 def _is_space(space: Any) -> bool:

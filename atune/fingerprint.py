@@ -11,7 +11,7 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from types import CodeType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,6 +93,8 @@ def _data_identity(part: Any, depth: int) -> bytes:
         return own.encode()  # what it holds stands in the key already
     if isinstance(part, MethodType):
         return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
+    if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
+        return f"{part.__module__ if hasattr(part, '__module__') else ''}.{part.__qualname__}".encode()
     items: list[bytes] = []
     if depth < 8 and isinstance(part, functools.partial):
         items = [_identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]

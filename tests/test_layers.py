@@ -17,6 +17,7 @@ LAYERS = {
         "artifact",
         "measurement",
         "callables",
+        "sealed",
         "fingerprint",
         "shipping",
         "workload",

@@ -41,6 +41,7 @@ from atune.reader import read
 from atune.result import TuneResult
 from atune.result_cache import ResultCache, ResultKey, TuningLock, journal_bytes
 from atune.resumption import space_hash
+from atune.sealed import Sealed
 from atune.state import State
 from atune.workload import Workload, fingerprint
 
@@ -333,10 +334,16 @@ def test_classes_count_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_callbacks_count_by_source_and_closure() -> None:
+    import torch
+
     assert code_of(scale, reference=times(2)) != code_of(scale, reference=times(3))
     assert code_of(scale, check=times(2)) != code_of(scale, check=times(3))
     assert code_of(scale, inputs=times(2)) != code_of(scale, inputs=times(3))
     assert code_of(scale, reference=times(2)) == code_of(scale, reference=times(2))
+    assert code_of(scale, reference=abs) != code_of(scale, reference=min)
+    assert code_of(scale, reference=torch.neg) != code_of(scale, reference=torch.abs)
+    assert code_of(scale, reference=Sealed(times(2))) == code_of(scale, reference=times(2))
+    assert code_of(scale, reference=Sealed(torch.neg)) != code_of(scale, reference=Sealed(torch.abs))
     plain = Workload(scale, atune.Space(block=[16]), arguments={"n": 64})
     larger = Workload(scale, atune.Space(block=[16]), arguments={"n": 128})
     assert fingerprint(plain) != fingerprint(larger)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from atune.artifact import KernelParam
@@ -187,16 +190,44 @@ class DrawnInputs:
         return found
 
 
-class CallInputs:
-    """Copies of the tensors that the kernel was called with, for tuning on the same data."""
+class GivenTensors:
+    """An `inputs` function that gives these tensors; they travel in a file, and not to every worker.
 
-    cache_identity = "inputs of the call"
+    The file lives until `discard`, or as long as this object, in the process that made it. `metadata` identifies it:
+    dtypes, shapes and strides of tensors, and scalars by value.
+    """
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = [v.detach().cpu() if hasattr(v, "detach") else v for v in values]
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        import torch
+
+        values = [value.detach().cpu() if isinstance(value, torch.Tensor) else value for value in tensors]
+        with tempfile.NamedTemporaryFile(prefix="atune-inputs-", suffix=".pt", delete=False) as file:
+            torch.save(values, file)
+        self._remove = weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
+        self._path = file.name
+        self.metadata = [
+            (str(v.dtype), tuple(v.shape), v.stride()) if isinstance(v, torch.Tensor) else ("value", repr(v))
+            for v in tensors
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path, "metadata": self.metadata}
+
+    def discard(self) -> None:
+        """Remove the file, when nobody is going to read it any more."""
+        self._remove()
 
     def __call__(self) -> list[Any]:
-        return self.values
+        import torch
+
+        found: list[Any] = torch.load(self._path, weights_only=True)
+        return found
+
+
+class CallInputs(GivenTensors):
+    """The tensors that the kernel was called with, for tuning on the same data."""
+
+    cache_identity = "inputs of the call"
 
 
 def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
