@@ -336,6 +336,17 @@ class LocalCompileLane:
             return None
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
+        """Compile `group`; those that an earlier run lowered, and that have no blob, come from the store."""
+        answers: dict[int, Built] = {}
+        for lowered in group:
+            if not lowered.blob:
+                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
+                answers[lowered.index] = await self._stored(lowered) or gone
+        if fresh := [lowered for lowered in group if lowered.blob]:
+            answers.update((built.index, built) for built in await self._compile(fresh))
+        return [answers[lowered.index] for lowered in group]
+
+    async def _compile(self, group: Sequence[Lowered]) -> list[Built]:
         self._built += 1
         path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
         limit = self.backend.compile.compile_timeout_s
