@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from atune.artifact import Artifact, Failure, FailureKind
+from atune.cores import usable_cores
 from atune.device import DeviceInfo
 from atune.device_lock import DeviceLock
 from atune.errors import (
@@ -151,7 +152,7 @@ class LocalDeviceLane:
         """Begin to start a process that stands by, where that is wanted."""
         wanted = self.backend.benchmark.standby
         if wanted is None:
-            wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES
+            wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES and len(usable_cores()) > 2
         if wanted and self._room_for_two and self._standby is None and self.backend.background is not None:
             self._standby = _Standby(lambda: self._new(warm=True))
             self.backend.background.start_soon(self._standby.make)

@@ -127,7 +127,8 @@ class CompileState:
         registers = self.deferred[0].facts.accumulators
         if not registers:  # nobody knows how long it takes
             return max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
-        share = math.ceil(len(self.deferred) / self.lanes)
+        last = len(self.deferred) <= FIRST_GROUP  # these together, unless as many workers are free
+        share = self._split(self.deferred) if last else math.ceil(len(self.deferred) / self.lanes)
         return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:

@@ -98,7 +98,8 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     `n_final_rounds`: rounds of that final; each round times every finalist once.
     `n_final_limit`: rounds at most: while their order is not settled, the best few are timed for as many rounds again.
     `standby`: keep a second process with its context made on each GPU, which takes over when the first one is lost.
-    None keeps one on GPUs that have memory to spare for it, and none on the CPU, where a new process starts at once.
+    None keeps one on GPUs that have memory to spare for it, unless there are only two cores to compile on, and none on
+    the CPU, where a new process starts at once.
     `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
     """
 

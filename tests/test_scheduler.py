@@ -118,6 +118,13 @@ def test_deferred_groups_have_an_upper_bound() -> None:
     assert len(indices(one.next_job())) == MAX_GROUP
 
 
+@pytest.mark.parametrize(("busy", "together"), [(0, 1), (1, 2)])
+def test_the_last_two_deferred_go_together_unless_two_workers_are_free(busy: int, together: int) -> None:
+    one = state(proposing=False, busy=busy, seen=100)
+    one.deferred = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256)) for i in range(2)]
+    assert len(indices(one.next_job())) == together
+
+
 def test_the_rest_is_split_over_the_free_workers() -> None:
     one = state(ready=3, lanes=3, proposing=False, seen=100, groups=9)
     assert [indices(one.next_job()) for _ in range(1)] == [[0]]
