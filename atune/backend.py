@@ -33,6 +33,10 @@ class CompileLane(Protocol):
         """
         ...
 
+    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
+        """Compile `candidates` as tilelang itself would, where `build` may have done otherwise."""
+        ...
+
 
 class DeviceLane(Protocol):
     """One device's process. One call at a time; cancelling a call kills it."""

@@ -35,10 +35,11 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def estimate(candidates: int, lanes: int, costs: CompileCosts) -> tuple[float, float]:
+def estimate(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[float, float]:
     """Return the seconds that `candidates` take on `lanes` workers with nvcc and with NVRTC.
 
-    Groups are as large as sharing them out allows. NVRTC's header is made while the other lanes lower.
+    Groups are as large as sharing them out allows. NVRTC's header is made while the other lanes lower. With it, nvcc
+    compiles the `finalists` at the end.
     """
     groups = max(min(candidates, lanes), math.ceil(candidates / MAX_GROUP))
     work = candidates * (costs.lower_s + costs.member_s) / lanes
@@ -47,12 +48,13 @@ def estimate(candidates: int, lanes: int, costs: CompileCosts) -> tuple[float, f
     lowering_s = candidates * costs.lower_s / lanes
     # The header costs one lane's time, and is waited for where lowering ends before it is made.
     waits_s = max(costs.header_s - lowering_s, 0.0)
-    return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.nvrtc_s
+    final_s = costs.nvcc_s + math.ceil(finalists / lanes) * costs.member_s if finalists else 0.0
+    return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.nvrtc_s + final_s
 
 
-def choose(candidates: int, lanes: int, costs: CompileCosts) -> tuple[str, str]:
+def choose(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[str, str]:
     """Return ``nvcc`` or ``nvrtc``, and why."""
-    nvcc_s, nvrtc_s = estimate(candidates, lanes, costs)
+    nvcc_s, nvrtc_s = estimate(candidates, lanes, costs, finalists)
     name = "nvrtc" if nvrtc_s < nvcc_s else "nvcc"
     why = f"{candidates} candidates on {lanes} workers: about {nvcc_s:.1f} s with nvcc, {nvrtc_s:.1f} s with NVRTC"
     return name, why

@@ -110,7 +110,10 @@ class Engine:
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
             compiling = Compiling(run, self.backend, scheduled, proposals, plan.codes)
             measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
-            final = FinalStage(run, self.benchmark, measuring, compiling, compile_lanes, plan.candidates, self.find)
+            final = FinalStage(
+                run, self.benchmark, measuring, compiling, compile_lanes, plan.candidates, self.find,
+                as_tilelang=self.compile.compiler == "auto",
+            )  # fmt: skip
             async with anyio.create_task_group() as syncing:
                 syncing.start_soon(run.outcomes.keep_synced)
                 async with anyio.create_task_group() as timed:

@@ -13,7 +13,7 @@ from atune.candidate import Candidate
 from atune.compiling import Compiling
 from atune.errors import WorkerError
 from atune.events import ArtifactBuilt, FinalOrdered, Warned
-from atune.measurement import FinalEntry, Timing
+from atune.measurement import FinalEntry, Measurement, Timing
 from atune.measuring import BETWEEN, Measuring
 from atune.running import Run
 from atune.settings import BenchmarkSettings
@@ -29,7 +29,9 @@ Find = Callable[[Artifact], Artifact | None]
 class FinalStage:
     """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
 
-    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it.
+    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `as_tilelang`:
+    finalists that NVRTC compiled are compiled by nvcc, which tilelang uses, before they are timed: the two do not
+    always make the same code of a kernel (NVRTC keeps addresses of shared memory in 64 bits).
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class FinalStage:
         compile_lanes: Sequence[CompileLane],
         candidates: Mapping[int, Candidate],
         find: Find,
+        as_tilelang: bool = False,
     ) -> None:
         self.run, self.benchmark = run, benchmark
         self.measuring, self.compiling, self.compile_lanes = measuring, compiling, compile_lanes
-        self.candidates, self.find = candidates, find
+        self.candidates, self.find, self.as_tilelang = candidates, find, as_tilelang
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -70,6 +73,9 @@ class FinalStage:
             return
         lane = next((lane for lane in usable if lane.alive), usable[0])
         if not (lane.alive or await self.measuring.restarted(lane, BETWEEN)):
+            self.emit(Warned, message=NO_FINAL)
+            return
+        if self.as_tilelang and not await self._again_as_tilelang(lane, contenders):
             self.emit(Warned, message=NO_FINAL)
             return
         for attempt in range(2):
@@ -98,6 +104,52 @@ class FinalStage:
             found, _ = await lane.final([self.run.artifacts[i] for i in playing], rounds, with_reference=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
         return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
+
+    async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
+        """Put nvcc's libraries in the place of NVRTC's, where they work; False when the device is lost over it."""
+        artifacts = self.run.artifacts
+        wanted = [i for i in contenders if artifacts[i].compiler == "nvrtc"]
+        built: list[Artifact | Failure] = []
+
+        async def rebuild(compile_lane: CompileLane, part: Sequence[int]) -> None:
+            began = self.run.recorder.elapsed_s
+            answers = await compile_lane.as_tilelang([self.candidates[i] for i in part])
+            built.extend(answers)
+            good = [one for one in answers if isinstance(one, Artifact)]
+            if good:
+                seconds = round(self.run.recorder.elapsed_s - began, 4)
+                file, indices = good[0].path.rpartition("/")[2], tuple(one.index for one in good)
+                self.emit(
+                    ArtifactBuilt, lane=compile_lane.name, indices=indices, file=file, seconds=seconds,
+                    compiler="nvcc", reason="compiled as tilelang does, for the final",
+                )  # fmt: skip
+
+        async with anyio.create_task_group() as tasks:
+            n = min(len(wanted), len(self.compile_lanes))
+            for k, compile_lane in enumerate(self.compile_lanes[:n]):
+                tasks.start_soon(rebuild, compile_lane, wanted[k::n])
+        for one in built:
+            if isinstance(one, Artifact):
+                answer = await self._tried(lane, one)
+                if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
+                    return False
+                if isinstance(answer, Measurement):
+                    artifacts[one.index] = one
+                    continue
+                why = answer.message
+            else:
+                why = one.message
+            message = f"candidate {one.index} is NVRTC's in the final, and may differ from what tilelang compiles"
+            self.emit(Warned, message=f"{message}: as nvcc compiles it, it does not work ({why})")
+        return True
+
+    @staticmethod
+    async def _tried(lane: DeviceLane, artifact: Artifact) -> Measurement | Failure:
+        """Check and time `artifact` once more: it is another library than the one that was measured."""
+        try:
+            return await lane.measure(artifact)
+        except WorkerError as error:
+            return Failure(artifact.index, "worker_lost", str(error))
 
     async def _recover(self, wanted: Sequence[int]) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, else by compiling again."""

@@ -36,7 +36,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
         digest.update(f"\0{label}\0".encode())
         digest.update(_identity(function))
     checks: list[Any] = [
-        workload.out_idx,
+        len(workload.out_idx or ()) if workload.kernels_out_idx else workload.out_idx,
         workload.rtol,
         workload.atol,
         workload.max_mismatched_ratio,

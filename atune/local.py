@@ -43,6 +43,8 @@ PRELOAD = (
 )  # fmt: skip
 NEIGHBOURS = 2
 """Candidates in a row for one worker: those that differ in the order of their blocks are lowered once."""
+NVCC = "-nvcc"
+"""Marks, in the artifact store, libraries that nvcc made of code that NVRTC may have compiled, too."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 SERVER_ENV = {
@@ -346,12 +348,42 @@ class LocalCompileLane:
             answers.update((built.index, built) for built in await self._compile(fresh))
         return [answers[lowered.index] for lowered in group]
 
-    async def _compile(self, group: Sequence[Lowered]) -> list[Built]:
+    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
+        """Compile `candidates` by nvcc, which tilelang itself uses; what an earlier run left of it is taken."""
+        answers: dict[int, Built] = {}
+        groups: dict[str, list[Lowered]] = {}
+        for candidate in candidates:
+            lowered = await self.lower(candidate)
+            found = await self._found(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
+            if found is None and isinstance(lowered, Lowered) and not lowered.blob:
+                lowered = await self.lower(candidate, anew=True)
+                found = lowered if isinstance(lowered, Failure) else None
+            if found is not None:
+                answers[candidate.index] = found
+            elif isinstance(lowered, Lowered):
+                groups.setdefault(lowered.merge_key, []).append(lowered)
+        for group in groups.values():
+            try:
+                built = await self._compile(group, nvcc=True)
+            except GroupFailed as error:
+                built = [Failure(lowered.index, "codegen", str(error)) for lowered in group]
+            answers.update((one.index, one) for one in built)
+        return [answers[candidate.index] for candidate in candidates]
+
+    async def _found(self, lowered: Lowered, variant: str = "") -> Artifact | None:
+        store = self.backend.store
+        if store is None or not lowered.storable:
+            return None
+        with suppress(OSError):
+            return await anyio.to_thread.run_sync(store.find, lowered.code_key + variant, lowered.index)
+        return None
+
+    async def _compile(self, group: Sequence[Lowered], *, nvcc: bool = False) -> list[Built]:
         self._built += 1
         path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
-        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready)
+        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready and not nvcc)
         try:
             reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(job), limit)
         except WorkerTimeout as error:
@@ -362,21 +394,23 @@ class LocalCompileLane:
             kind, message, detail = "codegen", str(error), error.detail
         else:
             built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
-            await self._keep(group, built)
+            await self._keep(group, built, NVCC if nvcc else "")
+            if nvcc:
+                return list(built)
             return [self.backend.nvrtc.explain(one) if isinstance(one, Artifact) else one for one in built]
         if len(group) > 1:
             raise GroupFailed(message)
         return [Failure(group[0].index, kind, message, detail)]
 
-    async def _keep(self, group: Sequence[Lowered], built: Sequence[Built]) -> None:
+    async def _keep(self, group: Sequence[Lowered], built: Sequence[Built], variant: str) -> None:
         store = self.backend.store
         both = zip(group, built, strict=True)
-        good = [(low.code_key, one) for low, one in both if isinstance(one, Artifact) and low.storable]
+        good = [(low.code_key + variant, one) for low, one in both if isinstance(one, Artifact) and low.storable]
         if store is not None and good:
             try:
                 await anyio.to_thread.run_sync(store.put, good)
                 for low, one in zip(group, built, strict=True):
-                    if isinstance(one, Artifact) and low.storable:
+                    if isinstance(one, Artifact) and low.storable and not variant:
                         await anyio.to_thread.run_sync(store.put_lowered, low)
             except OSError:
                 self.backend.store = None  # full or gone: this run does without

@@ -103,7 +103,9 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
             costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
         asked = self.backend.compile.compiler
-        name, self.why = (asked, "as asked") if asked != "auto" else choose(self._candidates, self._lanes, costs)
+        finalists = min(self.backend.benchmark.n_final, self._candidates)
+        chosen = choose(self._candidates, self._lanes, costs, finalists)
+        name, self.why = (asked, "as asked") if asked != "auto" else chosen
         if name != "nvrtc":
             self._give_up()
             return

@@ -139,6 +139,8 @@ class Workload:
         self.inputs = inputs
         self.reference = reference
         self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
+        self.kernels_out_idx = self.out_idx is None
+        """Whether `out_idx` is the kernel's own: tilelang counts it from the front once the kernel was called."""
         if self.out_idx is None:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))

@@ -30,7 +30,7 @@ SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
 MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
 BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
 IMPATIENT = {
-    "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S),
+    "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
     "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),
 }
 FAKE_FAILS: Any = {
@@ -116,7 +116,9 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         await stack.enter_async_context(impatient.open())
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
-        backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target="c" if kind == "cpu" else "cuda")
+        target = "c" if kind == "cpu" else "cuda"
+        settings = CompileSettings(store=False)  # a group is compiled here, not found
+        backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
         impatient = None
     await stack.enter_async_context(backend.open())
     spec = await backend.describe()

@@ -18,6 +18,7 @@ from atune import journal as journals
 from atune.device import DeviceInfo, fastest_ms
 from atune.errors import DevicesLost
 from atune.events import (
+    ArtifactBuilt,
     BenchmarkFailed,
     BenchmarkRepeated,
     BestChanged,
@@ -25,7 +26,9 @@ from atune.events import (
     DeviceExcluded,
     DeviceLost,
     DeviceReady,
+    Event,
     FinalOrdered,
+    RunFinished,
     RunInterrupted,
     Warned,
 )
@@ -33,7 +36,7 @@ from atune.measurement import Timing
 from atune.plausible import implausible
 from atune.recorder import Recorder
 from atune.result import TuneResult
-from atune.settings import BenchmarkSettings
+from atune.settings import BenchmarkSettings, CompileSettings
 from atune.standing import final_order, speed_outliers, unsettled
 from atune.testing import FakeBackend, FakeDeviceLane, Script
 from atune.tuner import tune
@@ -261,3 +264,29 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
     wide = [0.0, 0.1] * 10
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
+
+
+async def test_finalists_that_nvrtc_compiled_are_timed_as_nvcc_compiles_them() -> None:
+    """What is handed back is what tilelang would compile; one that nvcc cannot compile stays as it was, and is told."""
+    backend = FakeBackend(6, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True, nvcc_fails=(2,)))
+    events: list[Event] = []
+    result = await tune(backend=backend, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
+    again = [e for e in events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
+    assert sorted(i for e in again for i in e.indices) == [0, 1]
+    [warning] = [e.message for e in events if isinstance(e, Warned)]
+    assert "candidate 2 is NVRTC's" in warning and "nvcc is scripted to fail" in warning
+    [final] = [e for e in events if isinstance(e, FinalOrdered)]
+    assert {0, 1, 2} <= {entry.index for entry in final.entries}
+    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvcc"
+    [finished] = [e for e in events if isinstance(e, RunFinished)]
+    assert finished.kernel is not None and finished.kernel.compiler == "nvcc"
+
+
+@pytest.mark.parametrize(("compiler", "n_final"), [("nvrtc", 3), ("auto", 0)])
+async def test_a_compiler_that_was_asked_for_stays_and_without_a_final_nothing_is_compiled_again(
+    compiler: Any, n_final: int
+) -> None:
+    backend = FakeBackend(4, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True))
+    settings = CompileSettings(compiler=compiler)
+    result = await tune(backend=backend, compile=settings, benchmark=BenchmarkSettings(n_final=n_final))
+    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvrtc"

@@ -201,3 +201,35 @@ def test_more_candidates_never_take_less_time() -> None:
     for lanes in (1, 7, 15):
         estimates = [estimate(n, lanes, CompileCosts())[0] for n in range(1, 400)]
         assert estimates == sorted(estimates)
+
+
+@pytest.mark.anyio
+@needs_nvcc
+async def test_nvcc_compiles_again_what_nvrtc_did_and_the_store_has_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the final: nvcc's library of the same code, and with it only until the next run finds it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = CompileSettings(workers=1, compiler="nvrtc")
+    for first in (True, False):
+        backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
+        async with backend.open():
+            spec = await backend.describe()
+            await backend.discover()
+            (lane,) = backend.compile_lanes(len(spec.configs))
+            candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs[:2]))]
+            found = [await lane.lower(candidate) for candidate in candidates]
+            kept = [await lane.find(one) for one in found if isinstance(one, Lowered)]
+            assert [one is None for one in kept] == [first] * 2
+            if first:
+                with anyio.fail_after(60):
+                    while backend.nvrtc.warming:
+                        await anyio.sleep(0.05)
+                assert backend.nvrtc.ready, backend.nvrtc.why
+                built = await lane.build([one for one in found if isinstance(one, Lowered)])
+                kept = [*artifacts([*built])]
+            again = artifacts([*await lane.as_tilelang(candidates)])
+            assert [one.compiler for one in kept if one] == ["nvrtc"] * 2
+            assert [one.compiler for one in again] == ["nvcc"] * 2
+            assert [Path(one.path).is_relative_to(tmp_path) for one in again] == [not first] * 2
+            assert {one.symbol for one in again} == {one.symbol for one in kept if one}

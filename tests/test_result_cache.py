@@ -367,6 +367,16 @@ def test_the_key_is_the_same_in_another_process() -> None:
     assert texts == {Work(workload(kernel=decorated.scale_jit), target="c").key.text}
 
 
+def test_a_kernel_that_was_called_keeps_its_key() -> None:
+    """tilelang writes its own form of `out_idx` into a kernel that it compiles."""
+    import decorated
+
+    before = Work(workload(kernel=decorated.scale_jit), target="c").key.text
+    decorated.scale_jit(64, block=16)
+    assert decorated.scale_jit.out_idx == [1]
+    assert Work(workload(kernel=decorated.scale_jit), target="c").key.text == before
+
+
 def test_the_key_holds_space_settings_and_problem() -> None:
     plain = Work(workload(), target="c").key
     assert plain.device and plain.versions["tilelang"] and plain.target == "c"

@@ -72,8 +72,21 @@ class FakeCompileLane:
             if len(group) > 1:
                 raise GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
+        compiler = "nvrtc" if script.nvrtc else ""
         path = backend.new_library(group)
-        return [Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds) for m in group]
+        return [Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler=compiler) for m in group]
+
+    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
+        backend, script = self.backend, self.backend.script
+        lowered = [await self.lower(candidate) for candidate in candidates]
+        group = [one for one in lowered if isinstance(one, Lowered)]
+        with backend.running_as("build"):
+            await backend.take(script.library_s)
+        path = backend.new_library(group)
+        good = {m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc") for m in group}
+        for index in script.nvcc_fails:
+            good.pop(index, None)
+        return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
 
 
 class FakeDeviceLane:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +34,8 @@ class Script:
     `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
     it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
     how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
-    of a candidate in the final; in the first `final_losses` calls of the final the device is lost.
+    of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `nvrtc` has
+    libraries say that NVRTC made them; nvcc, which the final asks for then, fails for those in `nvcc_fails`.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -57,6 +58,8 @@ class Script:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
+    nvrtc: bool = False
+    nvcc_fails: Collection[int] = ()
     prepare_error: str = ""
     output: Callable[[Config], bytes] = lambda config: config_key(config).encode()
 
