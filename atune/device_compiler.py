@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from atune.scheduler import MAX_GROUP
+from atune.scheduler import MAX_GROUP, MIN_GROUP
 
 
 class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +38,10 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
 def estimate(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[float, float]:
     """Return the seconds that `candidates` take on `lanes` workers with nvcc and with NVRTC.
 
-    Groups are as large as sharing them out allows. NVRTC's header is made while the other lanes lower. With it, nvcc
-    compiles the `finalists` at the end.
+    Groups are those of the scheduler. NVRTC's header is made while the other lanes lower. With it, nvcc compiles the
+    `finalists` at the end.
     """
-    groups = max(min(candidates, lanes), math.ceil(candidates / MAX_GROUP))
+    groups = _groups(candidates, lanes)
     work = candidates * (costs.lower_s + costs.member_s) / lanes
     rounds = math.ceil(groups / lanes)
     nvcc_s = work + rounds * costs.nvcc_s
@@ -50,6 +50,15 @@ def estimate(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 
     waits_s = max(costs.header_s - lowering_s, 0.0)
     final_s = costs.nvcc_s + math.ceil(finalists / lanes) * costs.member_s if finalists else 0.0
     return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.nvrtc_s + final_s
+
+
+def _groups(candidates: int, lanes: int) -> int:
+    """Return about how many groups the scheduler makes: each has a share of what is left then."""
+    left, groups = candidates, 0
+    while left > 0:
+        left -= max(MIN_GROUP, min(MAX_GROUP, math.ceil(left / (2 * lanes))))
+        groups += 1
+    return max(groups, min(candidates, lanes))
 
 
 def choose(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[str, str]:

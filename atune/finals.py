@@ -23,6 +23,9 @@ NO_FINAL = "no final: no device is left to time it on"
 FINAL_S = 5.0
 """Seconds after which the final takes no further look at an order that is not settled."""
 
+FEW_LANES = 4
+"""With fewer workers nvcc compiles the finalists together: parsing the headers is most of what one takes."""
+
 Find = Callable[[Artifact], Artifact | None]
 
 
@@ -126,6 +129,7 @@ class FinalStage:
 
         async with anyio.create_task_group() as tasks:
             n = min(len(wanted), len(self.compile_lanes))
+            n = 1 if n < FEW_LANES else n
             for k, compile_lane in enumerate(self.compile_lanes[:n]):
                 tasks.start_soon(rebuild, compile_lane, wanted[k::n])
         for one in built:
