@@ -14,7 +14,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
 
 
-SLOW = ("test_bench", "test_bench_kernels", "test_isolation", "test_resume_real", "test_throughput")
+SLOW = (
+    "test_backends", "test_bench", "test_bench_kernels", "test_compat_examples", "test_isolation", "test_resume_real",
+    "test_throughput",
+)  # fmt: skip
 """Modules that compile for minutes, or that time the engine: `make test-slow` runs them too."""
 
 
