@@ -324,13 +324,13 @@ class LocalCompileLane:
             self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
         return found
 
-    async def _stored(self, lowered: Lowered) -> Artifact | None:
+    async def _stored(self, lowered: Lowered, variant: str = "") -> Artifact | None:
         store = self.backend.store
         if store is None or not lowered.storable:
             return None
         try:
-            found = await anyio.to_thread.run_sync(store.find, lowered.code_key, lowered.index)
-            if found is not None and lowered.blob:
+            found = await anyio.to_thread.run_sync(store.find, lowered.code_key + variant, lowered.index)
+            if found is not None and lowered.blob and not variant:
                 await anyio.to_thread.run_sync(store.put_lowered, lowered)
             return found
         except OSError:
@@ -354,7 +354,7 @@ class LocalCompileLane:
         groups: dict[str, list[Lowered]] = {}
         for candidate in candidates:
             lowered = await self.lower(candidate)
-            found = await self._found(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
+            found = await self._stored(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
             if found is None and isinstance(lowered, Lowered) and not lowered.blob:
                 lowered = await self.lower(candidate, anew=True)
                 found = lowered if isinstance(lowered, Failure) else None
@@ -369,14 +369,6 @@ class LocalCompileLane:
                 built = [Failure(lowered.index, "codegen", str(error)) for lowered in group]
             answers.update((one.index, one) for one in built)
         return [answers[candidate.index] for candidate in candidates]
-
-    async def _found(self, lowered: Lowered, variant: str = "") -> Artifact | None:
-        store = self.backend.store
-        if store is None or not lowered.storable:
-            return None
-        with suppress(OSError):
-            return await anyio.to_thread.run_sync(store.find, lowered.code_key + variant, lowered.index)
-        return None
 
     async def _compile(self, group: Sequence[Lowered], *, nvcc: bool = False) -> list[Built]:
         self._built += 1
@@ -405,13 +397,12 @@ class LocalCompileLane:
     async def _keep(self, group: Sequence[Lowered], built: Sequence[Built], variant: str) -> None:
         store = self.backend.store
         both = zip(group, built, strict=True)
-        good = [(low.code_key + variant, one) for low, one in both if isinstance(one, Artifact) and low.storable]
+        good = [(low, one) for low, one in both if isinstance(one, Artifact) and low.storable]
         if store is not None and good:
             try:
-                await anyio.to_thread.run_sync(store.put, good)
-                for low, one in zip(group, built, strict=True):
-                    if isinstance(one, Artifact) and low.storable and not variant:
-                        await anyio.to_thread.run_sync(store.put_lowered, low)
+                await anyio.to_thread.run_sync(store.put, [(low.code_key + variant, one) for low, one in good])
+                for low, _ in good if not variant else ():
+                    await anyio.to_thread.run_sync(store.put_lowered, low)
             except OSError:
                 self.backend.store = None  # full or gone: this run does without
 
