@@ -83,3 +83,10 @@ def _locked(folder: Path) -> ExitStack | None:
         stack.close()
         return None
     return stack
+
+
+def made_folder(*parts: str) -> str:
+    """Join `parts` and make that folder, with those above it."""
+    path = os.path.join(*parts)
+    os.makedirs(path, exist_ok=True)
+    return path

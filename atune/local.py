@@ -15,18 +15,16 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from atune import errors
-from atune.artifact import Artifact, Built, Failure, FailureKind, Lowered
-from atune.backend import GroupFailed
 from atune.background import background
-from atune.candidate import Candidate
 from atune.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
-from atune.folders import run_folder, server_folder
+from atune.folders import made_folder, run_folder, server_folder
+from atune.local_compile import COMPILE_NICE, LocalCompileLane
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.nvrtc_service import NvrtcService
 from atune.pool import ForkServer, Worker
-from atune.protocol import BuildJob, Discovery, Session
+from atune.protocol import Discovery, Session
 from atune.server_process import ServerProcess, parked
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.store import ArtifactStore
@@ -43,10 +41,6 @@ PRELOAD = (
 )  # fmt: skip
 NEIGHBOURS = 2
 """Candidates in a row for one worker: those that differ in the order of their blocks are lowered once."""
-NVCC = "-nvcc"
-"""Marks, in the artifact store, libraries that nvcc made of code that NVRTC may have compiled, too."""
-COMPILE_NICE = 5
-"""Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -110,9 +104,9 @@ class LocalBackend:
         with run_folder() as run_dir:
             self.run_dir = run_dir
             self.run_env = {
-                "TMPDIR": _made(run_dir, "tmp"),
-                "TILELANG_CACHE_DIR": _made(run_dir, "tilelang"),
-                "TILELANG_TMP_DIR": _made(run_dir, "tilelang", "tmp"),
+                "TMPDIR": made_folder(run_dir, "tmp"),
+                "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
+                "TILELANG_TMP_DIR": made_folder(run_dir, "tilelang", "tmp"),
                 **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
@@ -291,128 +285,3 @@ class LocalBackend:
             except WorkerTimeout as error:
                 raise WorkloadError(f"loading {what} failed: {error}\n{error.detail}".strip()) from error
         raise AssertionError("the second loss raises")
-
-
-class LocalCompileLane:
-    """One compile worker, replaced when it dies."""
-
-    def __init__(self, backend: LocalBackend, name: str, cpus: Sequence[int] | None) -> None:
-        self.backend, self.name, self.cpus = backend, name, cpus
-        self._worker: Worker | None = None
-        self._built = 0
-
-    async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
-        limit = self.backend.compile.compile_timeout_s
-        index = candidate.index
-        entry = "atune.stages.lowering:" + ("run_anew" if anew or self.backend.store is None else "run")
-        try:
-            reply = await self._call(entry, msgspec.msgpack.encode(candidate), limit)
-        except WorkerTimeout as error:
-            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
-        except WorkerLost as error:
-            return Failure(index, "crash", f"lowering ended its process: {how_it_ended(error)}", error.detail)
-        except RemoteError as error:
-            raise translated(error) from error
-        lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
-        if isinstance(lowered, Lowered) and not lowered.blob and anew is False and await self._stored(lowered) is None:
-            return await self.lower(candidate, anew=True)
-        return lowered
-
-    async def find(self, lowered: Lowered) -> Artifact | None:
-        found = await self._stored(lowered)
-        if found is None:
-            self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
-        return found
-
-    async def _stored(self, lowered: Lowered, variant: str = "") -> Artifact | None:
-        store = self.backend.store
-        if store is None or not lowered.storable:
-            return None
-        try:
-            found = await anyio.to_thread.run_sync(store.find, lowered.code_key + variant, lowered.index)
-            if found is not None and lowered.blob and not variant:
-                await anyio.to_thread.run_sync(store.put_lowered, lowered)
-            return found
-        except OSError:
-            self.backend.store = None  # read-only, full or gone: this run does without
-            return None
-
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
-        """Compile `group`; those that an earlier run lowered, and that have no blob, come from the store."""
-        answers: dict[int, Built] = {}
-        for lowered in group:
-            if not lowered.blob:
-                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                answers[lowered.index] = await self._stored(lowered) or gone
-        if fresh := [lowered for lowered in group if lowered.blob]:
-            answers.update((built.index, built) for built in await self._compile(fresh))
-        return [answers[lowered.index] for lowered in group]
-
-    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
-        """Compile `candidates` by nvcc, which tilelang itself uses; what an earlier run left of it is taken."""
-        answers: dict[int, Built] = {}
-        groups: dict[str, list[Lowered]] = {}
-        for candidate in candidates:
-            lowered = await self.lower(candidate)
-            found = await self._stored(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
-            if found is None and isinstance(lowered, Lowered) and not lowered.blob:
-                lowered = await self.lower(candidate, anew=True)
-                found = lowered if isinstance(lowered, Failure) else None
-            if found is not None:
-                answers[candidate.index] = found
-            elif isinstance(lowered, Lowered):
-                groups.setdefault(lowered.merge_key, []).append(lowered)
-        for group in groups.values():
-            try:
-                built = await self._compile(group, nvcc=True)
-            except GroupFailed as error:
-                built = [Failure(lowered.index, "codegen", str(error)) for lowered in group]
-            answers.update((one.index, one) for one in built)
-        return [answers[candidate.index] for candidate in candidates]
-
-    async def _compile(self, group: Sequence[Lowered], *, nvcc: bool = False) -> list[Built]:
-        self._built += 1
-        path = os.path.join(_made(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
-        limit = self.backend.compile.compile_timeout_s
-        kind: FailureKind
-        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready and not nvcc)
-        try:
-            reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(job), limit)
-        except WorkerTimeout as error:
-            kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
-        except WorkerLost as error:
-            kind, message, detail = "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail
-        except RemoteError as error:
-            kind, message, detail = "codegen", str(error), error.detail
-        else:
-            built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
-            await self._keep(group, built, NVCC if nvcc else "")
-            if nvcc:
-                return list(built)
-            return [self.backend.nvrtc.explain(one) if isinstance(one, Artifact) else one for one in built]
-        if len(group) > 1:
-            raise GroupFailed(message)
-        return [Failure(group[0].index, kind, message, detail)]
-
-    async def _keep(self, group: Sequence[Lowered], built: Sequence[Built], variant: str) -> None:
-        store = self.backend.store
-        both = zip(group, built, strict=True)
-        good = [(low, one) for low, one in both if isinstance(one, Artifact) and low.storable]
-        if store is not None and good:
-            try:
-                await anyio.to_thread.run_sync(store.put, [(low.code_key + variant, one) for low, one in good])
-                for low, _ in good if not variant else ():
-                    await anyio.to_thread.run_sync(store.put_lowered, low)
-            except OSError:
-                self.backend.store = None  # full or gone: this run does without
-
-    async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
-        if self._worker is None or not self._worker.alive:
-            self._worker = await self.backend.loaded(self.name, cpus=self.cpus, nice=COMPILE_NICE)
-        return await self._worker.call(entry, payload, timeout_s)
-
-
-def _made(*parts: str) -> str:
-    path = os.path.join(*parts)
-    os.makedirs(path, exist_ok=True)
-    return path

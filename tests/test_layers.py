@@ -54,6 +54,7 @@ LAYERS = {
         "pool",
         "device_lock",
         "local_device",
+        "local_compile",
         "local",
         "plausible",
         "standing",
