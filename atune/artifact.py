@@ -75,6 +75,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     blob: bytes
     ir_key: str = ""
     """What lowering began with: the kernel as tilelang elaborates it, and all that decides what becomes of it."""
+    family: str = ""
+    """Candidates of one family differ in the order of their blocks alone, and may share a compile: one key for all."""
     storable: bool = True
     """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 

@@ -235,8 +235,12 @@ class LocalBackend:
 
     async def session(self, worker: Worker, device: str = "") -> None:
         """Tell a new worker what it works on."""
-        session = Session(self.workload, self.target, self.compile, self.benchmark, self.run_dir, device)
-        await worker.call("atune.stages.session:begin", msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
+        session = msgspec.msgpack.encode(self.session_of(device))
+        await worker.call("atune.stages.session:begin", session, LOAD_TIMEOUT_S)
+
+    def session_of(self, device: str = "") -> Session:
+        """Return what workers are told up front."""
+        return Session(self.workload, self.target, self.compile, self.benchmark, self.run_dir, device)
 
     async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""

@@ -116,7 +116,9 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
 
     def explain(self, artifact: Artifact) -> Artifact:
         """Note beside what compiled `artifact` why it did."""
-        return artifact if artifact.why or not self.why else msgspec.structs.replace(artifact, why=self.why)
+        if not self.why or (artifact.why and artifact.compiler != "nvrtc"):
+            return artifact
+        return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
 
     def _start(self, arch: str | None) -> None:
         self._started = time.monotonic()

@@ -21,6 +21,11 @@ class Session(msgspec.Struct, frozen=True):
     run_dir: str
     device: str = ""
 
+    @property
+    def shares(self) -> bool:
+        """Whether candidates may share a compile that is not exactly tilelang's: finalists are compiled again then."""
+        return self.target.kind == "cuda" and self.compile.compiler == "auto" and self.benchmark.n_final > 0
+
 
 class Discovery(msgspec.Struct, frozen=True):
     """The target that ``auto`` stands for here, the devices to measure on, and what can be used there."""
@@ -32,11 +37,15 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use."""
+    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use.
+
+    `share`: whether members that differ in the order of their blocks alone may share a compile.
+    """
 
     group: tuple[Lowered, ...]
     path: str
     nvrtc: bool = False
+    share: bool = False
 
 
 class NvrtcReady(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from atune.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small."""
+"""Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small. As all sizes
+here that nobody asked for, it counts compiles: candidates of one family share theirs."""
 MIN_GROUP = 4
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
@@ -93,7 +94,7 @@ class CompileState:
             elif self.group_size is not None:
                 if len(self.ready) >= self.group_size or not self._more_to_lower:
                     return self._build(self.ready, self.group_size, "group size as asked")
-            elif len(self.ready) >= self._share():
+            elif _parts(self.ready) >= self._share():
                 return self._build(self.ready, self._share(), "a worker's share of what is left")
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
@@ -111,12 +112,14 @@ class CompileState:
         return bool(self.waiting or self.lowering or self.proposing)
 
     def _share(self) -> int:
-        left = max(self.total - self.seen, 0) + len(self.ready) + len(self.deferred)
-        return max(MIN_GROUP, min(MAX_GROUP, math.ceil(left / (2 * self.lanes))))
+        known = self.ready + self.deferred
+        left = max(self.total - self.seen, 0) + len(known)
+        parts = left * _parts(known) / len(known)  # families are as large among what is not lowered yet
+        return max(MIN_GROUP, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
 
     def _split(self, queue: Sequence[Lowered]) -> int:
         free = max(1, self.lanes - self.busy)
-        return max(1, min(MAX_GROUP, math.ceil(len(queue) / free)))
+        return max(1, min(MAX_GROUP, math.ceil(_parts(queue) / free)))
 
     def _heavy(self) -> int:
         """Return how many of the deferred to build together.
@@ -124,21 +127,33 @@ class CompileState:
         Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
         workers end at the same time.
         """
-        registers = self.deferred[0].facts.accumulators
+        registers, parts = self.deferred[0].facts.accumulators, _parts(self.deferred)
         if not registers:  # nobody knows how long it takes
-            return max(1, min(MAX_GROUP, math.ceil(len(self.deferred) / (2 * self.lanes))))
-        last = len(self.deferred) <= FIRST_GROUP  # these together, unless as many workers are free
-        share = self._split(self.deferred) if last else math.ceil(len(self.deferred) / self.lanes)
+            return max(1, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
+        last = parts <= FIRST_GROUP  # these together, unless as many workers are free
+        share = self._split(self.deferred) if last else math.ceil(parts / self.lanes)
         return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
-        """Take up to `size` members that compile together, the oldest first."""
+        """Take members that compile together, the oldest first: up to `size` compiles, with all that share one.
+
+        A size that was asked for is one of candidates.
+        """
         key = queue[0].merge_key
-        group = [lowered for lowered in queue if lowered.merge_key == key][:size]
+        group: list[Lowered] = []
+        for lowered in queue:
+            fits = len(group) < size if self.group_size is not None else _parts([*group, lowered]) <= size
+            if lowered.merge_key == key and fits:
+                group.append(lowered)
         taken = {lowered.index for lowered in group}
         queue[:] = [lowered for lowered in queue if lowered.index not in taken]
         self.groups += 1
         return Build(tuple(group), reason)
+
+
+def _parts(queue: Sequence[Lowered]) -> int:
+    """Count the compiles that `queue` takes: one for each candidate, but one for all of a family."""
+    return len({lowered.family or lowered.index for lowered in queue})
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:

@@ -17,7 +17,7 @@ from atune.candidate import Candidate, Config, config_key
 from atune.errors import AtuneError
 from atune.local import LocalBackend
 from atune.scheduler import CompileState, Lower, halves
-from atune.settings import CompileSettings
+from atune.settings import BenchmarkSettings, CompileSettings
 from atune.tuner import run_blocking
 from atune.workload import Workload, describe, ship
 
@@ -66,7 +66,9 @@ def compile_all(
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
     spec = describe(workload)
-    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings)
+    # No final: what is compiled here is handed out, so it is compiled as tilelang does.
+    exact = BenchmarkSettings(n_final=0)
+    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:

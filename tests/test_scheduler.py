@@ -13,8 +13,8 @@ from atune.artifact import Lowered, StaticFacts
 from atune.scheduler import FIRST_GROUP, MAX_GROUP, MIN_GROUP, Build, CompileState, Lower, halves
 
 
-def lowered(index: int, merge_key: str = "") -> Lowered:
-    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"")
+def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
+    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", family=family)
 
 
 def state(**fields: object) -> CompileState:
@@ -52,6 +52,42 @@ def test_work_in_a_queue_is_not_the_end() -> None:
         one = state(proposing=False)
         getattr(one, queue).append(value)
         assert not one.finished
+
+
+def pairs(n: int) -> list[Lowered]:
+    return [lowered(i, family=f"f{i // 2}") for i in range(2 * n)]
+
+
+def test_a_family_goes_together_and_counts_once() -> None:
+    one = state(proposing=False, devices=0, total=16)
+    one.ready = pairs(8)
+    assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
+    apart = state(proposing=False, devices=0, total=16)
+    apart.ready = [lowered(i, family=f"f{i % 8}") for i in range(16)]
+    assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
+    asked = state(proposing=False, group_size=3)
+    asked.ready = pairs(3)
+    assert indices(asked.next_job()) == [0, 1, 2]  # candidates, as the user counts
+
+
+def test_the_first_group_does_not_wait_for_a_second_family() -> None:
+    one = state(waiting=50)
+    one.ready = pairs(1)
+    assert indices(one.next_job()) == [0, 1]
+
+
+def test_shares_count_families() -> None:
+    one = state(waiting=50, devices=0, total=100, seen=20)
+    one.ready = pairs(10)
+    assert isinstance(one.next_job(), Lower)  # 50 pairs in all, of which a worker's share is 13
+    one.ready, one.seen = pairs(13), 26
+    assert indices(one.next_job()) == list(range(26))
+
+
+def test_heavy_ones_that_share_a_compile_go_together() -> None:
+    heavy = [msgspec.structs.replace(low, facts=StaticFacts(accumulators=512)) for low in pairs(4)]
+    one = state(proposing=False, deferred=heavy)
+    assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_a_proposed_candidate_is_lowered() -> None:

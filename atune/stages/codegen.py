@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,9 +20,9 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
-from atune.stages import alone
+from atune.stages import alone, orders
 from atune.stages.lowering import Blob
-from atune.stages.nvrtc import NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
+from atune.stages.nvrtc import Flavour, NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
 from atune.stages.session import session
 
 MAX_WORDS = 20_000
@@ -39,7 +40,7 @@ def run(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     try:
-        built: Sequence[Built] = build(job.group, job.path, job.nvrtc)
+        built: Sequence[Built] = build(job.group, job.path, job.nvrtc, job.share)
     except Exception as error:
         if len(job.group) > 1:
             raise
@@ -59,7 +60,7 @@ def _first_error(words: str) -> str:
     return lines[0] if lines else ""
 
 
-def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
+def build(group: Sequence[Lowered], path: str, nvrtc: bool = False, share: bool = False) -> list[Artifact]:
     """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
@@ -73,7 +74,7 @@ def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Arti
         elif backend:
             compiler, calls, why = *_build_alone(blobs, part, words), ""
         else:
-            compiler, why = _build_cuda(blobs, part, nvrtc)
+            compiler, why = _build_cuda(blobs, part, nvrtc, share)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -187,7 +188,7 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
     return "g++"
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str]:
+def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> tuple[str, str]:
     """Return the device compiler that was used, and why not NVRTC where it was there to use."""
     from tilelang import tvm
     from tilelang.engine.lower import device_codegen, host_codegen
@@ -196,12 +197,17 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str
     context = _context()
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
     host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
-    device = _merge(tvm, [pickle.loads(blob.device) for blob in blobs])
+    devices = {blob.symbol: pickle.loads(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, nvrtc)
+    if share and device_compiler.flavour is not None:
+        device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)
         with device_compiler:
-            library.import_module(device_codegen(device, context))
+            for layer in orders.layers(list(devices), device_compiler.families):
+                device = _merge(tvm, [devices[symbol] for symbol in layer])
+                library.import_module(device_codegen(device, context))
+                device_compiler.layer += 1
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
         tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
@@ -218,6 +224,11 @@ class DeviceCompiler:
         self.flavour = flavour_of(session().target.arch, pass_configs) if nvrtc and not reason else None
         self.used = "nvcc"
         self.why = f"nvcc, because {reason}" if reason else ""
+        self.families: list[orders.Family] = []
+        self.layer = 0
+        """Which part of the group is compiled: where kernels are shared, each has one of a family at most."""
+        self._binaries: list[bytes] = []
+        """Those of the layers, where one compile made them all."""
 
     def __enter__(self) -> None:
         import tvm_ffi
@@ -235,13 +246,26 @@ class DeviceCompiler:
     def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
         assert self.flavour is not None
         try:
-            cubin = compile_remotely(str(code), self.flavour, session().run_dir)
+            cubin = self._cubin(str(code), self.flavour)
         except (NvrtcError, OSError) as error:
             compiled = self._nvcc(code, target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"
             return compiled
         self.used = "nvrtc"
         return bytearray(cubin)
+
+    def _cubin(self, code: str, flavour: Flavour) -> bytes:
+        """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""
+        if self.layer == 0 and self.families:
+            with suppress(ValueError):
+                shared = compile_remotely(orders.with_choice(code, self.families), flavour, session().run_dir)
+                for layer in range(max(len(family.symbols) for family in self.families)):
+                    self._binaries.append(orders.variant(shared, self.families, layer))
+                members = sum(len(family.symbols) for family in self.families)
+                self.why = f"{members} kernels by {len(self.families)} compiles: they differ in their block order"
+        if self.layer < len(self._binaries):
+            return self._binaries[self.layer]
+        return compile_remotely(code, flavour, session().run_dir)
 
 
 _BYTES = re.compile(r"const unsigned char (\w+)\[(\d+)\] = \{\s*([^{}]*?),?\s*\};")

@@ -21,6 +21,7 @@ from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages import elaboration
 from atune.stages.family import Families
+from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -184,7 +185,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
     buffers = [function.buffer_map.get(v) for v in function.params]
     parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
-    compiler = (settings.compiler, settings.target_host, alone)
+    compiler = (settings.compiler, settings.target_host, alone, session().shares)
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
     merge = (alone and symbol, str(target), flags, pass_configs, _imported(source), attributes)
@@ -208,6 +209,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
         ir_key=ir_key,
+        family=_digest((without_order(source, symbol), merge[1:], parameters)) if session().shares else "",
         storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
     )
 

@@ -1,0 +1,144 @@
+"""Candidates that differ in nothing but the order of their thread blocks share one compile of their device code.
+
+tilelang prints `T.use_swizzle` as one line of a kernel, ``const dim3 blockIdx = tl::rasterization2DRow<10>();``. Of
+several kernels whose sources differ in that line alone, one is compiled, with a choice between their orders in the
+line's place: it reads a variable in constant memory. The binary is then written once for each order, with that
+variable's initial value and the kernel's name set in the file. What is compiled costs most of a candidate's time, and
+a branch that all threads take alike costs a kernel next to none; finalists are compiled as tilelang compiles them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+ORDER = re.compile(r"^[ \t]*const dim3 blockIdx = (tl::rasterization2D\w+<[\d, ]+>\(\));\n", re.MULTILINE)
+"""The line that `T.use_swizzle` becomes."""
+IN_ORDER = "dim3(::blockIdx.x, ::blockIdx.y, ::blockIdx.z)"
+"""The order of a kernel without such a line: the device's own."""
+
+
+class Kernel(Protocol):
+    """What is known of a lowered candidate here: its symbol, and the device code printed for it alone."""
+
+    @property
+    def symbol(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def without_order(source: str, symbol: str) -> str:
+    """Return what candidates that differ in their block order have in common."""
+    return ORDER.sub("", source).replace(symbol, "K")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Symbols of kernels that differ in their block order alone, the one that is compiled first, and the orders."""
+
+    symbols: tuple[str, ...]
+    orders: tuple[str, ...]
+
+    @property
+    def switch(self) -> str:
+        """Name of the variable that says which order a binary has, counted from one."""
+        return f"order_of_{self.symbols[0]}"
+
+
+def families(kernels: Sequence[Kernel]) -> list[Family]:
+    """Return the families of several among `kernels`. The first of each has the line that the others may lack."""
+    by_source: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        if len(ORDER.findall(kernel.source)) <= 1:
+            by_source.setdefault(without_order(kernel.source, kernel.symbol), []).append(kernel)
+    found = []
+    for members in by_source.values():
+        members.sort(key=lambda member: ORDER.search(member.source) is None)
+        orders = [match[1] if (match := ORDER.search(member.source)) else IN_ORDER for member in members]
+        if len(members) > 1 and orders[0] != IN_ORDER:
+            found.append(Family(tuple(member.symbol for member in members), tuple(orders)))
+    return found
+
+
+def layers(symbols: Sequence[str], known: Sequence[Family]) -> list[list[str]]:
+    """Part `symbols` so that each part has one of a family at most, and the first part all that is compiled."""
+    place = {symbol: n for family in known for n, symbol in enumerate(family.symbols)}
+    parts: list[list[str]] = [[] for _ in range(max(place.values(), default=0) + 1)]
+    for symbol in symbols:
+        parts[place.get(symbol, 0)].append(symbol)
+    return parts
+
+
+def with_choice(code: str, known: Sequence[Family]) -> str:
+    """Return the device code `code` of the first layer, in which each family's kernel can have any of its orders.
+
+    Raises `ValueError` where a kernel's line is not found.
+    """
+    for family in known:
+        kernel = code.rfind(f"{family.symbols[0]}_kernel(")
+        match = ORDER.search(code, kernel) if kernel >= 0 else None
+        if match is None or match[1] != family.orders[0] or "__global__" in code[kernel : match.start()]:
+            raise ValueError(f"the block order of {family.symbols[0]} is not where it was")
+        *others, last = family.orders
+        tests = "".join(f"{family.switch} == {n} ? {order} : " for n, order in enumerate(others, 1))
+        code = f"{code[: match.start()]}  const dim3 blockIdx = {tests}{last};\n{code[match.end() :]}"
+        head = code.find('extern "C" __global__')
+        code = f'{code[:head]}extern "C" __constant__ int {family.switch} = 1;\n{code[head:]}'
+    return code
+
+
+def variant(cubin: bytes, known: Sequence[Family], layer: int) -> bytes:
+    """Return the binary of the first layer as that of another one: other names, and their orders."""
+    found = bytearray(cubin)
+    for family in known:
+        if layer < len(family.symbols):
+            _set_int(found, family.switch, layer + 1)
+    for family in known:  # of one length, and each occurs nowhere else
+        if layer < len(family.symbols):
+            found = found.replace(family.symbols[0].encode(), family.symbols[layer].encode())
+    return bytes(found)
+
+
+class _Section(NamedTuple):
+    """A section header of a 64-bit ELF file (System V ABI, figure 4-8), as far as it is needed."""
+
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry_size: int
+
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMTAB, _NOBITS = 2, 8
+
+
+def _set_int(elf: bytearray, name: str, value: int) -> None:
+    """Set the initial value of the 32-bit variable `name`. Raises `ValueError` where the file does not hold it."""
+    if elf[:5] != b"\x7fELF\x02":
+        raise ValueError("not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
+    sections = [_Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
+    wanted = name.encode() + b"\0"
+    for symbols in (s for s in sections if s.kind == _SYMTAB):
+        names = sections[symbols.link].offset
+        for at in range(symbols.offset, symbols.offset + symbols.size, _SYMBOL.size):
+            text, _, _, where, offset, size = _SYMBOL.unpack_from(elf, at)
+            if elf.startswith(wanted, names + text) and 0 < where < count:
+                section = sections[where]
+                if section.kind == _NOBITS or size != 4 or offset + size > section.size:
+                    break
+                struct.pack_into("<i", elf, section.offset + offset, value)
+                return
+    raise ValueError(f"the binary does not hold {name}")
