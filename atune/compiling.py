@@ -34,6 +34,7 @@ class Compiling:
         self.emit = run.recorder.emit
         self._proposals = proposals
         self._codes = dict(codes)
+        self._families: set[str] = set()
 
     async def serve(self, lane: CompileLane, deliver: MemoryObjectSendStream[Artifact]) -> None:
         with deliver:
@@ -50,6 +51,7 @@ class Compiling:
                 try:
                     if isinstance(job, Lower):
                         taken = [self._proposals.receive_nowait() for _ in range(job.count)]
+                        self.state.taken += job.count
                         await self._lower(lane, taken, deliver)
                     else:
                         await self._build(lane, job.group, job.reason, deliver)
@@ -94,6 +96,8 @@ class Compiling:
             seconds=answer.seconds,
             deferred=why if verdict == "defer" else "",
         )
+        self.state.related |= bool(answer.family) and answer.family in self._families
+        self._families.add(answer.family)
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
             self.emit(CandidateAliased, lane=lane.name, index=answer.index, same_as=same_as)

@@ -49,6 +49,10 @@ class CompileState:
     pipeline: bool = True
     in_a_row: int = 1
     """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
+    related: bool = False
+    """Whether neighbours were seen to share it: then they are lowered in a row to the end."""
+    taken: int = 0
+    """Proposed candidates that workers have taken."""
     waiting: int = 0
     lowering: int = 0
     building: int = 0
@@ -99,13 +103,23 @@ class CompileState:
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
-            many = self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
-            return Lower(min(self.in_a_row, self.waiting) if many else 1)
+            return Lower(min(self._row(), self.waiting))
         if not self.hold and not self.proposing and self.deferred:
             # Nothing else can be begun. The longest first, by what is known of them, so that none of those is the last.
             self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
             return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
         return None
+
+    def _row(self) -> int:
+        """Return how many candidates to lower in a row.
+
+        All workers begin at once with one each; whoever comes second of two neighbours then finds the other's work.
+        Rows end where the space's do.
+        """
+        many = self.related or self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
+        if not many or self.taken < self.lanes:
+            return 1
+        return self.in_a_row - self.taken % self.in_a_row
 
     @property
     def _more_to_lower(self) -> bool:

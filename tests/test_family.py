@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from atune.artifact import Lowered
@@ -28,14 +29,26 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def lowered(*configs: dict[str, Any]) -> tuple[list[Lowered], list[str]]:
-    """Lower `configs` in one run, in order; return also the names of what its workers shared."""
-    settings = CompileSettings(workers=1, store=False, compiler="nvcc")
+async def lowered(*configs: dict[str, Any], at_once: bool = False) -> tuple[list[Lowered], list[str]]:
+    """Lower `configs` in one run, in order, or each by a worker; return also the names of what its workers shared."""
+    settings = CompileSettings(workers=len(configs) if at_once else 1, store=False, compiler="nvcc")
     backend = LocalBackend(GEMM, target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         await backend.discover()
-        (lane,) = backend.compile_lanes()
-        found = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
+        lanes = backend.compile_lanes()
+        answers: dict[int, Any] = {}
+
+        async def lower(index: int) -> None:
+            candidate = Candidate(index, config_key(configs[index]), configs[index])
+            answers[index] = await lanes[index % len(lanes)].lower(candidate)
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(len(configs)):
+                if at_once:
+                    tasks.start_soon(lower, index)
+                else:
+                    await lower(index)
+        found = [answers[index] for index in range(len(configs))]
         assert all(isinstance(one, Lowered) for one in found), found
         shared = [path.name for path in (Path(backend.run_dir) / "families").iterdir()]
         return [one for one in found if isinstance(one, Lowered)], shared
@@ -51,10 +64,20 @@ async def test_relatives_have_the_code_that_lowering_them_gives() -> None:
     assert len({one.code_key for one in first}) == 4
     # Without the annotation nothing tells where it belongs: then both are lowered.
     second, shared = await lowered({**STAGED, **off}, {**STAGED, **on}, {**PLAIN, **off})
-    assert "checked" not in shared
+    assert "checked" in shared  # against each other
     assert [one.code_key for one in second] == [first[i].code_key for i in (1, 0, 3)]
     assert [one.facts for one in second] == [first[i].facts for i in (1, 0, 3)]
     assert [one.params for one in second] == [first[i].params for i in (1, 0, 3)]
+
+
+@needs_nvcc
+@pytest.mark.anyio
+async def test_two_workers_that_lower_relatives_at_once_check_them() -> None:
+    on, off = {**STAGED, "swizzle": True}, {**STAGED, "swizzle": False}
+    both, shared = await lowered(on, off, at_once=True)
+    assert "checked" in shared and "doubted" not in shared
+    alone = [(await lowered(config))[0][0].code_key for config in (on, off)]
+    assert [one.code_key for one in both] == alone
 
 
 DOUBT = """
@@ -62,7 +85,7 @@ import sys
 from pathlib import Path
 import tilelang
 import tilelang.language as T
-from atune.stages.family import Families
+from atune.stages.family import Families, Modules, split
 
 def kernel(panel):
     @T.prim_func
@@ -77,13 +100,13 @@ def kernel(panel):
 calls = []
 def lower(panel):
     function = kernel(panel).with_attr("global_symbol", f"symbol_{panel}")
-    modules = tilelang.tvm.IRModule({"host": function}), tilelang.tvm.IRModule({f"symbol_{panel}": function})
+    module = tilelang.tvm.IRModule({f"symbol_{panel}": function})
+    json = str(tilelang.tvm.ir.save_json(module))
     def lowering():
         calls.append(panel)
-        return modules
-    text = lambda host, device: (str(device), panel if device is modules[1] else None)
-    host, device = Families(sys.argv[1], "").lowered(function, f"symbol_{panel}", lowering, text)
-    assert device is modules[1] or "threadblock" in str(device)
+        return Modules(json, json, module, "", f"as lowering prints it, {panel}")
+    found = Families(sys.argv[1], "", str).lowered(*split(function), f"symbol_{panel}", lowering)
+    assert found.device is module or "threadblock" in str(found.device)
 
 for panel in (4, 8, 4, 16):
     lower(panel)

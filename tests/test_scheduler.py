@@ -95,9 +95,13 @@ def test_a_proposed_candidate_is_lowered() -> None:
 
 
 def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
-    assert state(waiting=4, in_a_row=2).next_job() == Lower(2)
-    assert state(waiting=1, in_a_row=2).next_job() == Lower(1)
-    assert state(waiting=4, in_a_row=2, total=9, seen=2).next_job() == Lower(1)  # the tail is for all workers
+    assert state(waiting=4, in_a_row=2, taken=2).next_job() == Lower(2)
+    assert state(waiting=4, in_a_row=2, taken=3).next_job() == Lower(1)  # the second of two
+    assert state(waiting=4, in_a_row=2, taken=1).next_job() == Lower(1)  # all workers begin at once
+    assert state(waiting=1, in_a_row=2, taken=2).next_job() == Lower(1)
+    tail = {"waiting": 4, "in_a_row": 2, "taken": 4, "total": 9, "seen": 2}
+    assert state(**tail).next_job() == Lower(1)  # for all workers
+    assert state(**tail, related=True).next_job() == Lower(2)
     assert state(waiting=4).next_job() == Lower(1)
 
 

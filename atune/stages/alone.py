@@ -44,8 +44,8 @@ def build(blob: Blob, path: str, target: Any, verbose: bool) -> tuple[str, tuple
     wrapper = TLWrapper(target) if blob.backend == "cython" else TLPyWrapper(target)
     wrapper.assign_optimized_module(tvm.IRModule({blob.symbol: function}))
     wrapper.assign_pass_configs(pass_configs)
-    wrapper.assign_host_module(pickle.loads(blob.host))
-    wrapper.assign_device_module(pickle.loads(blob.device))
+    wrapper.assign_host_module(tvm.ir.load_json(blob.host))
+    wrapper.assign_device_module(tvm.ir.load_json(blob.device))
     wrapped: Any = wrapper.wrap(blob.source)
     flags = list(blob.flags or ())
     if blob.backend == "cython":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -196,8 +195,8 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> t
 
     context = _context()
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
-    host = _merge(tvm, [pickle.loads(blob.host) for blob in blobs])
-    devices = {blob.symbol: pickle.loads(blob.device) for blob in blobs}
+    host = _merge(tvm, [tvm.ir.load_json(blob.host) for blob in blobs])
+    devices = {blob.symbol: tvm.ir.load_json(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, nvrtc)
     if share and device_compiler.flavour is not None:
         device_compiler.families = orders.families(blobs)

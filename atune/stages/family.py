@@ -14,7 +14,8 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,80 +24,127 @@ import msgspec
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """The annotation that `T.use_swizzle` makes."""
 
-Modules = tuple[Any, Any]
-"""A kernel's lowered host and device module."""
+
+@dataclass(frozen=True)
+class Modules:
+    """A kernel's lowered halves: in tvm's JSON, and as they are printed. `device`: the device module itself."""
+
+    host_json: str
+    device_json: str
+    device: Any
+    host_source: str
+    source: str
+
+    def prints_as(self, other: Modules) -> bool:
+        return (self.host_source, self.source) == (other.host_source, other.source)
 
 
 class Relative(msgspec.Struct, frozen=True):
-    """A lowered candidate: its kernel without the annotation, its symbol, and its modules, in tvm's JSON."""
+    """A lowered candidate as others read it. `ordered`: whether it has the annotation."""
 
-    bare: str
     symbol: str
     ordered: bool
-    host: str
-    device: str
+    host_json: str
+    device_json: str
+    host_source: str
+    source: str
 
 
 class Families:
     """What the workers of one run have lowered, by kernel without the annotation.
 
-    `settings`: what decides lowering beside the kernel.
+    `settings`: what decides lowering beside the kernel. `print_`: prints a device module.
     """
 
-    def __init__(self, folder: str, settings: str) -> None:
+    def __init__(self, folder: str, settings: str, print_: Callable[[Any], str]) -> None:
         self.folder = Path(folder)
-        self.settings = settings
+        self.settings, self.print = settings, print_
 
-    def lowered(self, function: Any, symbol: str, lower: Callable[[], Modules], print_: Callable[..., Any]) -> Modules:
-        """Return the lowered modules of `function`: from a relative's, else by `lower`.
+    def lowered(self, bare: str, orders: Sequence[Any], symbol: str, lower: Callable[[], Modules]) -> Modules:
+        """Return a kernel's lowered modules: made of a relative's, else by `lower`.
 
-        `print_` gives the texts of the modules that two lowerings are compared by.
+        `bare` and `orders` are what `split` parts the kernel into.
         """
-        from tilelang import tvm
-
-        bare, orders = _split(function)
-        doubted = self.folder / "doubted"
-        if len(orders) > 1 or doubted.exists():
+        if len(orders) > 1 or (self.folder / "doubted").exists():
             return lower()
-        key = f"{self.settings}\0{tvm.ir.structural_hash(bare)}"
-        path = self.folder / hashlib.sha256(key.encode()).hexdigest()[:32]
-        relative = self._read(path, bare)
-        if relative is None or (orders and not relative.ordered):  # where its annotation would belong is not known
+        path = self.folder / hashlib.sha256(f"{self.settings}\0{bare}".encode()).hexdigest()[:32]
+        order = orders[0].value if orders else None
+        relative = self._read(path)
+        if relative is not None and self._gives(relative, order):
+            derived = self._derive(relative, symbol, order)
+            if (self.folder / "checked").exists():
+                return derived
             modules = lower()
-            self._write(path, bare, symbol, bool(orders), modules)
+            self._note(modules.prints_as(derived))
             return modules
-        derived = _derive(relative, symbol, orders[0].value if orders else None)
-        if (self.folder / "checked").exists():
-            return derived
         modules = lower()
-        same = print_(*modules) == print_(*derived)
-        (self.folder / ("checked" if same else "doubted")).touch()
+        mine = Relative(
+            symbol, bool(orders), modules.host_json, modules.device_json, modules.host_source, modules.source
+        )
+        other = self._read(path)  # another worker's, of the meantime: then both are there to compare
+        if other is not None and not (self.folder / "checked").exists():
+            if self._gives(other, order):
+                self._note(modules.prints_as(self._derive(other, symbol, order)))
+            elif mine.ordered:
+                derived = self._derive(mine, other.symbol, None)
+                self._note((derived.host_source, derived.source) == (other.host_source, other.source))
+        if other is None or not other.ordered:
+            self._write(path, mine)
         return modules
 
-    def _read(self, path: Path, bare: Any) -> Relative | None:
+    @staticmethod
+    def _gives(relative: Relative, order: Any) -> bool:
+        """Tell whether modules of this order can be made of the relative's: else nobody knows where it belongs."""
+        return relative.ordered or order is None
+
+    def _derive(self, relative: Relative, symbol: str, order: Any) -> Modules:
+        """Return the modules of `relative` under `symbol`, with the block order `order`, or with none."""
         from tilelang import tvm
 
+        def reordered(statement: Any) -> Any:
+            if statement.attr_key != BLOCK_ORDER:
+                return None
+            if order is None:
+                return statement.body
+            return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
+
+        def renamed(text: str) -> str:
+            return text.replace(relative.symbol, symbol)  # which occurs nowhere else
+
+        device = tvm.ir.load_json(renamed(relative.device_json))
+        functions = {
+            name: function.with_body(
+                tvm.tirx.stmt_functor.ir_transform(function.body, None, reordered, ["tirx.AttrStmt"])
+            )
+            for name, function in device.functions.items()
+        }
+        device = tvm.IRModule(functions, attrs=device.attrs)
+        return Modules(
+            renamed(relative.host_json), str(tvm.ir.save_json(device)), device, renamed(relative.host_source),
+            self.print(device),
+        )  # fmt: skip
+
+    def _note(self, same: bool) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / ("checked" if same else "doubted")).touch()
+
+    def _read(self, path: Path) -> Relative | None:
         try:
-            found = msgspec.msgpack.decode(path.read_bytes(), type=Relative)
+            return msgspec.msgpack.decode(path.read_bytes(), type=Relative)
         except OSError:
             return None
-        return found if tvm.ir.structural_equal(tvm.ir.load_json(found.bare), bare) else None
 
-    def _write(self, path: Path, bare: Any, symbol: str, ordered: bool, modules: Modules) -> None:
-        from tilelang import tvm
-
-        texts = [str(tvm.ir.save_json(one)) for one in (bare, *modules)]
-        data = msgspec.msgpack.encode(Relative(texts[0], symbol, ordered, texts[1], texts[2]))
+    def _write(self, path: Path, relative: Relative) -> None:
         with contextlib.suppress(OSError):  # a full disk costs time alone
             self.folder.mkdir(exist_ok=True)
             fd, part = tempfile.mkstemp(dir=self.folder, suffix=".part")
             with open(fd, "wb") as file:
-                file.write(data)
+                file.write(msgspec.msgpack.encode(relative))
             os.replace(part, path)
 
 
-def _split(function: Any) -> tuple[Any, list[Any]]:
-    """Return `function` without its annotations of block order, under a symbol that all share, and these."""
+def split(function: Any) -> tuple[str, list[Any]]:
+    """Return `function` in tvm's JSON without its annotations of block order, under a name all share, and these."""
     from tilelang import tvm
 
     orders: list[Any] = []
@@ -108,26 +156,4 @@ def _split(function: Any) -> tuple[Any, list[Any]]:
         return statement.body
 
     body = tvm.tirx.stmt_functor.ir_transform(function.body, None, without, ["tirx.AttrStmt"])
-    return function.with_body(body).with_attr("global_symbol", "bare"), orders
-
-
-def _derive(relative: Relative, symbol: str, order: Any) -> Modules:
-    """Return the modules of `relative` under `symbol`, with the block order `order`, or with none."""
-    from tilelang import tvm
-
-    def reordered(statement: Any) -> Any:
-        if statement.attr_key != BLOCK_ORDER:
-            return None
-        if order is None:
-            return statement.body
-        return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
-
-    # A symbol occurs nowhere else, so that replacing it in the text is safe.
-    host, device = (
-        tvm.ir.load_json(text.replace(relative.symbol, symbol)) for text in (relative.host, relative.device)
-    )
-    functions = {
-        name: function.with_body(tvm.tirx.stmt_functor.ir_transform(function.body, None, reordered, ["tirx.AttrStmt"]))
-        for name, function in device.functions.items()
-    }
-    return host, tvm.IRModule(functions, attrs=device.attrs)
+    return str(tvm.ir.save_json(function.with_body(body).with_attr("global_symbol", "bare"))), orders

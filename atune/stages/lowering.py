@@ -20,7 +20,7 @@ from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages import elaboration
-from atune.stages.family import Families
+from atune.stages.family import Families, Modules, split
 from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
 
@@ -37,8 +37,9 @@ class Blob(msgspec.Struct, frozen=True):
     """What lowering hands to codegen. `calls`: for the CPU, what each argument of the C function is."""
 
     symbol: str
-    host: bytes
-    device: bytes
+    host: str
+    device: str
+    """Both lowered modules, in tvm's JSON."""
     source: str
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
@@ -152,32 +153,33 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
     settings, flags = session().compile, effective_flags(candidate)
     alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
     beside = (str(context.target), flags, pass_configs, settings.compiler, alone, _toolchain(target.kind))
-    ir = str(tvm.ir.save_json(function)).replace(symbol, "K")
-    ir_key = _digest((ir, *beside, sorted((k, v) for k, v in os.environ.items() if _LOWERS.match(k))))
+    bare, orders = split(function)
+    environment = sorted((k, v) for k, v in os.environ.items() if _LOWERS.match(k))
+    whole = str(tvm.ir.structural_hash(function.with_attr("global_symbol", "bare")))
+    ir_key = _digest((bare, [str(order.value) for order in orders], whole, *beside, environment))
     if (known := before(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(known, index=candidate.index, seconds=seconds, blob=b"")
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
-        printed: dict[int, tuple[str, str]] = {}
 
-        def print_(host: Any, device: Any) -> tuple[str, str]:
-            # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
-            if id(device) not in printed:
-                source = str(device_codegen_without_compile(device, context).inspect_source())
-                host_source = "" if target.kind == "c" else str(host_codegen(host, context).inspect_source())
-                printed[id(device)] = source, host_source
-            return printed[id(device)]
+        def print_(device: Any) -> str:
+            return str(device_codegen_without_compile(device, context).inspect_source())
 
-        def lower_ir() -> tuple[Any, Any]:
+        def lower_ir() -> Modules:
             host, device, *_ = lower_to_host_device_ir(function, context)
-            return host, device
+            if target.kind == "c":  # C sources are merged as text
+                return Modules("", "", device, "", print_(device))
+            # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
+            host_source = str(host_codegen(host, context).inspect_source())
+            texts = [str(tvm.ir.save_json(half)) for half in (host, device)]
+            return Modules(*texts, device, host_source, print_(device))
 
         if target.kind == "cuda":
-            families = Families(os.path.join(session().run_dir, "families"), repr(beside))
-            host, device = families.lowered(function, symbol, lower_ir, print_)
+            families = Families(os.path.join(session().run_dir, "families"), repr(beside), print_)
+            modules = families.lowered(bare, orders, symbol, lower_ir)
         else:
-            host, device = lower_ir()
-        source, host_source = print_(host, device)
+            modules = lower_ir()
+        device, source, host_source = modules.device, modules.source, modules.host_source
         params = extrac_params(function)
     if symbol not in source:
         raise RuntimeError(f"the generated source does not contain {symbol}; tilelang renamed the kernel")
@@ -191,8 +193,8 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
     merge = (alone and symbol, str(target), flags, pass_configs, _imported(source), attributes)
     blob = Blob(
         symbol,
-        pickle.dumps(host),
-        pickle.dumps(device),
+        modules.host_json,
+        modules.device_json,
         source,
         pass_configs,
         calls,
@@ -207,7 +209,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         params=parameters,
         facts=_facts(device, source),
         seconds=round(time.perf_counter() - started, 4),
-        blob=msgspec.msgpack.encode(blob) if target.kind != "c" else msgspec.msgpack.encode(_without_ir(blob)),
+        blob=msgspec.msgpack.encode(blob),
         ir_key=ir_key,
         family=_digest((without_order(source, symbol), merge[1:], parameters)) if session().shares else "",
         storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
@@ -260,10 +262,6 @@ def _toolchain(kind: str) -> tuple[str, ...]:
         with open("/proc/cpuinfo") as info:
             found += sorted({line for line in info if line.startswith(("model name", "flags"))})
     return tuple(found)
-
-
-def _without_ir(blob: Blob) -> Blob:
-    return msgspec.structs.replace(blob, host=b"", device=b"")  # C sources are merged as text
 
 
 def _param(param: Any, buffer: Any = None) -> KernelParam:
