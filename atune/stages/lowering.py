@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.stages import elaboration
+from atune.stages import elaboration, mutation
 from atune.stages.family import Families, Modules, split
 from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
@@ -67,6 +67,7 @@ def run_anew(payload: bytes) -> bytes:
 def _run(payload: bytes, before: Callable[[str], Lowered | None]) -> bytes:
     candidate = candidate_of(payload)
     try:
+        mutation.install()
         result: Lowered | Failure = lower(candidate, before)
     except (Exception, SystemExit) as error:
         result = Failure(candidate.index, "lower", _one_line(error), _traceback())
