@@ -172,8 +172,8 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
                 return Modules("", "", device, "", print_(device))
             # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
             host_source = str(host_codegen(host, context).inspect_source())
-            texts = [str(tvm.ir.save_json(half)) for half in (host, device)]
-            return Modules(*texts, device, host_source, print_(device))
+            host_json, device_json = (str(tvm.ir.save_json(half)) for half in (host, device))
+            return Modules(host_json, device_json, device, host_source, print_(device))
 
         if target.kind == "cuda":
             families = Families(os.path.join(session().run_dir, "families"), repr(beside), print_)
