@@ -15,6 +15,9 @@ MIN_GROUP = 4
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
 four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
+HEAVY_LEFT = 4
+"""Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
+still come late, and enough work beside them that no worker ends long after the others."""
 FIRST_GROUP = 2
 """Groups are this small until every device has something to do."""
 
@@ -89,6 +92,8 @@ class CompileState:
             return None
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
+        if self._heavy_due():
+            return self._build_deferred()
         if self.ready:
             waits = self.pipeline and self.groups < self.devices and self.group_size is None and not self.hold_first
             if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
@@ -105,10 +110,18 @@ class CompileState:
         if self.waiting:
             return Lower(min(self._row(), self.waiting))
         if not self.hold and not self.proposing and self.deferred:
-            # Nothing else can be begun. The longest first, by what is known of them, so that none of those is the last.
-            self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
-            return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
+            return self._build_deferred()  # nothing else can be begun
         return None
+
+    def _heavy_due(self) -> bool:
+        left = self.total - self.seen - self.lowering
+        heavy = any((lowered.facts.accumulators or 0) >= HEAVY_REGISTERS for lowered in self.deferred)
+        return heavy and not self.hold and left <= HEAVY_LEFT * self.lanes
+
+    def _build_deferred(self) -> Build:
+        """Take the longest first, by what is known of them, so that none of those is the last."""
+        self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
+        return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
 
     def _row(self) -> int:
         """Return how many candidates to lower in a row.

@@ -45,6 +45,7 @@ from atune.events import (
 from atune.result import TuneResult
 from atune.scheduler import MAX_GROUP
 from atune.settings import BenchmarkSettings, CompileSettings
+from atune.strategy import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeBackend, FakeClock, Script
 from atune.tuner import Tuner, run, tune
 
@@ -370,6 +371,20 @@ async def test_random_order_depends_on_the_seed_alone() -> None:
     assert orders[0] == orders[1] != orders[2]
     assert orders[3] == list(range(12)) and orders[0] != orders[3]
     assert all(len(set(order)) == 12 for order in orders)
+
+
+@pytest.mark.parametrize("total", [1, 64, 65, 100, 288, 1001])
+def test_exhaustive_proposes_all_and_spreads_large_spaces(total: int) -> None:
+    strategy = Exhaustive(total)
+    order = [index for index in iter(strategy.ask, None) if index is not None]
+    assert sorted(order) == list(range(total)) and order[0] == 0
+    if total <= LARGE:
+        assert order == sorted(order)
+        return
+    rows = sum(b == a + 1 for a, b in pairwise(order))
+    assert rows >= total * (NEIGHBOURHOOD - 1) // NEIGHBOURHOOD - 1  # neighbours follow each other
+    early = sorted(order[: total // 2])
+    assert max(b - a for a, b in pairwise(early)) <= total // 3  # no part is unseen for long
 
 
 async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from atune.artifact import Lowered, StaticFacts
-from atune.scheduler import FIRST_GROUP, MAX_GROUP, MIN_GROUP, Build, CompileState, Lower, halves
+from atune.scheduler import FIRST_GROUP, HEAVY_LEFT, MAX_GROUP, MIN_GROUP, Build, CompileState, Lower, halves
 
 
 def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
@@ -88,6 +88,17 @@ def test_heavy_ones_that_share_a_compile_go_together() -> None:
     heavy = [msgspec.structs.replace(low, facts=StaticFacts(accumulators=512)) for low in pairs(4)]
     one = state(proposing=False, deferred=heavy)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_longest_compiles_begin_before_lowering_ends() -> None:
+    """They are likely losers, so not before little is left; and never while building is on hold."""
+    heavy = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=512))]
+    light = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=256))]
+    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2}
+    assert indices(state(**late, deferred=[*heavy], ready=9).next_job()) == [1]
+    assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
+    assert isinstance(state(**late, deferred=[*heavy], hold=True).next_job(), Lower)
+    assert isinstance(state(**{**late, "seen": 31}, deferred=[*heavy]).next_job(), Lower)
 
 
 def test_a_proposed_candidate_is_lowered() -> None:
