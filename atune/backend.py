@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -33,8 +33,11 @@ class CompileLane(Protocol):
         """
         ...
 
-    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
-        """Compile `candidates` as tilelang itself would, where `build` may have done otherwise."""
+    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
+        """Compile `candidates` as tilelang itself would, where `build` may have done otherwise.
+
+        `known`: by index, what `lower` made of them, where that is at hand; the others are lowered again.
+        """
         ...
 
 

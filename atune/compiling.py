@@ -11,8 +11,9 @@ from atune.artifact import Artifact, Failure, Lowered
 from atune.backend import Backend, CompileLane, GroupFailed
 from atune.candidate import Candidate
 from atune.events import ArtifactBuilt, BuildFailed, CandidateAliased, CandidateLowered, CandidatePruned, GroupSplit
+from atune.finalists import Finalists
 from atune.running import Run
-from atune.scheduler import CompileState, Lower, halves
+from atune.scheduler import CompileState, Job, Lower, halves
 from atune.screen import screen
 
 
@@ -28,46 +29,58 @@ class Compiling:
         backend: Backend,
         state: CompileState,
         proposals: MemoryObjectReceiveStream[Candidate],
+        deliver: MemoryObjectSendStream[Artifact],
         codes: dict[str, int],
+        finalists: Finalists,
     ) -> None:
         self.run, self.backend, self.state = run, backend, state
         self.emit = run.recorder.emit
-        self._proposals = proposals
+        self.finalists = finalists
+        self._proposals, self._deliver = proposals, deliver
         self._codes = dict(codes)
         self._families: set[str] = set()
 
-    async def serve(self, lane: CompileLane, deliver: MemoryObjectSendStream[Artifact]) -> None:
-        with deliver:
-            while True:
-                self.look()
-                job = self.state.next_job()
-                if job is None:
-                    if self.state.finished:
-                        self.run.wake()
-                        return
-                    await self.run.changed()
-                    continue
-                self.state.busy += 1
-                try:
-                    if isinstance(job, Lower):
-                        taken = [self._proposals.receive_nowait() for _ in range(job.count)]
-                        self.state.taken += job.count
-                        await self._lower(lane, taken, deliver)
-                    else:
-                        await self._build(lane, job.group, job.reason, deliver)
-                finally:
-                    self.state.busy -= 1
-                    self.run.wake()
+    async def serve(self, lane: CompileLane) -> None:
+        """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
+        while True:
+            self.look()
+            job = self.state.next_job()
+            if job is not None:
+                await self._do(lane, job)
+            elif self.state.spare and not self.run.stopping and (part := self.finalists.next_part()):
+                await self._compile_ahead(lane, part)
+            elif self.state.finished and self.run.measured.is_set():
+                return
+            else:
+                await self.run.changed()
 
-    async def _lower(
-        self, lane: CompileLane, candidates: Sequence[Candidate], deliver: MemoryObjectSendStream[Artifact]
-    ) -> None:
+    async def _do(self, lane: CompileLane, job: Job) -> None:
+        self.state.busy += 1
+        try:
+            if isinstance(job, Lower):
+                self.state.taken += job.count
+                await self._lower(lane, [self._proposals.receive_nowait() for _ in range(job.count)])
+            else:
+                await self._build(lane, job.group, job.reason)
+        finally:
+            self.state.busy -= 1
+            self.run.wake()
+
+    async def _compile_ahead(self, lane: CompileLane, part: tuple[int, ...]) -> None:
+        self.state.ahead += 1
+        try:
+            await self.finalists.make(lane, part)
+        finally:
+            self.state.ahead -= 1
+            self.run.wake()
+
+    async def _lower(self, lane: CompileLane, candidates: Sequence[Candidate]) -> None:
         left = len(candidates)
         self.state.lowering += left
         try:
             for candidate in candidates:
                 if not self.run.stopping:
-                    await self._lower_one(lane, candidate, deliver)
+                    await self._lower_one(lane, candidate)
                 left -= 1
                 self.state.lowering -= 1
                 self.state.seen += 1
@@ -76,12 +89,7 @@ class Compiling:
             self.state.lowering -= left
             self.state.seen += left
 
-    async def _lower_one(
-        self,
-        lane: CompileLane,
-        candidate: Candidate,
-        deliver: MemoryObjectSendStream[Artifact],
-    ) -> None:
+    async def _lower_one(self, lane: CompileLane, candidate: Candidate) -> None:
         answer = await lane.lower(candidate)
         if isinstance(answer, Failure):
             self._build_failed(lane, answer)
@@ -106,7 +114,7 @@ class Compiling:
             self.emit(CandidatePruned, lane=lane.name, index=answer.index, reason=why)
             self.run.outcomes.settled(candidate.index)
         elif (known := await self.find(lane, answer)) is not None:
-            await deliver.send(known)
+            await self._deliver.send(known)
         else:
             (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
 
@@ -126,6 +134,7 @@ class Compiling:
         """Return the candidate's library where an earlier run built it; deferring such a candidate saves nothing."""
         known = await lane.find(lowered)
         if known is not None:
+            self.finalists.remember(lowered, known)
             file = known.path.rpartition("/")[2]
             self.emit(
                 ArtifactBuilt,
@@ -139,13 +148,7 @@ class Compiling:
             )
         return known
 
-    async def _build(
-        self,
-        lane: CompileLane,
-        group: tuple[Lowered, ...],
-        reason: str,
-        deliver: MemoryObjectSendStream[Artifact],
-    ) -> None:
+    async def _build(self, lane: CompileLane, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.building += 1
         try:
             built = await lane.build(group)
@@ -174,15 +177,21 @@ class Compiling:
                 why=first.why,
                 words=first.words,
             )
+        for lowered, answer in zip(group, built, strict=True):
+            if isinstance(answer, Artifact):
+                self.finalists.remember(lowered, answer)
         for artifact in good:
-            await deliver.send(artifact)
+            await self._deliver.send(artifact)
 
     async def ended(self) -> None:
+        """Wait until nothing is left to compile and all of it is delivered; then the devices learn it."""
         self.look()
-        while not self.state.finished:
+        while not self.state.finished or self.state.busy:
             await self.run.changed()
             self.look()
         self.run.compiled.set()
+        self._deliver.close()
+        self.run.wake()
 
     def look(self) -> None:
         """Bring the scheduler's state up to date."""

@@ -34,6 +34,7 @@ from atune.events import (
     RunStarted,
     Warned,
 )
+from atune.finalists import Finalists
 from atune.finals import FinalStage, Find
 from atune.measuring import Measuring
 from atune.recorder import Recorder
@@ -108,26 +109,24 @@ class Engine:
             propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
             depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
             deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-            compiling = Compiling(run, self.backend, scheduled, proposals, plan.codes)
+            n_final = self.benchmark.n_final if self.compile.compiler == "auto" else 0
+            finalists = Finalists(run, plan.candidates, n_final, len(compile_lanes))
+            compiling = Compiling(run, self.backend, scheduled, proposals, deliver, plan.codes, finalists)
             measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
             final = FinalStage(
-                run, self.benchmark, measuring, compiling, compile_lanes, plan.candidates, self.find,
-                as_tilelang=self.compile.compiler == "auto",
-            )  # fmt: skip
+                run, self.benchmark, measuring, compiling, finalists, compile_lanes, plan.candidates, self.find
+            )
             async with anyio.create_task_group() as syncing:
                 syncing.start_soon(run.outcomes.keep_synced)
-                async with anyio.create_task_group() as timed:
-                    timed.start_soon(self._keep_time)
-                    async with anyio.create_task_group() as tasks, proposals, deliver, artifacts:
-                        tasks.start_soon(self._propose, plan, scheduled, propose)
-                        for compile_lane in compile_lanes:
-                            tasks.start_soon(compiling.serve, compile_lane, deliver.clone())
-                        for device_lane in device_lanes:
-                            tasks.start_soon(measuring.serve, device_lane, artifacts.clone())
-                        deliver.close()
-                        artifacts.close()
-                        await compiling.ended()
-                    timed.cancel_scope.cancel()
+                async with anyio.create_task_group() as tasks, proposals, deliver, artifacts:
+                    tasks.start_soon(self._keep_time)
+                    tasks.start_soon(self._propose, plan, scheduled, propose)
+                    for compile_lane in compile_lanes:
+                        tasks.start_soon(compiling.serve, compile_lane)
+                    tasks.start_soon(measuring.serve, artifacts)
+                    await compiling.ended()
+                    await run.measured.wait()
+                    finalists.drop_overtaken()
                 await run.outcomes.acknowledge()
                 await final.hold()
                 syncing.cancel_scope.cancel()
@@ -231,10 +230,12 @@ class Engine:
         )
 
     async def _keep_time(self) -> None:
-        if self.budget.seconds is not None:
-            await anyio.sleep(max(0.0, self.budget.seconds - self.recorder.elapsed_s))
+        if self.budget.seconds is None:
+            return
+        with anyio.move_on_after(max(0.0, self.budget.seconds - self.recorder.elapsed_s)) as left:
+            await self._run.measured.wait()
+        if left.cancelled_caught:
             self.stop("budget")
-        await anyio.sleep_forever()
 
 
 def _common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:

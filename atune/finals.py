@@ -13,6 +13,7 @@ from atune.candidate import Candidate
 from atune.compiling import Compiling
 from atune.errors import WorkerError
 from atune.events import ArtifactBuilt, FinalOrdered, Warned
+from atune.finalists import Finalists
 from atune.measurement import FinalEntry, Measurement, Timing
 from atune.measuring import BETWEEN, Measuring
 from atune.running import Run
@@ -23,18 +24,15 @@ NO_FINAL = "no final: no device is left to time it on"
 FINAL_S = 5.0
 """Seconds after which the final takes no further look at an order that is not settled."""
 
-FEW_LANES = 4
-"""With fewer workers nvcc compiles the finalists together: parsing the headers is most of what one takes."""
-
 Find = Callable[[Artifact], Artifact | None]
 
 
 class FinalStage:
     """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
 
-    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `as_tilelang`:
-    finalists that NVRTC compiled are compiled by nvcc, which tilelang uses, before they are timed: the two do not
-    always make the same code of a kernel (NVRTC keeps addresses of shared memory in 64 bits).
+    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `finalists`
+    has those that NVRTC compiled compiled by nvcc, which tilelang uses, before they are timed: the two do not always
+    make the same code of a kernel (NVRTC keeps addresses of shared memory in 64 bits).
     """
 
     def __init__(
@@ -43,14 +41,14 @@ class FinalStage:
         benchmark: BenchmarkSettings,
         measuring: Measuring,
         compiling: Compiling,
+        finalists: Finalists,
         compile_lanes: Sequence[CompileLane],
         candidates: Mapping[int, Candidate],
         find: Find,
-        as_tilelang: bool = False,
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.compiling, self.compile_lanes = measuring, compiling, compile_lanes
-        self.candidates, self.find, self.as_tilelang = candidates, find, as_tilelang
+        self.measuring, self.compiling, self.finalists = measuring, compiling, finalists
+        self.compile_lanes, self.candidates, self.find = compile_lanes, candidates, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
 
     async def hold(self) -> None:
@@ -78,7 +76,7 @@ class FinalStage:
         if not (lane.alive or await self.measuring.restarted(lane, BETWEEN)):
             self.emit(Warned, message=NO_FINAL)
             return
-        if self.as_tilelang and not await self._again_as_tilelang(lane, contenders):
+        if not await self._again_as_tilelang(lane, contenders):
             self.emit(Warned, message=NO_FINAL)
             return
         for attempt in range(2):
@@ -111,28 +109,8 @@ class FinalStage:
     async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
         """Put nvcc's libraries in the place of NVRTC's, where they work; False when the device is lost over it."""
         artifacts = self.run.artifacts
-        wanted = [i for i in contenders if artifacts[i].compiler == "nvrtc"]
-        built: list[Artifact | Failure] = []
-
-        async def rebuild(compile_lane: CompileLane, part: Sequence[int]) -> None:
-            began = self.run.recorder.elapsed_s
-            answers = await compile_lane.as_tilelang([self.candidates[i] for i in part])
-            built.extend(answers)
-            good = [one for one in answers if isinstance(one, Artifact)]
-            if good:
-                seconds = round(self.run.recorder.elapsed_s - began, 4)
-                file, indices = good[0].path.rpartition("/")[2], tuple(one.index for one in good)
-                self.emit(
-                    ArtifactBuilt, lane=compile_lane.name, indices=indices, file=file, seconds=seconds,
-                    compiler="nvcc", reason="compiled as tilelang does, for the final",
-                )  # fmt: skip
-
-        async with anyio.create_task_group() as tasks:
-            n = min(len(wanted), len(self.compile_lanes))
-            n = 1 if n < FEW_LANES else n
-            for k, compile_lane in enumerate(self.compile_lanes[:n]):
-                tasks.start_soon(rebuild, compile_lane, wanted[k::n])
-        for one in built:
+        await self.finalists.complete(self.compile_lanes)
+        for one in [self.finalists.made[index] for index in contenders if index in self.finalists.made]:
             if isinstance(one, Artifact):
                 answer = await self._tried(lane, one)
                 if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
@@ -191,6 +169,7 @@ class FinalStage:
         if isinstance(built, Failure):
             return built.message
         self.run.artifacts[candidate.index] = built
+        self.finalists.remember(lowered, built)
         where = {"indices": (candidate.index,), "file": built.path.rpartition("/")[2], "seconds": built.seconds}
         self.emit(ArtifactBuilt, lane=lane.name, **where, reason="measured before: again for the final")
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -83,12 +83,12 @@ class LocalCompileLane:
             answers.update((built.index, built) for built in await self._compile(fresh))
         return [answers[lowered.index] for lowered in group]
 
-    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
+    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         """Compile `candidates` by nvcc, which tilelang itself uses; what an earlier run left of it is taken."""
         answers: dict[int, Built] = {}
         groups: dict[str, list[Lowered]] = {}
         for candidate in candidates:
-            lowered = await self.lower(candidate)
+            lowered = known.get(candidate.index) or await self.lower(candidate)
             found = await self._stored(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
             if found is None and isinstance(lowered, Lowered) and not lowered.blob:
                 lowered = await self.lower(candidate, anew=True)

@@ -59,7 +59,16 @@ class Measuring:
         """Return the lanes of the devices that are neither given up nor left out."""
         return [lane for lane in self.lanes if lane.name not in self._excluded | self._given_up]
 
-    async def serve(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
+    async def serve(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
+        """Measure on all devices what comes, until nothing more does."""
+        async with anyio.create_task_group() as tasks:
+            with artifacts:
+                for lane in self.lanes:
+                    tasks.start_soon(self._serve, lane, artifacts.clone())
+        self.run.measured.set()
+        self.run.wake()
+
+    async def _serve(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
         with artifacts:
             if not await self.start(lane):
                 return

@@ -34,6 +34,8 @@ class Run:
         """Devices that have a candidate now."""
         self.compiled = anyio.Event()
         """Set once nothing is left to compile."""
+        self.measured = anyio.Event()
+        """Set once nothing is left to measure."""
         self._changed = anyio.Event()
 
     def wake(self) -> None:

@@ -60,6 +60,8 @@ class CompileState:
     lowering: int = 0
     building: int = 0
     busy: int = 0
+    ahead: int = 0
+    """Workers that compile leaders ahead of the final, which no candidate waits for: they are not `busy`."""
     proposing: bool = True
     seen: int = 0
     """Candidates whose lowering has ended, either way."""
@@ -78,7 +80,16 @@ class CompileState:
     @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        left = self.waiting or self.lowering or self.building or self.ready or self.deferred or self.retry
+        return self._all_begun and not self.building
+
+    @property
+    def spare(self) -> bool:
+        """Whether a worker without a job may compile ahead of the final: nothing else will need it but by a failure."""
+        return self.pipeline and self._all_begun and self.busy + self.ahead < self.lanes - self.resting
+
+    @property
+    def _all_begun(self) -> bool:
+        left = self.waiting or self.lowering or self.ready or self.deferred or self.retry
         return not self.proposing and not left
 
     def next_job(self) -> Job | None:

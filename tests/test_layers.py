@@ -59,6 +59,7 @@ LAYERS = {
         "plausible",
         "standing",
         "running",
+        "finalists",
         "compiling",
         "measuring",
         "finals",

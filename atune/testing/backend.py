@@ -78,6 +78,8 @@ class FakeBackend:
         """Candidates in the order in which their lowering began."""
         self.groups: list[tuple[int, ...]] = []
         """Groups in the order in which their building began, failed ones too."""
+        self.as_tilelang: list[tuple[int, ...]] = []
+        """Candidates that nvcc was asked to compile into one library, in the order in which that began."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which their measuring began, by device."""
         self.best_known: list[float | None] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +76,15 @@ class FakeCompileLane:
         path = backend.new_library(group)
         return [Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler=compiler) for m in group]
 
-    async def as_tilelang(self, candidates: Sequence[Candidate]) -> list[Built]:
+    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         backend, script = self.backend, self.backend.script
-        lowered = [await self.lower(candidate) for candidate in candidates]
+        backend.as_tilelang.append(tuple(candidate.index for candidate in candidates))
+        lowered = [known.get(candidate.index) or await self.lower(candidate) for candidate in candidates]
         group = [one for one in lowered if isinstance(one, Lowered)]
-        with backend.running_as("build"):
-            await backend.take(script.library_s)
+        with backend.running_as("nvcc"):
+            await backend.take(script.nvcc_s)
+        if len(backend.as_tilelang) <= script.nvcc_losses:
+            raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
         path = backend.new_library(group)
         good = {m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc") for m in group}
         for index in script.nvcc_fails:

@@ -35,7 +35,8 @@ class Script:
     it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
     how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
     of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `nvrtc` has
-    libraries say that NVRTC made them; nvcc, which the final asks for then, fails for those in `nvcc_fails`.
+    libraries say that NVRTC made them; nvcc, which the final asks for then, takes `nvcc_s`, fails for those in
+    `nvcc_fails`, and loses the worker in its first `nvcc_losses` calls.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -59,7 +60,9 @@ class Script:
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
     nvrtc: bool = False
+    nvcc_s: float = 1.0
     nvcc_fails: Collection[int] = ()
+    nvcc_losses: int = 0
     prepare_error: str = ""
     output: Callable[[Config], bytes] = lambda config: config_key(config).encode()
 

@@ -1,0 +1,301 @@
+"""Leaders that NVRTC compiled are compiled by nvcc ahead of the final, by workers that have nothing else to do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atune import finalists
+from atune.artifact import Lowered, StaticFacts
+from atune.continuation import resume
+from atune.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, Event, FinalOrdered, GroupSplit, Warned
+from atune.finalists import FEW_LANES, share
+from atune.result import TuneResult
+from atune.scheduler import CompileState
+from atune.settings import BenchmarkSettings, CompileSettings
+from atune.state import State
+from atune.testing import FakeBackend, FakeClock, Script
+from atune.tuner import Tuner, tune
+
+pytestmark = pytest.mark.anyio
+SLOW, SLOW_S = 7, 40.0
+"""The last candidate, and the seconds that compiling it takes: long enough for all that others could do meanwhile."""
+ALONE = CompileSettings(group_size=1)
+
+
+def slow_last(**script: Any) -> Script:
+    """Return a script in which candidate 0 is the fastest and the last one is compiled for long."""
+    values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
+    return Script(**{"nvrtc": True, **values, **script})
+
+
+def last_wins(config: dict[str, Any]) -> float:
+    return 0.5 if config["x"] == SLOW else 1.0 + float(config["x"])
+
+
+class Tuned:
+    """One finished run: its result, its events and when, in virtual seconds, each came."""
+
+    def __init__(self) -> None:
+        self.result: TuneResult
+        self.events: list[tuple[float, Event]] = []
+
+    def nvcc(self) -> list[tuple[float, ArtifactBuilt]]:
+        return [(s, e) for s, e in self.events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for _, e in self.events if isinstance(e, kind)]
+
+    def when(self, kind: type[Event]) -> float:
+        """Return when the last event of `kind` came."""
+        return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
+
+
+async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Tuned:
+    run = Tuned()
+    backend.clock = clock = FakeClock()
+    options = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options}
+    run.result = await tune(backend=backend, on_event=lambda e: run.events.append((clock.now, e)), **options)
+    assert backend.running == 0
+    return run
+
+
+@pytest.mark.parametrize("lanes", [2, 6])
+async def test_leaders_are_compiled_while_a_worker_is_still_busy_and_the_final_compiles_none(lanes: int) -> None:
+    backend = FakeBackend(8, slow_last(nvcc_s=3.0), lanes=lanes)
+    run = await tuned(backend)
+    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+    assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
+    assert run.when(FinalOrdered) - run.when(CandidateMeasured) < backend.script.nvcc_s  # checks and rounds alone
+    assert run.result.artifact is not None and run.result.artifact.compiler == "nvcc"
+    assert backend.measured["fake-0"][-3:] == [0, 1, 2]  # checked again, in the final
+    assert sorted(backend.lowered) == list(range(8))  # and none is lowered again
+    if lanes >= FEW_LANES:
+        assert {len(part) for part in backend.as_tilelang} == {1}
+
+
+async def test_leaders_are_not_lowered_again_however_many_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finalists, "KEPT", 4)
+    backend = FakeBackend(40, slow_last())
+    await tuned(backend)
+    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+    assert sorted(backend.lowered) == list(range(40))
+
+
+async def test_what_is_built_ahead_is_no_candidates_first_library() -> None:
+    run, state = await tuned(FakeBackend(8, slow_last())), State()
+    for _, event in run.events:
+        state.apply(event)
+        measured = state.counts["measured"]
+        assert measured <= state.built <= 8
+    assert state.built == run.result.measured == 8
+
+
+async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compiled() -> None:
+    backend = FakeBackend(8, slow_last(latency_ms=last_wins))
+    run = await tuned(backend)
+    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2, SLOW]
+    assert backend.as_tilelang[-1] == (SLOW,)
+    [final] = run.of(FinalOrdered)
+    assert {e.index for e in final.entries} == {SLOW, 0, 1, 6}  # three leaders and the slowest
+    assert run.result.best_config == {"x": SLOW} and not run.result.warnings
+    assert run.result.artifact is not None and run.result.artifact.compiler == "nvcc"
+
+
+async def test_the_final_does_not_wait_for_a_leader_that_was_overtaken() -> None:
+    backend = FakeBackend(8, slow_last(latency_ms=last_wins, nvcc_s=10 * SLOW_S))
+    run = await tuned(backend, n_final=1)
+    assert backend.as_tilelang == [(0,), (SLOW,)] and backend.cancelled["nvcc"] == 1
+    assert [e.indices for _, e in run.nvcc()] == [(SLOW,)] and not run.result.warnings
+
+
+async def test_the_final_waits_for_a_finalist_that_is_being_compiled() -> None:
+    backend = FakeBackend(8, slow_last(nvcc_s=2 * SLOW_S))
+    run = await tuned(backend)
+    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2] and not backend.cancelled["nvcc"]
+    assert SLOW_S < run.nvcc()[-1][0] < 3 * SLOW_S
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6])
+async def test_one_that_nvcc_cannot_compile_is_told_once(lanes: int) -> None:
+    run = await tuned(FakeBackend(8, slow_last(nvcc_fails=(1,)), lanes=lanes))
+    [warning] = run.of(Warned)
+    assert "candidate 1 is NVRTC's" in warning.message and "nvcc is scripted to fail" in warning.message
+    assert sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 2]
+
+
+async def test_one_that_nvcc_cannot_compile_and_that_was_overtaken_is_not_told() -> None:
+    run = await tuned(FakeBackend(8, slow_last(latency_ms=last_wins, nvcc_fails=(2,))))
+    assert not run.of(Warned)
+
+
+async def test_a_worker_lost_ahead_of_the_final_costs_nothing() -> None:
+    """What it was compiling is compiled again, one by one, in case one of them killed it."""
+    backend = FakeBackend(8, slow_last(nvcc_losses=1))
+    run = await tuned(backend)
+    assert not run.of(Warned) and sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 1, 2]
+    assert sorted(e.index for e in run.of(CandidateMeasured)) == list(range(8))
+    assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
+
+
+async def test_when_every_worker_is_lost_the_finalists_are_nvrtcs() -> None:
+    run = await tuned(FakeBackend(8, slow_last(nvcc_losses=99)))
+    assert len(run.of(Warned)) == 3 and run.result.best_config == {"x": 0}
+    assert run.result.artifact is not None and run.result.artifact.compiler == "nvrtc"
+
+
+@pytest.mark.parametrize(
+    ("script", "compile", "n_final"),
+    [
+        ({}, CompileSettings(group_size=1, compiler="nvrtc"), 3),
+        ({"nvrtc": False}, CompileSettings(group_size=1, compiler="nvcc"), 3),
+        ({"nvrtc": False}, ALONE, 3),
+        ({}, ALONE, 0),
+    ],
+)
+async def test_nothing_is_compiled_ahead_of_a_final_that_has_no_use_for_it(
+    script: dict[str, Any], compile: CompileSettings, n_final: int
+) -> None:
+    backend = FakeBackend(8, slow_last(**script))
+    await tuned(backend, n_final, compile=compile)
+    assert not backend.as_tilelang
+
+
+async def test_a_single_candidate_is_not_compiled_again() -> None:
+    backend = FakeBackend(1, slow_last())
+    await tuned(backend)
+    assert not backend.as_tilelang
+
+
+async def test_without_the_pipeline_nothing_compiles_while_devices_measure() -> None:
+    backend = FakeBackend(8, slow_last())
+    run = await tuned(backend, pipeline=False)
+    assert run.nvcc()[0][0] > run.when(CandidateMeasured)
+    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+
+
+async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
+    """What is under way ends, then comes the final, for which the leaders so far are compiled."""
+    backend = FakeBackend(8, slow_last(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), clock=FakeClock())
+    began: list[float] = []
+
+    def listen(event: Event) -> None:
+        assert backend.clock is not None
+        if isinstance(event, CandidateMeasured) and event.index == 3:
+            tuner.stop()
+        elif isinstance(event, ArtifactBuilt) and event.compiler == "nvcc":
+            began.append(backend.clock.now - backend.script.nvcc_s)
+
+    benchmark = BenchmarkSettings(n_final=3)
+    async with Tuner(backend=backend, compile=ALONE, benchmark=benchmark, on_event=listen) as tuner:
+        result = await tuner.result()
+    assert [sorted(part) for part in backend.as_tilelang] == [[1, 2, 3]] and min(began) >= SLOW_S
+    assert result.best_config == {"x": 1} and result.artifact is not None and result.artifact.compiler == "nvcc"
+
+
+async def test_nothing_is_compiled_ahead_while_candidates_are_still_coming() -> None:
+    """Lowering is slow, and devices measure what there is at once: workers take nothing but the candidates."""
+    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], nvrtc=True, lower_s=5.0), lanes=3)
+    run = await tuned(backend, compile=CompileSettings())
+    assert run.nvcc()[0][0] - backend.script.nvcc_s >= run.when(CandidateLowered)
+    assert run.result.measured == 30
+
+
+async def test_parts_of_a_group_that_failed_are_built_while_others_compile_ahead() -> None:
+    """The group fails late, while the other worker has leaders; its parts are built and measured all the same."""
+    backend = FakeBackend(8, slow_last(fails={6: "compile"}, nvcc_s=SLOW_S), lanes=2)
+    run = await tuned(backend, compile=CompileSettings(group_size=2))
+    assert run.of(GroupSplit) and run.result.failed == 1 and run.result.measured == 7
+    ahead, split = run.nvcc()[0][0], run.when(GroupSplit)
+    assert ahead - SLOW_S < split < ahead < run.when(CandidateMeasured) and not run.of(Warned)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+async def test_cut_before_its_final_a_resumed_run_has_nvccs_finalists(tmp_path: Path, lanes: int) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    options: dict[str, Any] = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=3)}
+
+    def fake() -> FakeBackend:
+        return FakeBackend(8, slow_last(), lanes=lanes)
+
+    await tune(backend=fake(), journal=whole, **options)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    end = next(k for k, line in enumerate(lines) if b'"final_ordered"' in line)
+    for cut in range(1, end + 1, 3):
+        part.write_bytes(b"".join(lines[:cut]))
+        result = await resume(part, backend=fake())
+        assert result.measured == 8 and result.best_config == {"x": 0} and not result.warnings
+        assert result.artifact is not None and result.artifact.compiler == "nvcc"
+
+
+async def test_cancelling_kills_what_compiles_ahead() -> None:
+    backend = FakeBackend(8, slow_last(nvcc_s=SLOW_S / 4))
+    async with Tuner(backend=backend, compile=ALONE, benchmark=BenchmarkSettings(n_final=3)) as tuner:
+        async for event in tuner.events():
+            if isinstance(event, CandidateMeasured) and event.index == 6:
+                break
+    assert backend.running == 0 and backend.closed == 1 and backend.cancelled["nvcc"] == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whoever_leads_the_finalists_are_nvccs_and_all_else_is_as_without(seed: int) -> None:
+    rng = random.Random(seed)
+    order, slow = rng.sample(range(20), 20), {rng.randrange(20) for _ in range(3)}
+
+    def latency(config: dict[str, Any]) -> float:
+        return 1.0 + order[config["x"]] / 10
+
+    def seconds(config: dict[str, Any]) -> float:
+        return 20.0 if config["x"] in slow else 0.5
+
+    lanes, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
+    script = Script(latency_ms=latency, compile_s=seconds, nvrtc=True, fails={rng.randrange(20): "compile"})
+    backend = FakeBackend(20, script, lanes=lanes, devices=devices)
+    run = await tuned(backend, 4, compile=CompileSettings())
+    ok = sorted((latency({"x": e.index}), e.index) for e in run.of(CandidateMeasured))
+    assert run.result.best_config == {"x": ok[0][1]} and len(ok) == 19 and not run.of(Warned)
+    again = [i for _, e in run.nvcc() for i in e.indices]
+    assert {index for _, index in ok[:4]} <= set(again) and len(set(again)) == len(again)
+
+
+def test_few_workers_take_all_together_and_many_one_each() -> None:
+    assert share([], (), 1) == share([], (), 9) == ()
+    assert share([4, 2, 7], (), FEW_LANES - 1) == (4, 2, 7)
+    assert share([4, 2, 7], (), 8) == (4,)
+    assert share([4, 2, 7, 1, 0], (), 4) == (4, 2)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_those_that_failed_come_last_and_alone(lanes: int) -> None:
+    assert share([4, 2], {4}, lanes) == (2,)
+    assert share([4, 2], {4, 2}, lanes) == (4,)
+
+
+def lowered(index: int) -> Lowered:
+    return Lowered(index, f"c{index}", "", (), StaticFacts(), 0.0, b"")
+
+
+def spare(change: Callable[[CompileState], None] = lambda state: None, **values: Any) -> bool:
+    state = CompileState(**{"lanes": 4, "devices": 1, "total": 10, "proposing": False, **values})
+    change(state)
+    return state.spare
+
+
+def test_a_worker_is_spare_once_nothing_is_left_to_begin() -> None:
+    assert spare() and spare(building=3, busy=3) and spare(busy=2, ahead=1)
+    assert not spare(proposing=True) and not spare(waiting=1) and not spare(lowering=1)
+    assert not spare(lambda state: state.ready.append(lowered(0)))
+    assert not spare(lambda state: state.deferred.append(lowered(0)))
+    assert not spare(lambda state: state.retry.append((lowered(0),)))
+    assert not spare(pipeline=False)
+
+
+def test_a_worker_is_not_spare_while_devices_need_its_core_and_real_work_never_waits_for_it() -> None:
+    assert not spare(busy=3, resting=1) and not spare(busy=1, ahead=2, resting=1) and not spare(lanes=1, resting=1)
+    state = CompileState(lanes=2, devices=1, total=10, proposing=False, ahead=1, resting=1)
+    state.retry.append((lowered(0),))
+    assert state.next_job() is not None
