@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,12 @@ def gemm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
             return Candidate(index, config_key(config), config)
 
         yield candidate
+
+
+def test_no_module_keeps_the_one_before(memo: mutation.Memo) -> None:
+    kept = [name for name, m in list(sys.modules.items()) if getattr(m, "mutate", None) in (memo.original, memo)]
+    assert sorted(kept) == sorted(mutation.HOLDERS)
+    assert all(vars(sys.modules[name])["mutate"] is memo for name in kept)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -24,6 +24,8 @@ from typing import Any
 
 KEPT = 128
 """Rewritten functions that are kept; the one that was not used for longest goes first."""
+HOLDERS = ("tilelang.language.eager.ast", "tilelang.language.eager.builder")
+"""Modules with the name `mutate`. Looking through all modules would copy pages that a worker shares with its server."""
 _STEPS = {
     "get_ast", "getsourcefile", "getfile", "get_func_nonlocals", "DSLMutator", "__globals__", "Path", "absolute",
     "visit", "get_compiled_object", "IRGenerator", "unparse", "extra_type_hints",
@@ -120,14 +122,14 @@ def install() -> Memo | None:
     None, and nothing is done, where tilelang is not built as this module expects. For workers: the user's own process
     keeps tilelang as it is.
     """
-    eager: Any = importlib.import_module("tilelang.language.eager.ast")
+    eager: Any = importlib.import_module(HOLDERS[0])
     if isinstance(eager.mutate, Memo):
         return eager.mutate
     if not _as_expected(eager):
         return None
     memo = Memo(eager)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tilelang.") and getattr(module, "__dict__", {}).get("mutate") is memo.original:
+    for module in (sys.modules.get(name) for name in HOLDERS):
+        if module is not None and getattr(module, "mutate", None) is memo.original:
             module.mutate = memo  # type: ignore[attr-defined]
     return memo
 
