@@ -44,10 +44,12 @@ class Compiling:
         """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
         while True:
             self.look()
-            job = self.state.next_job()
+            known = self.state.leaders_known and not self.run.stopping
+            part = self.finalists.next_part() if known else ()
+            job = None if part else self.state.next_job()
             if job is not None:
                 await self._do(lane, job)
-            elif self.state.spare and not self.run.stopping and (part := self.finalists.next_part()):
+            elif part or (self.state.spare and not self.run.stopping and (part := self.finalists.next_part())):
                 await self._compile_ahead(lane, part)
             elif self.state.finished and self.run.measured.is_set():
                 return

@@ -9,6 +9,8 @@ decision. The engine itself never compiles, loads or runs anything: `compiling` 
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -118,7 +120,7 @@ class Engine:
             )
             async with anyio.create_task_group() as syncing:
                 syncing.start_soon(run.outcomes.keep_synced)
-                async with anyio.create_task_group() as tasks, proposals, deliver, artifacts:
+                async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                     tasks.start_soon(self._keep_time)
                     tasks.start_soon(self._propose, plan, scheduled, propose)
                     for compile_lane in compile_lanes:
@@ -257,4 +259,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             found.append(error)
     ours = [e for e in found if isinstance(e, AtuneError)]
-    return ours[0] if ours else found[0] if len(found) == 1 else group
+    # On trio a cancellation may come once from each task; beside an error it only follows from it.
+    cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
+    others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
+    return ours[0] if ours else others[0] if len(others) == 1 else group

@@ -88,8 +88,21 @@ class CompileState:
         return self.pipeline and self._all_begun and self.busy + self.ahead < self.lanes - self.resting
 
     @property
+    def leaders_known(self) -> bool:
+        """Whether a worker may do so before likely losers are compiled: they are all that is left to begin.
+
+        nvcc takes longer than most of them. Half of the workers go on with those.
+        """
+        spare = self.busy + self.ahead < self.lanes - self.resting and self.ahead < self.lanes // 2
+        return self.pipeline and bool(self.deferred) and self._only_deferred and not self.hold and spare
+
+    @property
     def _all_begun(self) -> bool:
-        left = self.waiting or self.lowering or self.ready or self.deferred or self.retry
+        return self._only_deferred and not self.deferred
+
+    @property
+    def _only_deferred(self) -> bool:
+        left = self.waiting or self.lowering or self.ready or self.retry
         return not self.proposing and not left
 
     def next_job(self) -> Job | None:
@@ -169,7 +182,7 @@ class CompileState:
         if not registers:  # nobody knows how long it takes
             return max(1, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
         last = parts <= FIRST_GROUP  # these together, unless as many workers are free
-        share = self._split(self.deferred) if last else math.ceil(parts / self.lanes)
+        share = self._split(self.deferred) if last else math.ceil(parts / (2 * self.lanes))
         return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:

@@ -101,6 +101,16 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     assert isinstance(state(**{**late, "seen": 31}, deferred=[*heavy]).next_job(), Lower)
 
 
+def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
+    left = {"proposing": False, "deferred": [lowered(1)], "lanes": 4}
+    assert state(**left).leaders_known and state(**left, ahead=1, busy=2).leaders_known
+    for more in ({"proposing": True}, {"waiting": 1}, {"lowering": 1}, {"ready": 1}, {"deferred": []}, {"hold": True}):
+        assert not state(**{**left, **more}).leaders_known
+    assert not state(**left, ahead=2).leaders_known  # the other half goes on
+    assert not state(**left, ahead=1, busy=3).leaders_known
+    assert not state(**{**left, "lanes": 1}).leaders_known and not state(**left, pipeline=False).leaders_known
+
+
 def test_a_proposed_candidate_is_lowered() -> None:
     assert isinstance(state(waiting=1).next_job(), Lower)
 
@@ -153,8 +163,9 @@ def test_a_share_has_a_lower_bound() -> None:
 def test_the_heaviest_are_built_first_and_alone_and_the_lighter_together() -> None:
     heavy = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256 * (1 + i % 2))) for i in range(8)]
     one = state(proposing=False)
-    one.deferred = heavy
-    assert [indices(one.next_job()) for _ in range(6)] == [[1], [3], [5], [7], [0, 2], [4]]
+    one.deferred = [*heavy, *(msgspec.structs.replace(heavy[0], index=i) for i in range(8, 12))]
+    assert [indices(one.next_job()) for _ in range(6)] == [[1], [3], [5], [7], [0, 2], [4, 6]]
+    assert [indices(one.next_job()) for _ in range(4)] == [[8], [9], [10], [11]]  # so that all workers end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
