@@ -52,7 +52,12 @@ VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of atune and of what decides its results."""
+    """Return the versions of atune and of what decides its results: those at the first call, as modules stay too."""
+    return dict(_installed_versions())
+
+
+@functools.cache
+def _installed_versions() -> dict[str, str]:
     found = {"atune": __version__}
     for name in VERSIONED:
         with suppress(metadata.PackageNotFoundError):
@@ -249,9 +254,15 @@ class LocalBackend:
     async def _ask(self, lane: str, entry: str, payload: bytes) -> bytes:
         worker = await self.spawn(lane)
         try:
-            return await worker.call(entry, payload, LOAD_TIMEOUT_S)
-        finally:
+            reply = await worker.call(entry, payload, LOAD_TIMEOUT_S)
+        except BaseException:
             await worker.kill()
+            raise
+        if self.background is None:
+            await worker.kill()
+        else:
+            self.background.start_soon(worker.kill)  # nobody waits until it is reaped
+        return reply
 
     async def loaded(self, lane: str, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
         """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""

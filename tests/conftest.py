@@ -15,8 +15,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOW = (
-    "test_backends", "test_bench", "test_bench_kernels", "test_compat_examples", "test_isolation", "test_resume_real",
-    "test_throughput",
+    "test_backends", "test_bench", "test_bench_kernels", "test_bench_second_tune", "test_compat_examples",
+    "test_isolation", "test_resume_real", "test_throughput",
 )  # fmt: skip
 """Modules that compile for minutes, or that time the engine: `make test-slow` runs them too."""
 

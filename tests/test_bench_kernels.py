@@ -50,7 +50,8 @@ async def test_kernels_of_the_benchmarks_compile(
 
 
 @pytest.mark.parametrize(
-    "script", ["effort.py", "faults.py", "fidelity.py", "noise.py", "reproducible.py", "scaling.py"]
+    "script",
+    ["effort.py", "faults.py", "fidelity.py", "noise.py", "reproducible.py", "scaling.py", "second_tune.py"],
 )
 def test_scripts_tell_what_they_take(script: str) -> None:
     command = [sys.executable, str(BENCH / script), "--help"]
