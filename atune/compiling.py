@@ -39,12 +39,14 @@ class Compiling:
         self._proposals, self._deliver = proposals, deliver
         self._codes = dict(codes)
         self._families: set[str] = set()
+        self._likely: set[int] = set()
+        """Candidates that may well lead and were not measured when last looked at."""
 
     async def serve(self, lane: CompileLane) -> None:
         """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
         while True:
             self.look()
-            known = self.state.leaders_known and not self.run.stopping
+            known = self.state.leaders_known and not self.run.stopping and not self._likely_leaders_left()
             part = self.finalists.next_part() if known else ()
             job = None if part else self.state.next_job()
             if job is not None:
@@ -119,6 +121,8 @@ class Compiling:
             await self._deliver.send(known)
         else:
             (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
+            if verdict != "defer":
+                self._likely.add(answer.index)
 
     def _build_failed(self, lane: CompileLane, failure: Failure) -> None:
         """Record a candidate that did not make it through lowering or building."""
@@ -184,6 +188,10 @@ class Compiling:
                 self.finalists.remember(lowered, answer)
         for artifact in good:
             await self._deliver.send(artifact)
+
+    def _likely_leaders_left(self) -> bool:
+        self._likely = {index for index in self._likely if self.run.recorder.state.outcome(index) is None}
+        return bool(self._likely)
 
     async def ended(self) -> None:
         """Wait until nothing is left to compile and all of it is delivered; then the devices learn it."""

@@ -48,6 +48,19 @@ SERVER_ENV = {
     # and then no fork of the server could use it; NVML can be asked without that.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+"""glibc's tunable that has malloc ask for transparent huge pages: lowering, which allocates a lot of small things,
+took 6 to 15 % less time with them."""
+
+
+def server_env() -> dict[str, str]:
+    """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES in tunables:
+        return SERVER_ENV
+    return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+
+
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
@@ -115,7 +128,7 @@ class LocalBackend:
                 **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
-            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=SERVER_ENV)
+            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
             async with (
                 ForkServer(
                     process=process,
@@ -134,8 +147,6 @@ class LocalBackend:
                         store.close()
             if store is not None:  # not after an error or a cancellation, which must not wait
                 await anyio.to_thread.run_sync(store.evict)
-
-    server_env = SERVER_ENV
 
     async def spawn(
         self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
@@ -202,6 +213,10 @@ class LocalBackend:
         cores = usable_cores()
         cpus = cores[-1:] if self._on_cpu else None
         return [LocalDeviceLane(self, info, cpus) for info in self._devices]
+
+    @property
+    def server_env(self) -> dict[str, str]:
+        return server_env()
 
     def versions(self) -> dict[str, str]:
         return installed_versions()

@@ -15,7 +15,7 @@ MIN_GROUP = 4
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
 four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
-HEAVY_LEFT = 4
+HEAVY_LEFT = 3
 """Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
 still come late, and enough work beside them that no worker ends long after the others."""
 FIRST_GROUP = 2
@@ -91,7 +91,8 @@ class CompileState:
     def leaders_known(self) -> bool:
         """Whether a worker may do so before likely losers are compiled: they are all that is left to begin.
 
-        nvcc takes longer than most of them. Half of the workers go on with those.
+        That all others are measured is seen to elsewhere. nvcc takes longer than most of the losers, with which half
+        of the workers go on.
         """
         spare = self.busy + self.ahead < self.lanes - self.resting and self.ahead < self.lanes // 2
         return self.pipeline and bool(self.deferred) and self._only_deferred and not self.hold and spare
