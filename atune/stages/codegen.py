@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
-from atune.stages import alone, orders
+from atune.stages import alone, headers, orders
 from atune.stages.lowering import Blob
 from atune.stages.nvrtc import Flavour, NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
 from atune.stages.session import session
@@ -214,13 +214,14 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> t
 
 
 class DeviceCompiler:
-    """While entered, tilelang's CUDA compile goes through NVRTC's service, and to nvcc where that cannot do it."""
+    """While entered, tilelang's CUDA compile goes through NVRTC's service, where it is there, else to nvcc."""
 
     NAME = "tilelang_callback_cuda_compile"
 
     def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
         reason = for_nvcc(pass_configs) if nvrtc else ""
         self.flavour = flavour_of(session().target.arch, pass_configs) if nvrtc and not reason else None
+        self.flags = bool(pass_configs.get("tl.device_compile_flags"))
         self.used = "nvcc"
         self.why = f"nvcc, because {reason}" if reason else ""
         self.families: list[orders.Family] = []
@@ -233,25 +234,38 @@ class DeviceCompiler:
         import tvm_ffi
 
         self._nvcc = tvm_ffi.get_global_func(self.NAME)
-        if self.flavour is not None:
-            tvm_ffi.register_global_func(self.NAME, self._compile, override=True)
+        tvm_ffi.register_global_func(self.NAME, self._compile, override=True)
 
     def __exit__(self, *_: object) -> None:
         import tvm_ffi
 
-        if self.flavour is not None:
-            tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
+        tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
 
     def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
-        assert self.flavour is not None
+        if self.flavour is None:
+            return self._by_nvcc(str(code), target, pass_config)
         try:
             cubin = self._cubin(str(code), self.flavour)
         except (NvrtcError, OSError) as error:
-            compiled = self._nvcc(code, target, pass_config)  # what both refuse is the kernel's own mistake
+            compiled = self._by_nvcc(str(code), target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"
             return compiled
         self.used = "nvrtc"
         return bytearray(cubin)
+
+    def _by_nvcc(self, code: str, target: Any, pass_config: Any) -> Any:
+        """Compile as tilelang does, with the headers that do for it where the user asks for nothing else."""
+        from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+        used = headers.uses(code)
+        plain = not (self.flags or session().compile.verbose or os.environ.get(headers.PREPENDED))
+        if used is not None and plain:
+            run_dir = session().run_dir
+            folder = headers.without_unused(TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR, used, run_dir)
+            if folder is not None:
+                with suppress(Exception), headers.included_first(folder):  # whatever is wrong, it is told below
+                    return self._nvcc(code, target, pass_config)
+        return self._nvcc(code, target, pass_config)
 
     def _cubin(self, code: str, flavour: Flavour) -> bytes:
         """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""

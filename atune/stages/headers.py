@@ -1,0 +1,117 @@
+"""tilelang's Hopper headers without the instructions that a library does not use.
+
+CUTLASS defines each shape and type of the wgmma instruction as a structure of its own: a thousand of them, and 77,000
+lines, which nvcc parses for every library and of which a kernel uses one or two. For sources that name the
+instructions they use, `without_unused` writes copies of those headers with the others left out. What nvcc makes of the
+kernels is the same, byte for byte. A kernel that needs one after all does not compile, and is compiled with the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
+WGMMA = "tl_templates/cuda/instruction/wgmma.h"
+KNOWN = {
+    "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
+    "threadblock_swizzle.h", "debug.h",
+}  # fmt: skip
+"""Headers of tilelang's that use the instructions through `WGMMA` alone, or not at all."""
+_USE = re.compile(
+    r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
+)
+_ROW = re.compile(
+    r"^#define (TL_WGMMA_DEFINE_\w+)\(N\)[\s\\]+TL_WGMMA_DEFINE_(SS|RS)_\w+\((k\w+), (k\w+), (k\w+), (\d+), N, (\d+),"
+    r"[\s\\]+(MMA_\w+?)##N##(\w+)\)",
+    re.MULTILINE,
+)
+_ALL = re.compile(r"^TL_WGMMA_FOREACH_N_\w+\((TL_WGMMA_DEFINE_\w+)\);\n", re.MULTILINE)
+_STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\{\n.*?^\};\n", re.MULTILINE | re.DOTALL)
+
+Use = tuple[str, str, str, str, int, int, int]
+"""An instruction: ``SS`` or ``RS``, the types of A, B and C, and its shape M, N, K."""
+
+
+def uses(source: str) -> frozenset[Use] | None:
+    """Return the instructions that a device source names; None where it may use others, or not through `WGMMA`."""
+    includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
+    ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
+    others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
+    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or ours - KNOWN - {"cuda_bf16_fallbacks.cuh"} or others:
+        return None
+    if re.search(r"\bcute\b|\bGMMA\b|\bMMA_", source):
+        return None
+    found = [(a.upper(), b, c, d, int(m), int(n), int(k)) for a, b, c, d, m, n, k in _USE.findall(source)]
+    if len(found) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
+        return None
+    return frozenset(found)
+
+
+@functools.cache
+def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder: str) -> str | None:
+    """Write the headers for `wanted` below `folder`, and return the folder to include ahead of the others.
+
+    `templates`, `cutlass`: tilelang's own include folders. None where the headers are not as this module knows them.
+    """
+    digest = hashlib.sha256(repr((templates, cutlass, sorted(wanted))).encode()).hexdigest()[:16]
+    target = os.path.join(folder, f"headers-{digest}")
+    if os.path.exists(os.path.join(target, WGMMA)):  # the last that is written: another worker was here
+        return target
+    try:
+        wgmma = (Path(templates) / WGMMA).read_text()
+        structures = {name: (Path(cutlass) / name).read_text() for name in GMMA}
+    except OSError:
+        return None
+    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
+    defines, names = [], []
+    for kind, a, b, c, m, n, k in sorted(wanted):
+        row = rows.get((kind, a, b, c, str(m), str(k)))
+        if row is None:
+            return None
+        defines.append(f"{row[1]}({n});\n")
+        names.append(f"{row[8]}{n}{row[9]}")
+    if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
+        return None
+    kept, written = set[str](), dict[str, str]()
+    for name, text in structures.items():
+        kept |= {found for found in _STRUCTURE.findall(text) if found in names}
+        written[name] = _STRUCTURE.sub(lambda match: match[0] if match[1] in names else "", text)
+    if kept != set(names):
+        return None
+    written[WGMMA] = _with_rows(_ALL.sub("", wgmma), "".join(defines))
+    for name, text in written.items():
+        path = os.path.join(target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as part:
+            part.write(text)
+        os.replace(part.name, path)
+    return target
+
+
+def _with_rows(text: str, defines: str) -> str:
+    """Put `defines` behind all of their macros, and name what is included from tilelang's include folder."""
+    at = text.index("#undef TL_WGMMA_DEFINE_")
+    text = text[:at] + defines + text[at:]
+    return text.replace('#include "../common.h"', "#include <tl_templates/cuda/common.h>")
+
+
+PREPENDED = "NVCC_PREPEND_FLAGS"
+"""nvcc puts this variable's flags before those that it is called with."""
+
+
+@contextmanager
+def included_first(folder: str) -> Iterator[None]:
+    """Have nvcc, called meanwhile, find `folder`'s headers before all others. For where the variable is not set."""
+    os.environ[PREPENDED] = f"-I{shlex.quote(folder)}"
+    try:
+        yield
+    finally:
+        del os.environ[PREPENDED]
