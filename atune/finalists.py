@@ -14,21 +14,21 @@ from atune.errors import AtuneError
 from atune.events import ArtifactBuilt
 from atune.running import Run
 
-FEW_LANES = 4
-"""With fewer workers nvcc compiles the finalists together: parsing the headers is most of what one takes."""
 KEPT = 256
 """Lowered candidates that are kept, so that a leader is not lowered again: about 25 MB of them."""
 
 
-def share(missing: Sequence[int], failed: Collection[int], lanes: int) -> tuple[int, ...]:
-    """Return which of `missing`, the fastest first, a free worker compiles into one library, when there are `lanes`.
+def share(missing: Sequence[int], failed: Collection[int], lanes: int, n_final: int) -> tuple[int, ...]:
+    """Return which of `missing`, the fastest first, a free worker compiles into one library.
+
+    Its share of `n_final`, when there are `lanes` workers: nothing else keeps them busy for long.
 
     Those that `failed` come last, and alone: the fault may have been another's in the same library, or the worker's.
     """
     fresh = [index for index in missing if index not in failed]
     if not fresh:
         return tuple(missing[:1])
-    return tuple(fresh if lanes < FEW_LANES else fresh[: math.ceil(len(fresh) / lanes)])
+    return tuple(fresh[: math.ceil(n_final / lanes)])
 
 
 class Finalists:
@@ -61,7 +61,7 @@ class Finalists:
         taken = {index for part, _ in self._under_way for index in part} | self.made.keys()
         artifacts = self.run.artifacts
         missing = [i for i in self.leaders() if i not in taken and i in artifacts and artifacts[i].compiler == "nvrtc"]
-        return share(missing, self._failed, self.lanes)
+        return share(missing, self._failed, self.lanes, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
         """Keep what a candidate that NVRTC compiled was lowered to, until it is plain that it is no finalist."""
