@@ -38,8 +38,8 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
 def estimate(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[float, float]:
     """Return the seconds that `candidates` take on `lanes` workers with nvcc and with NVRTC.
 
-    Groups are those of the scheduler. NVRTC's header is made while the other lanes lower. With it, nvcc compiles the
-    `finalists` at the end.
+    Groups are those of the scheduler where no candidates share a compile. NVRTC's header is made while the other lanes
+    lower. With it, nvcc compiles the `finalists` at the end.
     """
     groups = _groups(candidates, lanes)
     work = candidates * (costs.lower_s + costs.member_s) / lanes

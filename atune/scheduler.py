@@ -12,6 +12,8 @@ MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small. As all sizes
 here that nobody asked for, it counts compiles: candidates of one family share theirs."""
 MIN_GROUP = 4
+MAX_MEMBERS = 4 * MAX_GROUP
+"""Most candidates of a group, however few compiles they take."""
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
 four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
@@ -52,6 +54,8 @@ class CompileState:
     pipeline: bool = True
     in_a_row: int = 1
     """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
+    sharing: bool = False
+    """Whether candidates of one family share a compile, with the compiler that builds now."""
     related: bool = False
     """Whether neighbours were seen to share it: then they are lowered in a row to the end."""
     taken: int = 0
@@ -128,7 +132,7 @@ class CompileState:
             elif self.group_size is not None:
                 if len(self.ready) >= self.group_size or not self._more_to_lower:
                     return self._build(self.ready, self.group_size, "group size as asked")
-            elif _parts(self.ready) >= self._share():
+            elif self._parts(self.ready) >= self._share():
                 return self._build(self.ready, self._share(), "a worker's share of what is left")
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
@@ -141,7 +145,7 @@ class CompileState:
     def _heavy_due(self) -> bool:
         left = self.total - self.seen - self.lowering
         heavy = any((lowered.facts.accumulators or 0) >= HEAVY_REGISTERS for lowered in self.deferred)
-        return heavy and not self.hold and left <= HEAVY_LEFT * self.lanes
+        return heavy and not self.hold and self.groups >= self.devices and left <= HEAVY_LEFT * self.lanes
 
     def _build_deferred(self) -> Build:
         """Take the longest first, by what is known of them, so that none of those is the last."""
@@ -166,12 +170,12 @@ class CompileState:
     def _share(self) -> int:
         known = self.ready + self.deferred
         left = max(self.total - self.seen, 0) + len(known)
-        parts = left * _parts(known) / len(known)  # families are as large among what is not lowered yet
+        parts = left * self._parts(known) / len(known)  # families are as large among what is not lowered yet
         return max(MIN_GROUP, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
 
     def _split(self, queue: Sequence[Lowered]) -> int:
         free = max(1, self.lanes - self.busy)
-        return max(1, min(MAX_GROUP, math.ceil(_parts(queue) / free)))
+        return max(1, min(MAX_GROUP, math.ceil(self._parts(queue) / free)))
 
     def _heavy(self) -> int:
         """Return how many of the deferred to build together.
@@ -179,12 +183,16 @@ class CompileState:
         Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
         workers end at the same time.
         """
-        registers, parts = self.deferred[0].facts.accumulators, _parts(self.deferred)
+        registers, parts = self.deferred[0].facts.accumulators, self._parts(self.deferred)
         if not registers:  # nobody knows how long it takes
             return max(1, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
         last = parts <= FIRST_GROUP  # these together, unless as many workers are free
         share = self._split(self.deferred) if last else math.ceil(parts / (2 * self.lanes))
         return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
+
+    def _parts(self, queue: Sequence[Lowered]) -> int:
+        """Count the compiles that `queue` takes: one for each candidate, or one for all of a family."""
+        return len({(self.sharing and lowered.family) or lowered.index for lowered in queue})
 
     def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
         """Take members that compile together, the oldest first: up to `size` compiles, with all that share one.
@@ -194,18 +202,14 @@ class CompileState:
         key = queue[0].merge_key
         group: list[Lowered] = []
         for lowered in queue:
-            fits = len(group) < size if self.group_size is not None else _parts([*group, lowered]) <= size
+            fits = len(group) < size if self.group_size is not None else self._parts([*group, lowered]) <= size
+            fits &= len(group) < MAX_MEMBERS
             if lowered.merge_key == key and fits:
                 group.append(lowered)
         taken = {lowered.index for lowered in group}
         queue[:] = [lowered for lowered in queue if lowered.index not in taken]
         self.groups += 1
         return Build(tuple(group), reason)
-
-
-def _parts(queue: Sequence[Lowered]) -> int:
-    """Count the compiles that `queue` takes: one for each candidate, but one for all of a family."""
-    return len({lowered.family or lowered.index for lowered in queue})
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:

@@ -81,7 +81,8 @@ def test_the_variable_is_there_while_nvcc_runs(monkeypatch: pytest.MonkeyPatch) 
 def compiled(source: Path, folders: list[str]) -> bytes:
     nvcc, binary = shutil.which("nvcc"), source.with_suffix(".cubin")
     assert nvcc is not None
-    command = [nvcc, "-arch=sm_90a", "-cubin", "-std=c++20", "-O3", "-w", *(f"-I{folder}" for folder in folders)]
+    flags = ["-arch=sm_90a", "-cubin", "-std=c++20", "-O3", "-lineinfo", "-w"]  # tilelang asks for line information
+    command = [nvcc, *flags, *(f"-I{folder}" for folder in folders)]
     subprocess.run([*command, str(source), "-o", str(binary)], check=True, timeout=60)
     return binary.read_bytes()
 

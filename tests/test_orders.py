@@ -118,6 +118,12 @@ async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None
         assert [one.compiler for one in built] == ["nvrtc"] * len(group)
         assert f"{len(group)} kernels by 2 compiles" in built[0].why
         library = Path(built[0].path).read_bytes()
+        binaries = [b"\x7fELF" + part for part in library.split(b"\x7fELF")[1:] if b"\0order_of_" in part]
+        for layer, binary in enumerate(binaries):  # its own order is the initial value of each kernel's variable
+            switches = set(re.findall(rb"\0(order_of_atune_kernel_\w{16})(?=\0)", binary))
+            places = [orders.place_of(binary, switch.decode()) for switch in switches]
+            assert len(places) == 2 and [binary[place] for place in places] == [layer + 1] * 2
+        assert len(binaries) == n
         names = re.findall(rb"\0(atune_kernel_\w{16}_kernel)\0", library)
 
         assert {name.decode() for name in names} == {f"{one.symbol}_kernel" for one in built}

@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from atune.artifact import Lowered, StaticFacts
-from atune.scheduler import FIRST_GROUP, HEAVY_LEFT, MAX_GROUP, MIN_GROUP, Build, CompileState, Lower, halves
+from atune.scheduler import (
+    FIRST_GROUP,
+    HEAVY_LEFT,
+    MAX_GROUP,
+    MAX_MEMBERS,
+    MIN_GROUP,
+    Build,
+    CompileState,
+    Lower,
+    halves,
+)
 
 
 def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
@@ -59,15 +69,23 @@ def pairs(n: int) -> list[Lowered]:
 
 
 def test_a_family_goes_together_and_counts_once() -> None:
-    one = state(proposing=False, devices=0, total=16)
+    one = state(proposing=False, devices=0, total=16, sharing=True)
     one.ready = pairs(8)
     assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
-    apart = state(proposing=False, devices=0, total=16)
+    apart = state(proposing=False, devices=0, total=16, sharing=True)
     apart.ready = [lowered(i, family=f"f{i % 8}") for i in range(16)]
     assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
-    asked = state(proposing=False, group_size=3)
+    asked = state(proposing=False, group_size=3, sharing=True)
     asked.ready = pairs(3)
     assert indices(asked.next_job()) == [0, 1, 2]  # candidates, as the user counts
+
+
+def test_a_family_is_as_many_compiles_as_candidates_where_nothing_is_shared() -> None:
+    one = state(proposing=False, devices=0, total=160)
+    one.ready = [lowered(i, family=f"f{i % 2}") for i in range(160)]
+    assert len(indices(one.next_job())) == MAX_GROUP
+    one.sharing = True
+    assert len(indices(one.next_job())) == MAX_MEMBERS
 
 
 def test_the_first_group_does_not_wait_for_a_second_family() -> None:
@@ -77,7 +95,7 @@ def test_the_first_group_does_not_wait_for_a_second_family() -> None:
 
 
 def test_shares_count_families() -> None:
-    one = state(waiting=50, devices=0, total=100, seen=20)
+    one = state(waiting=50, devices=0, total=100, seen=20, sharing=True)
     one.ready = pairs(10)
     assert isinstance(one.next_job(), Lower)  # 50 pairs in all, of which a worker's share is 13
     one.ready, one.seen = pairs(13), 26
@@ -86,7 +104,7 @@ def test_shares_count_families() -> None:
 
 def test_heavy_ones_that_share_a_compile_go_together() -> None:
     heavy = [msgspec.structs.replace(low, facts=StaticFacts(accumulators=512)) for low in pairs(4)]
-    one = state(proposing=False, deferred=heavy)
+    one = state(proposing=False, deferred=heavy, sharing=True)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -94,9 +112,10 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
     heavy = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=512))]
     light = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=256))]
-    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2}
+    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2, "groups": 1}
     assert indices(state(**late, deferred=[*heavy], ready=9).next_job()) == [1]
     assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
+    assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
     assert isinstance(state(**late, deferred=[*heavy], hold=True).next_job(), Lower)
     assert isinstance(state(**{**late, "seen": 31}, deferred=[*heavy]).next_job(), Lower)
 

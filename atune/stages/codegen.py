@@ -203,10 +203,13 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> t
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)
         with device_compiler:
-            for layer in orders.layers(list(devices), device_compiler.families):
-                device = _merge(tvm, [devices[symbol] for symbol in layer])
+            layers = orders.layers(list(devices), device_compiler.families)
+            while layers:
+                device = _merge(tvm, [devices[symbol] for symbol in layers.pop(0)])
                 library.import_module(device_codegen(device, context))
                 device_compiler.layer += 1
+                if device_compiler.used == "nvcc" and layers:
+                    layers = [[symbol for layer in layers for symbol in layer]]  # nothing is shared any more
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
         tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
@@ -249,6 +252,7 @@ class DeviceCompiler:
         except (NvrtcError, OSError) as error:
             compiled = self._by_nvcc(str(code), target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"
+            self.used, self.flavour = "nvcc", None
             return compiled
         self.used = "nvrtc"
         return bytearray(cubin)
@@ -260,17 +264,18 @@ class DeviceCompiler:
         used = headers.uses(code)
         plain = not (self.flags or session().compile.verbose or os.environ.get(headers.PREPENDED))
         if used is not None and plain:
-            run_dir = session().run_dir
-            folder = headers.without_unused(TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR, used, run_dir)
-            if folder is not None:
-                with suppress(Exception), headers.included_first(folder):  # whatever is wrong, it is told below
-                    return self._nvcc(code, target, pass_config)
+            with suppress(Exception):  # whatever is wrong, it is told below
+                run_dir = session().run_dir
+                folder = headers.without_unused(TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR, used, run_dir)
+                if folder is not None:
+                    with headers.included_first(folder):
+                        return self._nvcc(code, target, pass_config)
         return self._nvcc(code, target, pass_config)
 
     def _cubin(self, code: str, flavour: Flavour) -> bytes:
         """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""
         if self.layer == 0 and self.families:
-            with suppress(ValueError):
+            with suppress(ValueError, NvrtcError):
                 shared = compile_remotely(orders.with_choice(code, self.families), flavour, session().run_dir)
                 for layer in range(max(len(family.symbols) for family in self.families)):
                     self._binaries.append(orders.variant(shared, self.families, layer))

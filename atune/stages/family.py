@@ -40,10 +40,10 @@ class Modules:
 
 
 class Relative(msgspec.Struct, frozen=True):
-    """A lowered candidate as others read it. `ordered`: whether it has the annotation."""
+    """A lowered candidate as others read it. `order`: its annotation's value as text; empty where it has none."""
 
     symbol: str
-    ordered: bool
+    order: str
     host_json: str
     device_json: str
     host_source: str
@@ -69,33 +69,40 @@ class Families:
             return lower()
         path = self.folder / hashlib.sha256(f"{self.settings}\0{bare}".encode()).hexdigest()[:32]
         order = orders[0].value if orders else None
+        text = "" if order is None else "".join(str(order))  # tvm's own kind of string is none to msgspec
         relative = self._read(path)
         if relative is not None and self._gives(relative, order):
             derived = self._derive(relative, symbol, order)
             if (self.folder / "checked").exists():
                 return derived
             modules = lower()
-            self._note(modules.prints_as(derived))
+            if relative.order != text:  # else nothing was put in or taken out
+                self._note(modules.prints_as(derived))
             return modules
         modules = lower()
         mine = Relative(
-            symbol, bool(orders), modules.host_json, modules.device_json, modules.host_source, modules.source
+            symbol,
+            text,
+            modules.host_json,
+            modules.device_json,
+            modules.host_source,
+            modules.source,
         )
         other = self._read(path)  # another worker's, of the meantime: then both are there to compare
-        if other is not None and not (self.folder / "checked").exists():
+        if other is not None and other.order != mine.order and not (self.folder / "checked").exists():
             if self._gives(other, order):
                 self._note(modules.prints_as(self._derive(other, symbol, order)))
-            elif mine.ordered:
+            elif mine.order:
                 derived = self._derive(mine, other.symbol, None)
                 self._note((derived.host_source, derived.source) == (other.host_source, other.source))
-        if other is None or not other.ordered:
+        if other is None or not other.order:
             self._write(path, mine)
         return modules
 
     @staticmethod
     def _gives(relative: Relative, order: Any) -> bool:
         """Tell whether modules of this order can be made of the relative's: else nobody knows where it belongs."""
-        return relative.ordered or order is None
+        return bool(relative.order) or order is None
 
     def _derive(self, relative: Relative, symbol: str, order: Any) -> Modules:
         """Return the modules of `relative` under `symbol`, with the block order `order`, or with none."""

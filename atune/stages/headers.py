@@ -1,9 +1,10 @@
 """tilelang's Hopper headers without the instructions that a library does not use.
 
 CUTLASS defines each shape and type of the wgmma instruction as a structure of its own: a thousand of them, and 77,000
-lines, which nvcc parses for every library and of which a kernel uses one or two. For sources that name the
-instructions they use, `without_unused` writes copies of those headers with the others left out. What nvcc makes of the
-kernels is the same, byte for byte. A kernel that needs one after all does not compile, and is compiled with the whole.
+lines, which nvcc parses for every library and of which a kernel uses one or two. For sources that name the instructions
+they use, `without_unused` writes copies of those headers with the others left out, every other line where it was. What
+nvcc makes of the kernels is the same, byte for byte, line information included. A kernel that needs one after all does
+not compile, and is compiled with the whole.
 """
 
 from __future__ import annotations
@@ -71,22 +72,27 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
     except OSError:
         return None
     rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
-    defines, names = [], []
+    shapes: dict[str, list[int]] = {}
+    names = []
     for kind, a, b, c, m, n, k in sorted(wanted):
         row = rows.get((kind, a, b, c, str(m), str(k)))
         if row is None:
             return None
-        defines.append(f"{row[1]}({n});\n")
+        shapes.setdefault(row[1], []).append(n)
         names.append(f"{row[8]}{n}{row[9]}")
     if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
         return None
     kept, written = set[str](), dict[str, str]()
     for name, text in structures.items():
         kept |= {found for found in _STRUCTURE.findall(text) if found in names}
-        written[name] = _STRUCTURE.sub(lambda match: match[0] if match[1] in names else "", text)
+        text = _STRUCTURE.sub(lambda match: match[0] if match[1] in names else "\n" * match[0].count("\n"), text)
+        written[name] = _as(f"{cutlass}/{name}", text)
     if kept != set(names):
         return None
-    written[WGMMA] = _with_rows(_ALL.sub("", wgmma), "".join(defines))
+    path = f"{templates}/{WGMMA}"
+    wgmma = _ALL.sub(lambda match: "".join(f"{match[1]}({n});" for n in shapes.get(match[1], ())) + "\n", wgmma)
+    wgmma = wgmma.replace('#include "../common.h"', f'#include "{os.path.dirname(path)}/../common.h"')
+    written[WGMMA] = _as(path, wgmma)
     for name, text in written.items():
         path = os.path.join(target, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -96,11 +102,9 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
     return target
 
 
-def _with_rows(text: str, defines: str) -> str:
-    """Put `defines` behind all of their macros, and name what is included from tilelang's include folder."""
-    at = text.index("#undef TL_WGMMA_DEFINE_")
-    text = text[:at] + defines + text[at:]
-    return text.replace('#include "../common.h"', "#include <tl_templates/cuda/common.h>")
+def _as(path: str, text: str) -> str:
+    """Return `text`, of as many lines as the file `path`, so that compilers take it for that one's."""
+    return f'#line 1 "{path}"\n{text}'
 
 
 PREPENDED = "NVCC_PREPEND_FLAGS"

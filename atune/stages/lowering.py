@@ -153,7 +153,8 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         function = elaborate(candidate)
     settings, flags = session().compile, effective_flags(candidate)
     alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
-    beside = (str(context.target), flags, pass_configs, settings.compiler, alone, _toolchain(target.kind))
+    how = (settings.compiler, alone, session().shares)
+    beside = (str(context.target), flags, pass_configs, *how, _toolchain(target.kind))
     bare, orders = split(function)
     environment = sorted((k, v) for k, v in os.environ.items() if _LOWERS.match(k))
     whole = str(tvm.ir.structural_hash(function.with_attr("global_symbol", "bare")))

@@ -96,7 +96,7 @@ def variant(cubin: bytes, known: Sequence[Family], layer: int) -> bytes:
     found = bytearray(cubin)
     for family in known:
         if layer < len(family.symbols):
-            _set_int(found, family.switch, layer + 1)
+            struct.pack_into("<i", found, place_of(found, family.switch), layer + 1)
     for family in known:  # of one length, and each occurs nowhere else
         if layer < len(family.symbols):
             found = found.replace(family.symbols[0].encode(), family.symbols[layer].encode())
@@ -123,8 +123,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMTAB, _NOBITS = 2, 8
 
 
-def _set_int(elf: bytearray, name: str, value: int) -> None:
-    """Set the initial value of the 32-bit variable `name`. Raises `ValueError` where the file does not hold it."""
+def place_of(elf: bytes | bytearray, name: str) -> int:
+    """Return where the initial value of the 32-bit variable `name` stands. Raises `ValueError` where it does not."""
     if elf[:5] != b"\x7fELF\x02":
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
@@ -139,6 +139,5 @@ def _set_int(elf: bytearray, name: str, value: int) -> None:
                 section = sections[where]
                 if section.kind == _NOBITS or size != 4 or offset + size > section.size:
                     break
-                struct.pack_into("<i", elf, section.offset + offset, value)
-                return
+                return int(section.offset + offset)
     raise ValueError(f"the binary does not hold {name}")
