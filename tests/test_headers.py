@@ -48,6 +48,7 @@ def test_what_a_source_uses_is_read_off_it() -> None:
         INCLUDES + "#include <tl_templates/cuda/gemm.h>\n" + USE,
         INCLUDES + "#include <cute/tensor.hpp>\n" + USE,
         INCLUDES + USE + "cute::warpgroup_arrive();\n",
+        '#include "mine.h"\n' + INCLUDES + USE,
         INCLUDES + USE + "tl::wgmma_ss<A, B, C, M, N, K>(a);\n",
     ],
 )

@@ -48,7 +48,7 @@ def uses(source: str) -> frozenset[Use] | None:
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
     if WGMMA.removeprefix("tl_templates/cuda/") not in ours or ours - KNOWN - {"cuda_bf16_fallbacks.cuh"} or others:
         return None
-    if re.search(r"\bcute\b|\bGMMA\b|\bMMA_", source):
+    if re.search(r"\bcute\b|\bGMMA\b|\bMMA_|#\s*include\s*\"", source):
         return None
     found = [(a.upper(), b, c, d, int(m), int(n), int(k)) for a, b, c, d, m, n, k in _USE.findall(source)]
     if len(found) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
