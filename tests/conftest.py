@@ -12,6 +12,7 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
+    config.addinivalue_line("markers", "slow: long, and near to one that always runs; skipped without --slow")
 
 
 SLOW = (
@@ -28,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         for item in items:
-            if item.path.stem in SLOW:
+            if item.path.stem in SLOW or item.get_closest_marker("slow"):
                 item.add_marker(
                     pytest.mark.skip(reason="slow: compiles for minutes or times the engine; make test-slow runs it")
                 )

@@ -46,6 +46,7 @@ def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     assert said[0] == said[1] and len(said[0]) == 2 and "block_M" in said[0][0]
 
 
+@pytest.mark.slow  # test_demo runs the same command
 def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "atune"]

@@ -72,6 +72,7 @@ async def test_relatives_have_the_code_that_lowering_them_gives() -> None:
 
 @needs_nvcc
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_two_workers_that_lower_relatives_at_once_have_the_code_of_each_alone() -> None:
     """Whoever ends second compares both; when they end at the same moment, nobody does."""
     on, off = {**STAGED, "swizzle": True}, {**STAGED, "swizzle": False}

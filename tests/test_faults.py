@@ -53,7 +53,7 @@ def watched(**options: Any) -> Watched:
     return Watched(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", compile=settings, benchmark=benchmark)
 
 
-@pytest.mark.parametrize("standby", [True, False])
+@pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, tmp_path: Path) -> None:
     backend = watched(standby=standby)
     events: list[Event] = []
