@@ -119,10 +119,11 @@ class Compiling:
             self.run.outcomes.settled(candidate.index)
         elif (known := await self.find(lane, answer)) is not None:
             await self._deliver.send(known)
+        elif verdict == "defer":
+            self.state.deferred.append(answer)
         else:
-            (self.state.deferred if verdict == "defer" else self.state.ready).append(answer)
-            if verdict != "defer":
-                self._likely.add(answer.index)
+            self.state.ready.append(answer)
+            self._likely.add(answer.index)
 
     def _build_failed(self, lane: CompileLane, failure: Failure) -> None:
         """Record a candidate that did not make it through lowering or building."""

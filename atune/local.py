@@ -53,14 +53,6 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 took 6 to 15 % less time with them."""
 
 
-def server_env() -> dict[str, str]:
-    """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES in tunables:
-        return SERVER_ENV
-    return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
-
-
 VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
@@ -128,7 +120,7 @@ class LocalBackend:
                 **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
             kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
-            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
+            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=self.server_env)
             async with (
                 ForkServer(
                     process=process,
@@ -216,7 +208,11 @@ class LocalBackend:
 
     @property
     def server_env(self) -> dict[str, str]:
-        return server_env()
+        """What the processes' environment has beside the caller's. A choice of the caller's own stays."""
+        tunables = os.environ.get("GLIBC_TUNABLES", "")
+        if _HUGE_PAGES in tunables:
+            return SERVER_ENV
+        return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
 
     def versions(self) -> dict[str, str]:
         return installed_versions()
@@ -255,12 +251,8 @@ class LocalBackend:
 
     async def session(self, worker: Worker, device: str = "") -> None:
         """Tell a new worker what it works on."""
-        session = msgspec.msgpack.encode(self.session_of(device))
-        await worker.call("atune.stages.session:begin", session, LOAD_TIMEOUT_S)
-
-    def session_of(self, device: str = "") -> Session:
-        """Return what workers are told up front."""
-        return Session(self.workload, self.target, self.compile, self.benchmark, self.run_dir, device)
+        session = Session(self.workload, self.target, self.compile, self.benchmark, self.run_dir, device)
+        await worker.call("atune.stages.session:begin", msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
 
     async def _ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""

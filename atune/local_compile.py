@@ -110,7 +110,7 @@ class LocalCompileLane:
         path = os.path.join(made_folder(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
-        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready and not nvcc, self.backend.session_of().shares)
+        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready and not nvcc)
         try:
             reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(job), limit)
         except WorkerTimeout as error:

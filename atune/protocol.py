@@ -37,15 +37,11 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use.
-
-    `share`: whether members that differ in the order of their blocks alone may share a compile.
-    """
+    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use."""
 
     group: tuple[Lowered, ...]
     path: str
     nvrtc: bool = False
-    share: bool = False
 
 
 class NvrtcReady(msgspec.Struct, frozen=True):

@@ -89,7 +89,7 @@ class CompileState:
     @property
     def spare(self) -> bool:
         """Whether a worker without a job may compile ahead of the final: nothing else will need it but by a failure."""
-        return self.pipeline and self._all_begun and self.busy + self.ahead < self.lanes - self.resting
+        return self.pipeline and self._all_begun and self._idle
 
     @property
     def leaders_known(self) -> bool:
@@ -98,8 +98,12 @@ class CompileState:
         That all others are measured is seen to elsewhere. nvcc takes longer than most of the losers, with which half
         of the workers go on.
         """
-        spare = self.busy + self.ahead < self.lanes - self.resting and self.ahead < self.lanes // 2
+        spare = self._idle and self.ahead < self.lanes // 2
         return self.pipeline and bool(self.deferred) and self._only_deferred and not self.hold and spare
+
+    @property
+    def _idle(self) -> bool:
+        return self.busy + self.ahead < self.lanes - self.resting
 
     @property
     def _all_begun(self) -> bool:
@@ -143,9 +147,8 @@ class CompileState:
         return None
 
     def _heavy_due(self) -> bool:
-        left = self.total - self.seen - self.lowering
         heavy = any((lowered.facts.accumulators or 0) >= HEAVY_REGISTERS for lowered in self.deferred)
-        return heavy and not self.hold and self.groups >= self.devices and left <= HEAVY_LEFT * self.lanes
+        return heavy and not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
 
     def _build_deferred(self) -> Build:
         """Take the longest first, by what is known of them, so that none of those is the last."""
@@ -158,10 +161,15 @@ class CompileState:
         All workers begin at once with one each; whoever comes second of two neighbours then finds the other's work.
         Rows end where the space's do.
         """
-        many = self.related or self.total - self.seen - self.lowering >= 2 * self.in_a_row * self.lanes
+        many = self.related or self._left >= 2 * self.in_a_row * self.lanes
         if not many or self.taken < self.lanes:
             return 1
         return self.in_a_row - self.taken % self.in_a_row
+
+    @property
+    def _left(self) -> int:
+        """Count the candidates whose lowering has not begun, those to come included."""
+        return self.total - self.seen - self.lowering
 
     @property
     def _more_to_lower(self) -> bool:

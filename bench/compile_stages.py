@@ -116,7 +116,7 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as run_dir:
         ref = parse_file_ref(job["space"])
-        begun = Session(ref, Target("cuda", ARCH), CompileSettings(), BenchmarkSettings(), run_dir)
+        begun = Session(ref, Target("cuda", ARCH), CompileSettings(), BenchmarkSettings(n_final=0), run_dir)
         session.begin(msgspec.msgpack.encode(begun))
         candidates = session.workload().candidates()
         random.Random(job["seed"]).shuffle(candidates)

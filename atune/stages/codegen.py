@@ -39,7 +39,7 @@ def run(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     try:
-        built: Sequence[Built] = build(job.group, job.path, job.nvrtc, job.share)
+        built: Sequence[Built] = build(job.group, job.path, job.nvrtc)
     except Exception as error:
         if len(job.group) > 1:
             raise
@@ -59,7 +59,7 @@ def _first_error(words: str) -> str:
     return lines[0] if lines else ""
 
 
-def build(group: Sequence[Lowered], path: str, nvrtc: bool = False, share: bool = False) -> list[Artifact]:
+def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
     """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
@@ -73,7 +73,7 @@ def build(group: Sequence[Lowered], path: str, nvrtc: bool = False, share: bool 
         elif backend:
             compiler, calls, why = *_build_alone(blobs, part, words), ""
         else:
-            compiler, why = _build_cuda(blobs, part, nvrtc, share)
+            compiler, why = _build_cuda(blobs, part, nvrtc)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -187,7 +187,7 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
     return "g++"
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> tuple[str, str]:
+def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str]:
     """Return the device compiler that was used, and why not NVRTC where it was there to use."""
     from tilelang import tvm
     from tilelang.engine.lower import device_codegen, host_codegen
@@ -198,7 +198,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool, share: bool) -> t
     host = _merge(tvm, [tvm.ir.load_json(blob.host) for blob in blobs])
     devices = {blob.symbol: tvm.ir.load_json(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, nvrtc)
-    if share and device_compiler.flavour is not None:
+    if session().shares and device_compiler.flavour is not None:
         device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)

@@ -35,7 +35,7 @@ class Modules:
     host_source: str
     source: str
 
-    def prints_as(self, other: Modules) -> bool:
+    def prints_as(self, other: Modules | Relative) -> bool:
         return (self.host_source, self.source) == (other.host_source, other.source)
 
 
@@ -93,8 +93,7 @@ class Families:
             if self._gives(other, order):
                 self._note(modules.prints_as(self._derive(other, symbol, order)))
             elif mine.order:
-                derived = self._derive(mine, other.symbol, None)
-                self._note((derived.host_source, derived.source) == (other.host_source, other.source))
+                self._note(self._derive(mine, other.symbol, None).prints_as(other))
         if other is None or not other.order:
             self._write(path, mine)
         return modules

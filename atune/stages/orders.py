@@ -97,8 +97,7 @@ def variant(cubin: bytes, known: Sequence[Family], layer: int) -> bytes:
     for family in known:
         if layer < len(family.symbols):
             struct.pack_into("<i", found, place_of(found, family.switch), layer + 1)
-    for family in known:  # of one length, and each occurs nowhere else
-        if layer < len(family.symbols):
+            # Symbols are of one length, and each occurs nowhere else.
             found = found.replace(family.symbols[0].encode(), family.symbols[layer].encode())
     return bytes(found)
 
