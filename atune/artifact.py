@@ -95,13 +95,20 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     calls: tuple[int | str, ...] = ()
     """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     compiler: str = ""
-    """What compiled the device code: ``nvcc``, ``nvrtc`` or ``g++``."""
+    """What compiled the device code: ``nvcc``, ``cicc`` (nvcc with the headers parsed once), ``nvrtc`` or ``g++``."""
     why: str = ""
     """Why that compiler."""
     backend: str = ""
     """For CUDA, tilelang's adapter that the library is for, ``cython`` or ``nvrtc``; empty for what groups are for."""
     words: str = ""
     """What the compilers said, where that was asked for."""
+    shared: bool = False
+    """Whether its device code was made for other kernels, too, which differ from it in their block order."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the device code is what tilelang's own compile makes of the kernel."""
+        return not self.shared and (self.compiler != "nvrtc" or bool(self.backend))
 
 
 Built = Artifact | Failure

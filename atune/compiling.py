@@ -171,7 +171,7 @@ class Compiling:
         for failure in (answer for answer in built if isinstance(answer, Failure)):
             self._build_failed(lane, failure)
         if good:
-            self.state.sharing = good[0].compiler == "nvrtc"
+            self.state.sharing = good[0].compiler in ("cicc", "nvrtc")
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
             self.emit(

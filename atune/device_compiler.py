@@ -1,4 +1,4 @@
-"""Which compiler makes the device code: nvcc, or NVRTC with a precompiled header. Decided from costs."""
+"""Which compiler makes the device code: nvcc, or one that has parsed the headers already. Decided from costs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Lowering one candidate."""
     member_s: float = 0.2
     """Each member of a group, in either compiler and the linker."""
-    nvcc_s: float = 2.5
+    nvcc_s: float = 2.0
     """nvcc for a group, whatever is in it: it parses the headers."""
-    header_s: float = 4.0
-    """Making the precompiled header, once."""
-    nvrtc_s: float = 0.4
-    """NVRTC for a group, whatever is in it, once the header is made."""
+    header_s: float = 1.6
+    """Parsing the headers, once."""
+    parsed_s: float = 0.3
+    """A group, whatever is in it, once the headers are parsed."""
 
     def scaled(self, lower_s: float) -> CompileCosts:
         """Return these costs on a machine where lowering a candidate takes `lower_s`."""
@@ -31,25 +31,24 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
             member_s=self.member_s * factor,
             nvcc_s=self.nvcc_s * factor,
             header_s=self.header_s * factor,
-            nvrtc_s=self.nvrtc_s * factor,
+            parsed_s=self.parsed_s * factor,
         )
 
 
-def estimate(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[float, float]:
-    """Return the seconds that `candidates` take on `lanes` workers with nvcc and with NVRTC.
+def estimate(candidates: int, lanes: int, costs: CompileCosts) -> tuple[float, float]:
+    """Return the seconds that `candidates` take on `lanes` workers with nvcc, and with headers that are parsed already.
 
-    Groups are those of the scheduler where no candidates share a compile. NVRTC's header is made while the other lanes
-    lower. With it, nvcc compiles the `finalists` at the end.
+    Groups are those of the scheduler where no candidates share a compile. The headers are parsed while the other lanes
+    lower.
     """
     groups = _groups(candidates, lanes)
     work = candidates * (costs.lower_s + costs.member_s) / lanes
     rounds = math.ceil(groups / lanes)
     nvcc_s = work + rounds * costs.nvcc_s
     lowering_s = candidates * costs.lower_s / lanes
-    # The header costs one lane's time, and is waited for where lowering ends before it is made.
+    # Parsing costs one lane's time, and is waited for where lowering ends before.
     waits_s = max(costs.header_s - lowering_s, 0.0)
-    final_s = costs.nvcc_s + math.ceil(finalists / lanes) * costs.member_s if finalists else 0.0
-    return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.nvrtc_s + final_s
+    return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.parsed_s
 
 
 def _groups(candidates: int, lanes: int) -> int:
@@ -61,9 +60,9 @@ def _groups(candidates: int, lanes: int) -> int:
     return max(groups, min(candidates, lanes))
 
 
-def choose(candidates: int, lanes: int, costs: CompileCosts, finalists: int = 0) -> tuple[str, str]:
-    """Return ``nvcc`` or ``nvrtc``, and why."""
-    nvcc_s, nvrtc_s = estimate(candidates, lanes, costs, finalists)
-    name = "nvrtc" if nvrtc_s < nvcc_s else "nvcc"
-    why = f"{candidates} candidates on {lanes} workers: about {nvcc_s:.1f} s with nvcc, {nvrtc_s:.1f} s with NVRTC"
-    return name, why
+def choose(candidates: int, lanes: int, costs: CompileCosts) -> tuple[str, str]:
+    """Return ``nvcc`` or ``cicc``, and why."""
+    nvcc_s, parsed_s = estimate(candidates, lanes, costs)
+    name = "cicc" if parsed_s < nvcc_s else "nvcc"
+    many = f"{candidates} candidates on {lanes} workers"
+    return name, f"{many}: about {nvcc_s:.1f} s with nvcc, {parsed_s:.1f} s with the headers parsed once"

@@ -1,4 +1,4 @@
-"""Libraries of the leaders as tilelang's own compiler makes them: by workers that are free, ahead of the final."""
+"""Libraries of the leaders as tilelang itself makes them: by workers that are free, ahead of the final."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def share(missing: Sequence[int], failed: Collection[int], lanes: int, n_final: 
 
 
 class Finalists:
-    """Has nvcc compile those that would be in the final, where NVRTC compiled them for the first timing.
+    """Has those that would be in the final compiled as tilelang does it, where they were not for the first timing.
 
     `candidates`: those of the space, by index. `n_final`: how many leaders; 0 has none compiled. `lanes`: workers.
     """
@@ -40,7 +40,7 @@ class Finalists:
     def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, lanes: int) -> None:
         self.run, self.candidates, self.n_final, self.lanes = run, candidates, n_final, lanes
         self.made: dict[int, Built] = {}
-        """What nvcc made of a candidate; a failure once it failed twice."""
+        """What was made of a candidate; a failure once it failed twice."""
         self._failed: set[int] = set()
         self._under_way: list[tuple[tuple[int, ...], anyio.CancelScope]] = []
         self._lowered: dict[int, Lowered] = {}
@@ -60,12 +60,12 @@ class Finalists:
             return ()
         taken = {index for part, _ in self._under_way for index in part} | self.made.keys()
         artifacts = self.run.artifacts
-        missing = [i for i in self.leaders() if i not in taken and i in artifacts and artifacts[i].compiler == "nvrtc"]
+        missing = [i for i in self.leaders() if i not in taken and i in artifacts and not artifacts[i].exact]
         return share(missing, self._failed, self.lanes, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
-        """Keep what a candidate that NVRTC compiled was lowered to, until it is plain that it is no finalist."""
-        if not self.n_final or artifact.compiler != "nvrtc":
+        """Keep what a candidate was lowered to whose code is not tilelang's own, until it is plainly no finalist."""
+        if not self.n_final or artifact.exact:
             return
         self._lowered[lowered.index] = lowered
         if len(self._lowered) > KEPT:
@@ -99,7 +99,7 @@ class Finalists:
             file, indices = good[0].path.rpartition("/")[2], tuple(one.index for one in good)
             recorder.emit(
                 ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=seconds,
-                compiler="nvcc", reason="compiled as tilelang does, for the final",
+                compiler=good[0].compiler, reason="compiled as tilelang does, for the final",
             )  # fmt: skip
 
     def drop_overtaken(self) -> None:

@@ -31,8 +31,8 @@ class FinalStage:
     """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
 
     `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `finalists`
-    has those that NVRTC compiled compiled by nvcc, which tilelang uses, before they are timed: the two do not always
-    make the same code of a kernel (NVRTC keeps addresses of shared memory in 64 bits).
+    has those whose code is not just what tilelang makes (which shared their compile, or NVRTC compiled) compiled as
+    tilelang does it, before they are timed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FinalStage:
         return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
 
     async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
-        """Put nvcc's libraries in the place of NVRTC's, where they work; False when the device is lost over it."""
+        """Put libraries as tilelang makes them in the place of others, where they work; False if the device is lost."""
         artifacts = self.run.artifacts
         await self.finalists.complete(self.compile_lanes)
         for one in [self.finalists.made[index] for index in contenders if index in self.finalists.made]:
@@ -121,8 +121,8 @@ class FinalStage:
                 why = answer.message
             else:
                 why = one.message
-            message = f"candidate {one.index} is NVRTC's in the final, and may differ from what tilelang compiles"
-            self.emit(Warned, message=f"{message}: as nvcc compiles it, it does not work ({why})")
+            message = f"candidate {one.index} may differ, in the final, from what tilelang compiles"
+            self.emit(Warned, message=f"{message}: compiled as tilelang does it, it does not work ({why})")
         return True
 
     @staticmethod

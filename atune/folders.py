@@ -28,6 +28,16 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 
 @contextmanager
+def short_path(folder: str) -> Generator[str, None, None]:
+    """Give `folder` a short path meanwhile: a socket's address holds 107 bytes, and a run's folder may lie deep."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def run_folder() -> Generator[str, None, None]:
     """Make a private folder for one run, gone afterwards."""
     folder, lock = _make_folder("run-")

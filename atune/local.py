@@ -16,13 +16,13 @@ from anyio.abc import TaskGroup
 
 from atune import errors
 from atune.background import background
+from atune.compile_service import CompileService
 from atune.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.device import DeviceInfo, Target
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.folders import made_folder, run_folder, server_folder
 from atune.local_compile import COMPILE_NICE, LocalCompileLane
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
-from atune.nvrtc_service import NvrtcService
 from atune.pool import ForkServer, Worker
 from atune.protocol import Discovery, Session
 from atune.server_process import ServerProcess, parked
@@ -91,7 +91,7 @@ class LocalBackend:
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.server: ForkServer
-        self.nvrtc = NvrtcService(self, COMPILE_NICE)
+        self.service = CompileService(self, COMPILE_NICE)
         self.store: ArtifactStore | None = None
         self.background: TaskGroup | None = None
         """Where processes that stand by are started; None before `open`."""
@@ -126,11 +126,11 @@ class LocalBackend:
                     process=process,
                     park=functools.partial(parked.park, kind),
                 ) as self.server,
-                self.nvrtc,
+                self.service,
                 background() as self.background,
             ):
                 if self.server.preload_s is None:  # while it imports, which takes one core alone
-                    self.nvrtc.start()
+                    self.service.start()
                 self.store = store = ArtifactStore() if self.compile.store else None
                 try:
                     yield
@@ -197,7 +197,7 @@ class LocalBackend:
             )
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
-        self.nvrtc.expect(candidates, n)
+        self.service.expect(candidates, n)
         return [LocalCompileLane(self, f"compile-{i}", cpus) for i in range(n)]
 
     def device_lanes(self) -> list[LocalDeviceLane]:
@@ -227,13 +227,13 @@ class LocalBackend:
         return 1 if self._on_cpu else NEIGHBOURS
 
     def hold_builds(self) -> tuple[bool, bool]:
-        return self.nvrtc.warming, self.nvrtc.warming and self.nvrtc.soon
+        return self.service.warming, self.service.warming and self.service.soon
 
     def resting(self, measuring: int) -> int:
         return 0 if self._cores_left is None else max(0, measuring - self._cores_left)
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        self.nvrtc.wake = wake
+        self.service.wake = wake
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         self.warn = warn

@@ -22,8 +22,8 @@ from atune.protocol import BuildJob
 if TYPE_CHECKING:
     from atune.local import LocalBackend
 
-NVCC = "-nvcc"
-"""Marks, in the artifact store, libraries that nvcc made of code that NVRTC may have compiled, too."""
+EXACT = "-nvcc"
+"""Marks, in the artifact store, code as tilelang's own compile makes it, beside what a run first compiled."""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 
@@ -56,7 +56,7 @@ class LocalCompileLane:
     async def find(self, lowered: Lowered) -> Artifact | None:
         found = await self._stored(lowered)
         if found is None:
-            self.backend.nvrtc.saw(lowered, self.backend.target)  # it decides once
+            self.backend.service.saw(lowered, self.backend.target)  # it decides once
         return found
 
     async def _stored(self, lowered: Lowered, variant: str = "") -> Artifact | None:
@@ -84,12 +84,12 @@ class LocalCompileLane:
         return [answers[lowered.index] for lowered in group]
 
     async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        """Compile `candidates` by nvcc, which tilelang itself uses; what an earlier run left of it is taken."""
+        """Compile `candidates` to the code that tilelang itself makes; what an earlier run left of it is taken."""
         answers: dict[int, Built] = {}
         groups: dict[str, list[Lowered]] = {}
         for candidate in candidates:
             lowered = known.get(candidate.index) or await self.lower(candidate)
-            found = await self._stored(lowered, NVCC) if isinstance(lowered, Lowered) else lowered
+            found = await self._stored(lowered, EXACT) if isinstance(lowered, Lowered) else lowered
             if found is None and isinstance(lowered, Lowered) and not lowered.blob:
                 lowered = await self.lower(candidate, anew=True)
                 found = lowered if isinstance(lowered, Failure) else None
@@ -99,18 +99,18 @@ class LocalCompileLane:
                 groups.setdefault(lowered.merge_key, []).append(lowered)
         for group in groups.values():
             try:
-                built = await self._compile(group, nvcc=True)
+                built = await self._compile(group, exact=True)
             except GroupFailed as error:
                 built = [Failure(lowered.index, "codegen", str(error)) for lowered in group]
             answers.update((one.index, one) for one in built)
         return [answers[candidate.index] for candidate in candidates]
 
-    async def _compile(self, group: Sequence[Lowered], *, nvcc: bool = False) -> list[Built]:
+    async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
         self._built += 1
         path = os.path.join(made_folder(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
         limit = self.backend.compile.compile_timeout_s
         kind: FailureKind
-        job = BuildJob(tuple(group), path, self.backend.nvrtc.ready and not nvcc)
+        job = BuildJob(tuple(group), path, self.backend.service.compiler, exact)
         try:
             reply = await self._call("atune.stages.codegen:run", msgspec.msgpack.encode(job), limit)
         except WorkerTimeout as error:
@@ -121,10 +121,10 @@ class LocalCompileLane:
             kind, message, detail = "codegen", str(error), error.detail
         else:
             built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
-            await self._keep(group, built, NVCC if nvcc else "")
-            if nvcc:
+            await self._keep(group, built, EXACT if exact else "")
+            if exact:
                 return list(built)
-            return [self.backend.nvrtc.explain(one) if isinstance(one, Artifact) else one for one in built]
+            return [self.backend.service.explain(one) if isinstance(one, Artifact) else one for one in built]
         if len(group) > 1:
             raise GroupFailed(message)
         return [Failure(group[0].index, kind, message, detail)]

@@ -37,20 +37,28 @@ class Discovery(msgspec.Struct, frozen=True):
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file its library goes to. `nvrtc`: whether the NVRTC service is there to use."""
+    """A group to compile, and the file its library goes to.
+
+    `service`: the compiler, ``cicc`` or ``nvrtc``, of the compile service, where it is there to use.
+    `exact`: whether the code must be what tilelang's own compile makes of each kernel alone.
+    """
 
     group: tuple[Lowered, ...]
     path: str
-    nvrtc: bool = False
+    service: str = ""
+    exact: bool = False
 
 
-class NvrtcReady(msgspec.Struct, frozen=True):
-    """Whether the NVRTC service compiles with its precompiled header, and the seconds it took to make and to use."""
+class ServiceReady(msgspec.Struct, frozen=True):
+    """Whether the compile service compiles, with which compiler, and the seconds that parsing the headers took.
+
+    `reason`: why it does not, or not with the compiler that is tried first.
+    """
 
     ok: bool
     reason: str = ""
     header_s: float = 0.0
-    compile_s: float = 0.0
+    compiler: str = ""
 
 
 class Begin(msgspec.Struct, frozen=True):

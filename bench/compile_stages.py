@@ -5,10 +5,11 @@
 Two measurements of the 288 GEMM configurations of examples/gemm.py, for sm_90a:
 
 - stages: one process, one candidate or group at a time, every stage's CPU seconds apart, children included, for each
-  device compiler: nvcc, NVRTC without and with a precompiled header (PCH). Configurations that atune's screen would put
-  last in line (256 or more accumulators a thread) are left out here, so that groups are alike.
+  device compiler: nvcc, cicc (nvcc with the headers parsed once), NVRTC without and with a precompiled header (PCH).
+  Configurations that atune's screen would put last in line (256 or more accumulators a thread) are left out here, so
+  that groups are alike.
 - whole: the compile stage as it runs, over 48 configurations drawn from all, without a device: start of the process to
-  its end, CPU seconds of every descendant (imports, fork server, PCH) by candidate; and the same for tilelang's own
+  its end, CPU seconds of every descendant (imports, fork server, headers) by candidate; and the same for tilelang's own
   tuner with its timing on the device left out (gcc is run for each kernel, as its first call would).
 """
 
@@ -40,7 +41,7 @@ from atune.device import Target
 from atune.engine import Engine
 from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
 from atune.local import LocalBackend
-from atune.protocol import NvrtcReady, Session
+from atune.protocol import Session
 from atune.recorder import Recorder
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.strategy import make_strategy
@@ -49,7 +50,7 @@ from atune.workload import FileRef, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
 ARCH = "sm_90a"
-COMPILERS = ("nvcc", "nvrtc", "nvrtc+pch")
+COMPILERS = ("nvcc", "cicc", "nvrtc", "nvrtc+pch")
 SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = ("elaborate", "lower", "source", "keys", "merge", "device compiler", "link", "load")
 """keys: pickling and digests. merge: both halves' merging and the host's C. link: gcc."""
@@ -59,10 +60,18 @@ COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#bab0ac", "#edc948", "#e15759", "#b
 # ---- by stage, in one process
 
 
+_servers: list[int] = []
+"""Processes that work for this one while it lasts."""
+
+
 def cpu_s() -> float:
-    """CPU seconds of this process and of the children it has waited for."""
+    """CPU seconds of this process, of its servers, and of the children that they have waited for."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    found = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    for pid in _servers:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        found += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 class Clock:
@@ -110,7 +119,7 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     from tilelang import tvm
 
     from atune.screen import SPILL_REGISTERS
-    from atune.stages import codegen, lowering, nvrtc, session
+    from atune.stages import codegen, lowering, session
 
     engine: Any = importlib.import_module("tilelang.engine.lower")  # the package's attribute is its function
     clock = Clock()
@@ -149,16 +158,16 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
                 codegen.DeviceCompiler.NAME, clock.wrap("device compiler", nvcc), override=True
             )
         else:
-            header_s = _start_nvrtc(nvrtc, codegen, clock, pch=job["compiler"] == "nvrtc+pch")
-        found = {}
+            start = _start_cicc if job["compiler"] == "cicc" else _start_nvrtc
+            header_s = start(run_dir, codegen, clock, job["compiler"])
+        found, wanted = {}, job["compiler"].partition("+")[0]
         for size in SIZES:
             clock.take()
             groups = _sampled(lowered, size)
             for n, group in enumerate(groups):
                 path = os.path.join(run_dir, f"{size}-{n}.so")
                 with clock.stage("merge"):
-                    artifacts = codegen.build(group, path, nvrtc=job["compiler"] != "nvcc")
-                wanted = "nvcc" if job["compiler"] == "nvcc" else "nvrtc"
+                    artifacts = codegen.build(group, path, wanted if wanted != "nvcc" else "")
                 assert {a.compiler for a in artifacts} == {wanted}, artifacts[0].why
                 with clock.stage("load"):
                     library = tvm.runtime.load_module(path)
@@ -176,14 +185,30 @@ def _sampled(lowered: Sequence[Lowered], size: int) -> list[list[Lowered]]:
     return groups[::step]
 
 
-def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, *, pch: bool) -> float:
-    """Compile with NVRTC in forks of this process, as its service does. Returns what making the header cost."""
-    service, begun = nvrtc._service, cpu_s()
+def _start_cicc(run_dir: str, codegen: Any, clock: Clock, _: str) -> float:
+    """Compile with a server of cicc, as the compile service does. Returns what parsing the headers cost."""
+    from atune.stages import cicc
+    from atune.stages.device_source import Flavour
+
+    begun, folder = cpu_s(), os.path.join(run_dir, "server")
+    os.mkdir(folder)
+    server = cicc.Server(Flavour(ARCH), cicc.includes_for(ARCH), folder)
+    server.link(run_dir)
+    _servers.append(server.process.pid)
+    codegen.cicc.compile_remotely = clock.wrap("device compiler", codegen.cicc.compile_remotely)
+    return cpu_s() - begun
+
+
+def _start_nvrtc(_: str, codegen: Any, clock: Clock, compiler: str) -> float:
+    """Compile with NVRTC in forks of this process, as the compile service does. Returns what its header cost."""
+    from atune.stages import nvrtc
+    from atune.stages.device_source import Flavour, guess
+
+    begun, pch = cpu_s(), compiler == "nvrtc+pch"
     if pch:
-        made = msgspec.msgpack.decode(nvrtc.header(msgspec.msgpack.encode(ARCH)), type=NvrtcReady)
-        assert made.ok, made.reason
+        nvrtc.make(Flavour(ARCH), "".join(f"#include {name}\n" for name in guess(ARCH)))
     else:
-        service.nvrtc = nvrtc.Nvrtc()
+        nvrtc._service.nvrtc = nvrtc.Nvrtc()
     header_s = cpu_s() - begun
 
     def compile_in_fork(source: str, flavour: Any, _run_dir: str) -> bytes:
@@ -199,7 +224,7 @@ def _start_nvrtc(nvrtc: Any, codegen: Any, clock: Clock, *, pch: bool) -> float:
             assert ended == 0, "NVRTC refused what it should compile"
             return Path(answer.name).read_bytes()
 
-    codegen.compile_remotely = clock.wrap("device compiler", compile_in_fork)
+    codegen.nvrtc.compile_remotely = clock.wrap("device compiler", compile_in_fork)
     return header_s if pch else 0.0
 
 
@@ -289,7 +314,7 @@ def markdown(result: dict[str, Any]) -> str:
     if result["stages"]:
         lines += ["## CPU seconds a candidate, by stage and group size", ""]
     for compiler, found in result["stages"].items():
-        header = f"; making the header: {found['header_s']:.2f} s, once" if found["header_s"] else ""
+        header = f"; parsing the headers: {found['header_s']:.2f} s, once" if found["header_s"] else ""
         lines += [f"### {compiler}{header}", "", f"| group | {' | '.join(STAGES)} | sum |", "|---" * 10 + "|"]
         for size, stages in found["per_candidate_s"].items():
             cells = " | ".join(f"{stages.get(name, 0.0):.3f}" for name in STAGES)
@@ -300,7 +325,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"## The compile stage as it runs: {n} configurations, {ARCH}, no GPU",
             "",
-            "CPU seconds of every descendant, imports and precompiled header included, from the start to the end. "
+            "CPU seconds of every descendant, imports and headers included, from the start to the end. "
             "Load: the machine's 5-minute average at the end; above the cores, others were at work, and CPU seconds "
             "grew.",
             "",
@@ -409,8 +434,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run["group_compile_size"] = 4
             result["whole"][f"tilelang, {mode}"] = whole({**job, "child": "tilelang", "run": run}, options.timeout)
             _write(options, result)
-        for compiler in ("auto", "nvcc", "nvrtc"):
-            name = {"auto": "atune", "nvcc": "atune, nvcc", "nvrtc": "atune, NVRTC with PCH"}[compiler]
+        names = {"auto": "atune", "nvcc": "atune, nvcc", "cicc": "atune, cicc", "nvrtc": "atune, NVRTC with PCH"}
+        for compiler, name in names.items():
             result["whole"][name] = whole({**job, "child": "atune", "compiler": compiler}, options.timeout)
             _write(options, result)
     for compiler in filter(None, options.compilers.split(",")):

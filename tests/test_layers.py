@@ -44,7 +44,7 @@ LAYERS = {
         "strategy",
         "screen",
         "device_compiler",
-        "nvrtc_service",
+        "compile_service",
         "scheduler",
         "resumption",
         "backend",

@@ -7,55 +7,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
 from processes import wait_until
+from services import SOFTMAX, artifacts, children, lowered
 
-from atune.artifact import Artifact, Lowered
+from atune.artifact import Lowered
 from atune.candidate import Candidate, config_key, thaw
 from atune.device_compiler import CompileCosts, choose, estimate
-from atune.local import LocalBackend, LocalCompileLane
+from atune.local import LocalBackend
 from atune.settings import CompileSettings
-from atune.stages import nvrtc
-from atune.workload import FileRef
+from atune.stages import device_source
 
-SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@asynccontextmanager
-async def lowered(
-    n: int, settings: CompileSettings
-) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
-    settings = msgspec.structs.replace(settings, store=False)
-    backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
-    async with backend.open():
-        spec = await backend.describe()
-        await backend.discover()
-        (lane,) = backend.compile_lanes(len(spec.configs))
-        answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
-        assert all(isinstance(answer, Lowered) for answer in answers), answers
-        for answer in answers:  # what the store does not have is to be compiled: then the service may start
-            assert isinstance(answer, Lowered) and await lane.find(answer) is None
-        with anyio.fail_after(60):
-            while backend.nvrtc.warming:
-                await anyio.sleep(0.05)
-        yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
-
-
-def artifacts(built: list[object]) -> list[Artifact]:
-    assert all(isinstance(one, Artifact) for one in built), built
-    return [one for one in built if isinstance(one, Artifact)]
 
 
 @needs_nvcc
@@ -66,7 +38,7 @@ async def test_a_group_is_compiled_with_the_header() -> None:
         built = artifacts(list(await lane.build(group)))
         assert [one.compiler for one in built] == ["nvrtc"] * 3
         assert len({one.path for one in built}) == 1
-        assert "as asked; header made in" in built[0].why
+        assert "as asked; headers parsed in" in built[0].why and not built[0].exact
         library = Path(built[0].path).read_bytes()
         assert all(f"{one.symbol}_kernel".encode() in library for one in built)
 
@@ -76,11 +48,11 @@ async def test_a_group_is_compiled_with_the_header() -> None:
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
     pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
     async with lowered(1, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
-        assert backend.nvrtc.ready
-        service = backend.nvrtc.pid
+        assert backend.service.compiler
+        service = backend.service.pid
         os.killpg(service, signal.SIGKILL)
         with anyio.fail_after(5):
-            while backend.nvrtc.ready:
+            while backend.service.compiler:
                 await anyio.sleep(0.01)
         (built,) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvcc"
@@ -103,39 +75,27 @@ async def test_a_compile_that_is_given_up_ends() -> None:
     """The child compiles in native code, in no group of the lane's; it ends with the one who asked."""
     pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
     async with lowered(2, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
-        service = backend.nvrtc.pid
-
-        def children() -> list[int]:
-            found = []
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit():
-                    with suppress(OSError):
-                        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                        if int(parent) == service and state != "Z":
-                            found.append(int(entry.name))
-            return found
+        service = backend.service.pid
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lane.build, group)
             with anyio.fail_after(10):
-                while not children():
+                while not children(service):
                     await anyio.sleep(0.001)
             tasks.cancel_scope.cancel()
-        wait_until(lambda: not children(), 0.5, "the end of NVRTC's child")
-        assert backend.nvrtc.ready
+        wait_until(lambda: not children(service), 0.5, "the end of NVRTC's child")
+        assert backend.service.compiler
         (built, _) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvrtc"
 
 
 SAME = """
 import sys
-import msgspec
-from atune.protocol import NvrtcReady
-from atune.stages import nvrtc
+from atune.stages import nvrtc, service
+from atune.stages.device_source import Flavour, guess
 
-made = msgspec.msgpack.decode(nvrtc.header(msgspec.msgpack.encode("sm_90a")), type=NvrtcReady)
-assert made.ok and made.header_s > 0, made.reason
-flavour, source = nvrtc.Flavour("sm_90a"), sys.stdin.read()
+flavour, source = Flavour("sm_90a"), sys.stdin.read()
+assert nvrtc.make(flavour, "".join(f"#include {name}\\n" for name in guess("sm_90a"))) > 0
 with_header = nvrtc.compile_here(source, flavour)
 del nvrtc._service.prefixes[flavour]
 assert with_header == nvrtc.compile_here(source, flavour), "the header changes the code"
@@ -176,19 +136,19 @@ def test_the_header_changes_no_code_and_needs_no_kernel() -> None:
     ],
 )
 def test_what_stands_before_tilelangs_headers_stays_there(before: str, expected: bool) -> None:
-    assert nvrtc.plain(before + INCLUDES + "int x;\n") == expected
+    assert device_source.plain(before + INCLUDES + "int x;\n") == expected
 
 
 def test_the_choice_follows_the_costs() -> None:
     costs = CompileCosts()
-    assert choose(288, 15, costs)[0] == "nvrtc"
-    assert choose(48, 2, costs)[0] == "nvrtc"
+    assert choose(288, 15, costs)[0] == "cicc"
+    assert choose(48, 2, costs)[0] == "cicc"
     assert choose(1, 1, costs)[0] == "nvcc"
-    assert choose(15, 15, costs)[0] == "nvcc"  # one group each: all would wait for the header
+    slow = msgspec.structs.replace(costs, header_s=4.0)
+    assert choose(15, 15, slow)[0] == "nvcc"  # one group each: all would wait for the headers
     _, why = choose(288, 15, costs)
     assert "288 candidates on 15 workers" in why
-    free_header = CompileCosts(header_s=0.0)
-    assert choose(2, 1, free_header)[0] == "nvrtc"
+    assert choose(2, 1, CompileCosts(header_s=0.0))[0] == "cicc"
 
 
 def test_costs_scale_with_the_machine() -> None:
@@ -223,14 +183,14 @@ async def test_nvcc_compiles_again_what_nvrtc_did_and_the_store_has_both(
             assert [one is None for one in kept] == [first] * 2
             if first:
                 with anyio.fail_after(60):
-                    while backend.nvrtc.warming:
+                    while backend.service.warming:
                         await anyio.sleep(0.05)
-                assert backend.nvrtc.ready, backend.nvrtc.why
+                assert backend.service.compiler, backend.service.why
                 built = await lane.build([one for one in found if isinstance(one, Lowered)])
                 kept = [*artifacts([*built])]
             known = {one.index: one for one in found if isinstance(one, Lowered)} if first else {}
             again = artifacts([*await lane.as_tilelang(candidates, known)])
             assert [one.compiler for one in kept if one] == ["nvrtc"] * 2
-            assert [one.compiler for one in again] == ["nvcc"] * 2
+            assert [one.compiler for one in again] == ["nvcc"] * 2 and all(one.exact for one in again)
             assert [Path(one.path).is_relative_to(tmp_path) for one in again] == [not first] * 2
             assert {one.symbol for one in again} == {one.symbol for one in kept if one}

@@ -100,9 +100,9 @@ async def lowered(
         assert len(found) == len(spec.configs), answers
         assert await lane.find(found[0]) is None
         with anyio.fail_after(60):
-            while backend.nvrtc.warming:
+            while backend.service.warming:
                 await anyio.sleep(0.05)
-        assert backend.nvrtc.ready, backend.nvrtc.why
+        assert backend.service.compiler, backend.service.why
         yield backend, lane, found
 
 

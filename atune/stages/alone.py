@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Artifact, KernelParam
+from atune.stages.device_source import cuda_headers
 from atune.stages.lowering import Blob
-from atune.stages.nvrtc import cuda_headers
 
 
 class Cubin(msgspec.Struct, frozen=True):

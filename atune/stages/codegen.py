@@ -19,9 +19,9 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
-from atune.stages import alone, headers, orders
+from atune.stages import alone, cicc, headers, nvrtc, orders
+from atune.stages.device_source import flags_config, flavour_of, for_nvcc
 from atune.stages.lowering import Blob
-from atune.stages.nvrtc import Flavour, NvrtcError, compile_remotely, flags_config, flavour_of, for_nvcc
 from atune.stages.session import session
 
 MAX_WORDS = 20_000
@@ -39,7 +39,7 @@ def run(payload: bytes) -> bytes:
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     try:
-        built: Sequence[Built] = build(job.group, job.path, job.nvrtc)
+        built: Sequence[Built] = build(job.group, job.path, job.service, exact=job.exact)
     except Exception as error:
         if len(job.group) > 1:
             raise
@@ -59,21 +59,24 @@ def _first_error(words: str) -> str:
     return lines[0] if lines else ""
 
 
-def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Artifact]:
-    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
+def build(group: Sequence[Lowered], path: str, service: str = "", *, exact: bool = False) -> list[Artifact]:
+    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say.
+
+    `service`, `exact`: as in a `BuildJob`.
+    """
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
         raise ValueError("members of different merge keys cannot share a library")
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
-    kind, backend, calls = session().target.kind, blobs[0].backend, None
+    kind, backend, calls, shared = session().target.kind, blobs[0].backend, None, frozenset[str]()
     with Words(session().compile.verbose or bool(backend)) as words:
         if kind == "c":
             compiler, why = _build_c(blobs, part), ""
         elif backend:
             compiler, calls, why = *_build_alone(blobs, part, words), ""
         else:
-            compiler, why = _build_cuda(blobs, part, nvrtc)
+            compiler, why, shared = _build_cuda(blobs, part, "" if exact and service == "nvrtc" else service, exact)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -93,6 +96,7 @@ def build(group: Sequence[Lowered], path: str, nvrtc: bool = False) -> list[Arti
             why,
             backend,
             said,
+            blob.symbol in shared,
         )
         for lowered, blob in zip(group, blobs, strict=True)
     ]
@@ -187,8 +191,8 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
     return "g++"
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str]:
-    """Return the device compiler that was used, and why not NVRTC where it was there to use."""
+def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> tuple[str, str, frozenset[str]]:
+    """Return the device compiler, why not the service's where that was there, and the symbols that share their code."""
     from tilelang import tvm
     from tilelang.engine.lower import device_codegen, host_codegen
     from tilelang.transform.pass_config import normalize_pass_configs
@@ -197,8 +201,8 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
     host = _merge(tvm, [tvm.ir.load_json(blob.host) for blob in blobs])
     devices = {blob.symbol: tvm.ir.load_json(blob.device) for blob in blobs}
-    device_compiler = DeviceCompiler(pass_configs, nvrtc)
-    if session().shares and device_compiler.flavour is not None:
+    device_compiler = DeviceCompiler(pass_configs, service)
+    if session().shares and not exact and device_compiler.service:
         device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         library = host_codegen(host, context)
@@ -208,22 +212,27 @@ def _build_cuda(blobs: Sequence[Blob], path: str, nvrtc: bool) -> tuple[str, str
                 device = _merge(tvm, [devices[symbol] for symbol in layers.pop(0)])
                 library.import_module(device_codegen(device, context))
                 device_compiler.layer += 1
-                if device_compiler.used == "nvcc" and layers:
+                if not device_compiler.sharing and layers:
                     layers = [[symbol for layer in layers for symbol in layer]]  # nothing is shared any more
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
         tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
-    return device_compiler.used, device_compiler.why
+    families = device_compiler.families if device_compiler.sharing else []
+    return device_compiler.used, device_compiler.why, frozenset(s for family in families for s in family.symbols)
 
 
 class DeviceCompiler:
-    """While entered, tilelang's CUDA compile goes through NVRTC's service, where it is there, else to nvcc."""
+    """While entered, tilelang's CUDA compile goes to the compile service, where it is there, else to nvcc.
+
+    `service`: the service's compiler, ``cicc`` or ``nvrtc``, or nothing.
+    """
 
     NAME = "tilelang_callback_cuda_compile"
 
-    def __init__(self, pass_configs: dict[str, Any], nvrtc: bool) -> None:
-        reason = for_nvcc(pass_configs) if nvrtc else ""
-        self.flavour = flavour_of(session().target.arch, pass_configs) if nvrtc and not reason else None
+    def __init__(self, pass_configs: dict[str, Any], service: str) -> None:
+        reason = for_nvcc(pass_configs) if service else ""
+        self.service = "" if reason else service
+        self.flavour = flavour_of(session().target.arch, pass_configs)
         self.flags = bool(pass_configs.get("tl.device_compile_flags"))
         self.used = "nvcc"
         self.why = f"nvcc, because {reason}" if reason else ""
@@ -245,16 +254,16 @@ class DeviceCompiler:
         tvm_ffi.register_global_func(self.NAME, self._nvcc, override=True)
 
     def _compile(self, code: str, target: Any, pass_config: Any = None) -> Any:
-        if self.flavour is None:
+        if not self.service:
             return self._by_nvcc(str(code), target, pass_config)
         try:
-            cubin = self._cubin(str(code), self.flavour)
-        except (NvrtcError, OSError) as error:
+            cubin = self._cubin(str(code))
+        except (cicc.CiccError, nvrtc.NvrtcError, OSError) as error:
             compiled = self._by_nvcc(str(code), target, pass_config)  # what both refuse is the kernel's own mistake
-            self.why = f"NVRTC could not compile what nvcc could: {str(error)[:300]}"
-            self.used, self.flavour = "nvcc", None
+            self.why = f"{self.service} could not compile what nvcc could: {str(error)[:300]}"
+            self.used, self.service = "nvcc", ""
             return compiled
-        self.used = "nvrtc"
+        self.used = self.service
         return bytearray(cubin)
 
     def _by_nvcc(self, code: str, target: Any, pass_config: Any) -> Any:
@@ -272,18 +281,29 @@ class DeviceCompiler:
                         return self._nvcc(code, target, pass_config)
         return self._nvcc(code, target, pass_config)
 
-    def _cubin(self, code: str, flavour: Flavour) -> bytes:
+    @property
+    def sharing(self) -> bool:
+        """Whether one compile made the code of all in `families`."""
+        return bool(self._binaries)
+
+    def _cubin(self, code: str) -> bytes:
         """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""
         if self.layer == 0 and self.families:
-            with suppress(ValueError, NvrtcError):
-                shared = compile_remotely(orders.with_choice(code, self.families), flavour, session().run_dir)
+            with suppress(ValueError, cicc.CiccError, nvrtc.NvrtcError):
+                shared = self._remotely(orders.with_choice(code, self.families))
                 for layer in range(max(len(family.symbols) for family in self.families)):
                     self._binaries.append(orders.variant(shared, self.families, layer))
                 members = sum(len(family.symbols) for family in self.families)
                 self.why = f"{members} kernels by {len(self.families)} compiles: they differ in their block order"
         if self.layer < len(self._binaries):
             return self._binaries[self.layer]
-        return compile_remotely(code, flavour, session().run_dir)
+        return self._remotely(code)
+
+    def _remotely(self, code: str) -> bytes:
+        run_dir = session().run_dir
+        if self.service == "cicc":
+            return cicc.compile_remotely(code, self.flavour, run_dir)
+        return nvrtc.compile_remotely(code, self.flavour, run_dir)
 
 
 _BYTES = re.compile(r"const unsigned char (\w+)\[(\d+)\] = \{\s*([^{}]*?),?\s*\};")

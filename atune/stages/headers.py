@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
@@ -34,6 +35,7 @@ _ROW = re.compile(
     r"[\s\\]+(MMA_\w+?)##N##(\w+)\)",
     re.MULTILINE,
 )
+_MACRO = re.compile(r"^#define (TL_WGMMA_DEFINE_(?:SS|RS)_\w+)\((?:[^\n]*\\\n)*[^\n]*\n", re.MULTILINE)
 _ALL = re.compile(r"^TL_WGMMA_FOREACH_N_\w+\((TL_WGMMA_DEFINE_\w+)\);\n", re.MULTILINE)
 _STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\{\n.*?^\};\n", re.MULTILINE | re.DOTALL)
 
@@ -71,25 +73,21 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
         structures = {name: (Path(cutlass) / name).read_text() for name in GMMA}
     except OSError:
         return None
-    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
-    shapes: dict[str, list[int]] = {}
-    names = []
-    for kind, a, b, c, m, n, k in sorted(wanted):
-        row = rows.get((kind, a, b, c, str(m), str(k)))
-        if row is None:
-            return None
-        shapes.setdefault(row[1], []).append(n)
-        names.append(f"{row[8]}{n}{row[9]}")
-    if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
+    instructions = _instructions(wgmma, wanted)
+    if instructions is None:
         return None
+    names = {one.structure for one in instructions}
     kept, written = set[str](), dict[str, str]()
     for name, text in structures.items():
         kept |= {found for found in _STRUCTURE.findall(text) if found in names}
         text = _STRUCTURE.sub(lambda match: match[0] if match[1] in names else "\n" * match[0].count("\n"), text)
         written[name] = _as(f"{cutlass}/{name}", text)
-    if kept != set(names):
+    if kept != names:
         return None
     path = f"{templates}/{WGMMA}"
+    shapes: dict[str, list[int]] = {}
+    for one in instructions:
+        shapes.setdefault(one.macro, []).append(one.n)
     wgmma = _ALL.sub(lambda match: "".join(f"{match[1]}({n});" for n in shapes.get(match[1], ())) + "\n", wgmma)
     wgmma = wgmma.replace('#include "../common.h"', f'#include "{os.path.dirname(path)}/../common.h"')
     written[WGMMA] = _as(path, wgmma)
@@ -100,6 +98,54 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
             part.write(text)
         os.replace(part.name, path)
     return target
+
+
+class _Instruction(NamedTuple):
+    """A macro of `WGMMA` that makes tilelang's name for a structure of CUTLASS', its text, and the structure's name."""
+
+    macro: str
+    text: str
+    n: int
+    structure: str
+
+
+def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | None:
+    """Find what `WGMMA`, whose text is `wgmma`, has for `wanted`; None where it is not as this module knows it."""
+    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
+    if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
+        return None
+    found = []
+    for kind, a, b, c, m, n, k in sorted(wanted):
+        row = rows.get((kind, a, b, c, str(m), str(k)))
+        if row is None:
+            return None
+        found.append(_Instruction(row[1], row[0], n, f"{row[8]}{n}{row[9]}"))
+    return found
+
+
+@functools.cache
+def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | None:
+    """Return the text that adds `wanted` to the headers without any, to stand after them; None as above."""
+    wgmma = (Path(templates) / WGMMA).read_text()
+    instructions = _instructions(wgmma, wanted)
+    if instructions is None:
+        return None
+    names, texts = {one.structure for one in instructions}, dict[str, str]()
+    for name in GMMA:
+        whole = (Path(cutlass) / name).read_text()
+        for match in _STRUCTURE.finditer(whole):
+            if match[1] in names:
+                first = whole.count("\n", 0, match.start()) + 1
+                lines = match[0].splitlines(keepends=True)  # cicc alone does not know __LINE__
+                text = "".join(re.sub(r"\b__LINE__\b", str(n), line) for n, line in enumerate(lines, first))
+                texts[match[1]] = f'#line {first} "{cutlass}/{name}"\n{text}'
+    if texts.keys() != names:
+        return None
+    structures = "".join(texts[name] for name in sorted(texts))
+    rows = "".join(f"{one.text}\n{one.macro}({one.n});\n#undef {one.macro}\n" for one in instructions)
+    used = [match for match in _MACRO.finditer(wgmma) if re.search(rf"\b{match[1]}\(", rows)]
+    macros = "".join(match[0] for match in used) + rows + "".join(f"#undef {match[1]}\n" for match in used)
+    return f"namespace cute::SM90::GMMA {{\n{structures}}}\nnamespace tl {{\n{macros}}}\n"
 
 
 def _as(path: str, text: str) -> str:

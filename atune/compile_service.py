@@ -1,4 +1,4 @@
-"""The NVRTC service of a run: when it is started, whether it is there, and why not."""
+"""The compile service of a run: when it is started, which compiler it has, and why not."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from atune.device_compiler import CompileCosts, choose
 from atune.errors import UsageError, WorkerError
 from atune.folders import server_folder
 from atune.pool import ForkServer, Worker
-from atune.protocol import NvrtcReady
+from atune.protocol import ServiceReady
 from atune.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend
 
 PREPARE_TIMEOUT_S = 120.0
-PRELOAD = ("atune.stages.nvrtc",)
-STAGE = "atune.stages.nvrtc:"
+PRELOAD = ("atune.stages.service",)
+STAGE = "atune.stages.service:"
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """One of these is there where CUDA's driver is."""
 
 
-class NvrtcService(anyio.AsyncContextManagerMixin):
-    """Owns the process that compiles with a precompiled header.
+class CompileService(anyio.AsyncContextManagerMixin):
+    """Owns the process that compiles with headers that it has parsed already; see `atune.stages.service`.
 
-    `start` makes the header ahead of everything else, while the fork server still imports tilelang. The first lowered
+    `start` has them parsed ahead of everything else, while the fork server still imports tilelang. The first lowered
     candidate decides whether it is used: until then nobody knows how many there are and what compiling them costs.
-    While `warming`, lowering goes on and building waits; `ready` tells builds to use it. `why` says what was decided.
+    While `warming`, lowering goes on and building waits; `compiler` tells builds what to use, `why` what was decided.
     """
 
     def __init__(self, backend: LocalBackend, nice: int = 0) -> None:
         self.backend = backend
-        self.warming = self.ready = False
+        self.warming = False
+        self.compiler = ""
+        """``cicc`` or ``nvrtc``, while the service is there."""
         self.soon = False
         """Whether the header was begun so early that waiting for it takes less than nvcc would."""
         self.why = ""
@@ -103,10 +105,9 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
             costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
         asked = self.backend.compile.compiler
-        finalists = min(self.backend.benchmark.n_final, self._candidates)
-        chosen = choose(self._candidates, self._lanes, costs, finalists)
+        chosen = choose(self._candidates, self._lanes, costs)
         name, self.why = (asked, "as asked") if asked != "auto" else chosen
-        if name != "nvrtc":
+        if name == "nvcc":
             self._give_up()
             return
         self.warming, self._first = True, lowered
@@ -116,7 +117,7 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
 
     def explain(self, artifact: Artifact) -> Artifact:
         """Note beside what compiled `artifact` why it did."""
-        if not self.why or (artifact.why and artifact.compiler != "nvrtc"):
+        if not self.why or (artifact.why and artifact.compiler == "nvcc"):
             return artifact
         return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
 
@@ -133,33 +134,36 @@ class NvrtcService(anyio.AsyncContextManagerMixin):
             try:
                 process = ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
                 async with ForkServer(process=process) as server:
-                    worker = await server.spawn("nvrtc", env=self.backend.run_env, nice=self._nice)
+                    worker = await server.spawn("service", env=self.backend.run_env, nice=self._nice)
                     self.pid = worker.pid
                     await self._serve(worker, arch)
             except (WorkerError, OSError, msgspec.MsgspecError) as error:
-                self._failed(f"NVRTC's process ended: {error}")
+                self._failed(f"the compile service ended: {error}")
             finally:
-                self.ready = False
+                self.compiler = ""
                 self._changed()
 
     async def _serve(self, worker: Worker, arch: str | None) -> None:
-        made_s = 0.0
+        made_s, asked, run_dir = 0.0, self.backend.compile.compiler, self.backend.run_dir
         if arch is not None:
-            reply = await worker.call(f"{STAGE}header", msgspec.msgpack.encode(arch), PREPARE_TIMEOUT_S)
-            made_s = msgspec.msgpack.decode(reply, type=NvrtcReady).header_s
+            request = msgspec.msgpack.encode((arch, asked))
+            reply = await worker.call(f"{STAGE}header", request, PREPARE_TIMEOUT_S)
+            made_s = msgspec.msgpack.decode(reply, type=ServiceReady).header_s
         await self._wanted.wait()
         assert self._first is not None
-        request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, self.backend.run_dir))
+        request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, run_dir, asked))
         reply = await worker.call(f"{STAGE}listen", request, PREPARE_TIMEOUT_S)
-        answer = msgspec.msgpack.decode(reply, type=NvrtcReady)
+        answer = msgspec.msgpack.decode(reply, type=ServiceReady)
         self._first = None
         if not answer.ok:
             self._failed(answer.reason)
             return
-        self.why += f"; header made in {answer.header_s or made_s:.1f} s"
-        self.ready = True
+        self.why += f"; headers parsed in {answer.header_s or made_s:.1f} s"
+        if answer.reason:
+            self.why += f"; {answer.reason}"
+        self.compiler = answer.compiler
         self._changed()
-        await worker.call(f"{STAGE}serve", b"", None)
+        await worker.call(f"{STAGE}serve", msgspec.msgpack.encode(run_dir), None)
 
     def _give_up(self) -> None:
         """End the service's process where one was begun that nobody needs."""

@@ -1,0 +1,123 @@
+"""What is known of the device sources that tilelang writes, and of where the headers lie that they include."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+GUESS = (
+    "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
+    "threadblock_swizzle.h", "debug.h",
+)  # fmt: skip
+"""Headers of tilelang's that kernels mostly include, in its order. A kernel that includes fewer compiles to the same
+code."""
+GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"][^>\"\n]*[>\"])[^\n]*$", re.MULTILINE)
+_NEVER = re.compile(r"^#if(?: defined\(_MSC_VER\)|def ENABLE_BF16\n).*?^#endif\n", re.MULTILINE | re.DOTALL)
+"""What tilelang writes for Microsoft's compiler, and for a macro that nothing defines but a user's flags."""
+
+
+class HeadersMissing(Exception):
+    """tilelang's headers, or CUDA's, are not found."""
+
+
+class Flavour(msgspec.Struct, frozen=True):
+    """What a compiler's options depend on."""
+
+    arch: str
+    fast_math: bool = False
+
+
+def for_nvcc(pass_configs: dict[str, Any]) -> str:
+    """Say why only nvcc can do the work that tilelang would ask of it; empty where others can."""
+    if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
+        return "NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are for nvcc"
+    if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
+        return "ptxas' figures, which verbose asks for, are told by nvcc"
+    if pass_configs.get("tl.device_compile_flags"):
+        return "compile flags are for nvcc"
+    return "register levels are for nvcc" if pass_configs.get("tl.ptxas_register_usage_level") is not None else ""
+
+
+def guess(arch: str) -> tuple[str, ...]:
+    """Return what kernels for `arch` mostly include, ``<file>`` each."""
+    hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
+    return tuple(f"<tl_templates/cuda/{name}>" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER))
+
+
+def included(source: str) -> tuple[str, ...]:
+    """Return what `source` includes, ``<file>`` or ``"file"`` each, in its order."""
+    return tuple(match[1] for match in _INCLUDE.finditer(_blank(source)))
+
+
+def without_includes(source: str) -> str:
+    """Return `source` with empty lines where it includes something."""
+    return _INCLUDE.sub("", _blank(source))
+
+
+def _blank(source: str) -> str:
+    """Return `source` without what is never compiled, every other line where it was."""
+    return _NEVER.sub(lambda match: "\n" * match[0].count("\n"), source)
+
+
+def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
+    return Flavour(arch, bool(pass_configs.get("tl.enable_fast_math")))
+
+
+def tilelang_paths() -> Any:
+    """Return the module that knows where tilelang's files and CUDA lie, by itself where tilelang is not imported.
+
+    Importing tilelang takes seconds; the service has no other need of it.
+    """
+    if "tilelang" in sys.modules:
+        from tilelang import env
+
+        return env
+    name = "atune_tilelang_env"
+    if name not in sys.modules:
+        package = importlib.util.find_spec("tilelang")
+        folders = package.submodule_search_locations if package is not None else None
+        spec = importlib.util.spec_from_file_location(name, os.path.join(folders[0], "env.py")) if folders else None
+        if spec is None or spec.loader is None:
+            raise HeadersMissing("tilelang is not installed")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@functools.cache
+def cuda_headers() -> str | None:
+    """Return the CUDA toolkit's include folder, which nvcc knows by itself and NVRTC does not."""
+    home = tilelang_paths().CUDA_HOME
+
+    def toolkits() -> Iterator[str]:
+        yield from (home, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
+        nvcc = os.path.join(home, "bin", "nvcc")
+        yield os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
+        # nvcc may be a script that calls the real one: that one tells where it lies.
+        dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+        yield from re.findall(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
+        yield "/usr/local/cuda"
+
+    found = (os.path.join(toolkit, "include") for toolkit in toolkits() if toolkit)
+    return next((f for f in found if os.path.exists(os.path.join(f, "vector_types.h"))), None)
+
+
+def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
+    """Return the pass configuration that carries compile flags to nvcc."""
+    return {"tl.device_compile_flags": list(flags)} if flags else {}
+
+
+def plain(source: str) -> bool:
+    """Tell whether nothing but includes stands before tilelang's headers, so that others may come first."""
+    before = source.partition("#include <tl_templates/")[0]
+    before = _NEVER.sub("", before)
+    return all(re.match(r"#include <|\s*$", line) for line in before.splitlines())

@@ -1,0 +1,104 @@
+"""The compile service: a process that has parsed tilelang's CUDA headers, and compiles device code for the workers.
+
+It is cicc's server where nvcc is as that knows it, else NVRTC with a precompiled header. This process imports neither
+tilelang nor torch: it can parse the headers while others still import.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from atune.protocol import ServiceReady
+from atune.stages import nvrtc
+from atune.stages.cicc import CiccError, Server, includes_for
+from atune.stages.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, included
+from atune.stages.lowering import Blob
+from atune.stages.nvrtc import NvrtcError
+from atune.stages.session import visible_gpus
+
+
+class _State:
+    server: Server | None = None
+    made: Flavour | None = None
+    """What NVRTC's header is for."""
+    why_not_cicc = ""
+
+
+_state = _State()
+
+
+def header(payload: bytes) -> bytes:
+    """Entry point: msgpack of (an arch, the compiler asked for) → `ServiceReady`: parse what kernels mostly include.
+
+    That needs to know no kernel. Without an arch it is that of this machine's first GPU.
+    """
+    arch, asked = msgspec.msgpack.decode(payload, type=tuple[str, str])
+    try:
+        flavour = Flavour(arch or _arch_of_this_machine())
+        ready = _parse(flavour, asked, includes_for(flavour.arch), guess(flavour.arch))
+    except NvrtcError as error:
+        ready = ServiceReady(False, str(error)[:500])
+    return msgspec.msgpack.encode(ready)
+
+
+def listen(payload: bytes) -> bytes:
+    """Entry point: msgpack of (a lowered candidate's blob, arch, folder, compiler asked for) → `ServiceReady`.
+
+    Afterwards `folder`, the run's, has what workers connect to. Where what is parsed does not do for the candidate,
+    what its source includes is parsed.
+    """
+    data, arch, folder, asked = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str, str])
+    blob = msgspec.msgpack.decode(data, type=Blob)
+    flavour, wanted = flavour_of(arch, blob.pass_configs), included(blob.source)
+    try:
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise NvrtcError(reason)
+        server, ready = _state.server, ServiceReady(True)
+        if server is not None and not server.has(flavour, wanted):
+            server.process.kill()
+            server = _state.server = None
+        if server is None and flavour != _state.made:
+            ready = _parse(flavour, asked, wanted, [name for name in wanted if name.startswith("<tl_templates/")])
+        if _state.server is not None:
+            _state.server.link(folder)
+            return msgspec.msgpack.encode(msgspec.structs.replace(ready, compiler="cicc"))
+        nvrtc.listen(folder)
+    except NvrtcError as error:
+        return msgspec.msgpack.encode(ServiceReady(False, str(error)[:500]))
+    return msgspec.msgpack.encode(msgspec.structs.replace(ready, compiler="nvrtc", reason=_state.why_not_cicc))
+
+
+def serve(payload: bytes) -> bytes:
+    """Entry point: msgpack of the folder that was listened in. Serves until this process is killed, or cicc ends."""
+    folder = msgspec.msgpack.decode(payload, type=str)
+    if _state.server is None:
+        nvrtc.serve(folder)
+    raise CiccError(f"cicc ended: {_state.server.wait()}")
+
+
+def _parse(flavour: Flavour, asked: str, includes: Sequence[str], known_to_nvrtc: Sequence[str]) -> ServiceReady:
+    """Parse `includes`, or for NVRTC `known_to_nvrtc`. Raises `NvrtcError` where neither compiler is there."""
+    if asked != "nvrtc":
+        started = time.perf_counter()
+        try:
+            _state.server = Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"))
+        except (CiccError, OSError) as error:
+            if asked == "cicc":
+                raise NvrtcError(str(error)) from None
+            _state.why_not_cicc = f"not cicc, because {str(error)[:300]}"
+        else:
+            return ServiceReady(True, "", round(time.perf_counter() - started, 3))
+    seconds = nvrtc.make(flavour, "".join(f"#include {name}\n" for name in known_to_nvrtc))
+    _state.made = flavour
+    return ServiceReady(True, "", seconds)
+
+
+def _arch_of_this_machine() -> str:
+    gpus = visible_gpus()
+    if not gpus:
+        raise NvrtcError("there is no GPU")
+    return gpus[0].arch

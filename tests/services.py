@@ -1,0 +1,55 @@
+"""Kernels that are lowered, and a compile service that is ready for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from atune.artifact import Artifact, Lowered
+from atune.candidate import Candidate, config_key, thaw
+from atune.local import LocalBackend, LocalCompileLane
+from atune.settings import CompileSettings
+from atune.workload import FileRef
+
+SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
+
+
+@asynccontextmanager
+async def lowered(
+    n: int, settings: CompileSettings
+) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
+    settings = msgspec.structs.replace(settings, store=False)
+    backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
+    async with backend.open():
+        spec = await backend.describe()
+        await backend.discover()
+        (lane,) = backend.compile_lanes(len(spec.configs))
+        answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
+        assert all(isinstance(answer, Lowered) for answer in answers), answers
+        for answer in answers:  # what the store does not have is to be compiled: then the service may start
+            assert isinstance(answer, Lowered) and await lane.find(answer) is None
+        with anyio.fail_after(60):
+            while backend.service.warming:
+                await anyio.sleep(0.05)
+        yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
+
+
+def artifacts(built: list[object]) -> list[Artifact]:
+    assert all(isinstance(one, Artifact) for one in built), built
+    return [one for one in built if isinstance(one, Artifact)]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that `pid` has forked and that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == pid and state != "Z":
+                    found.append(int(entry.name))
+    return found

@@ -1,0 +1,257 @@
+"""nvcc with the headers parsed once: what it makes is nvcc's, and nothing is lost where it does not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from processes import wait_until
+from services import SOFTMAX, artifacts, children, lowered
+
+from atune.artifact import Lowered
+from atune.candidate import Candidate, config_key
+from atune.local import LocalBackend
+from atune.settings import CompileSettings
+from atune.stages import cicc
+from atune.stages.device_source import Flavour, tilelang_paths
+from atune.stages.lowering import Blob
+from atune.workload import FileRef
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+EXAMPLES = Path(__file__).parents[1] / "examples"
+HOPPER, AMPERE = Flavour("sm_90a"), Flavour("sm_80")
+GEMM = {"block_M": 64, "block_N": 64, "block_K": 32, "num_stages": 2, "threads": 128}
+KERNEL = 'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {factor}; }}\n'
+INCLUDES = "#include <tl_templates/cuda/reduce.h>\n#include <tl_templates/cuda/debug.h>\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the folder of a run that has a server for Hopper."""
+    run_dir = tmp_path_factory.mktemp("run")
+    found = cicc.Server(HOPPER, cicc.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
+    found.link(str(run_dir))
+    yield run_dir
+    found.process.kill()
+    found.process.wait()
+
+
+def sections(elf: bytes) -> dict[str, bytes]:
+    """Return the sections of a 64-bit ELF file by name, without what debuggers read: that names folders."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
+    text = elf[headers[names][4] :]
+    found = {text[h[0] : text.index(b"\0", h[0])].decode(): elf[h[4] : h[4] + h[5]] for h in headers if h[1] != 8}
+    return {name: data for name, data in found.items() if "debug" not in name}
+
+
+def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
+    """Return nvcc's binary of `source`, compiled with tilelang's command."""
+    where = tilelang_paths()
+    command = cicc.nvcc_command(flavour, [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR])
+    path = folder / cicc.NAME
+    path.write_text(source)
+    subprocess.run([*command, str(path), "-o", f"{path}.cubin"], check=True, timeout=100, stderr=subprocess.DEVNULL)
+    return Path(f"{path}.cubin").read_bytes()
+
+
+async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str) -> list[str]:
+    backend = LocalBackend(ref, target=arch, devices=(), compile=CompileSettings(workers=1, store=False))
+    async with backend.open():
+        await backend.describe()
+        await backend.discover()
+        (lane,) = backend.compile_lanes()
+        found = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
+        return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
+
+
+@pytest.mark.anyio
+async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
+    """Of kernels with and without Hopper's instructions, two of them of shapes of their own, swizzled and not."""
+    gemms = [{**GEMM, "swizzle": False}, {**GEMM, "block_N": 128, "num_stages": 0, "swizzle": True}]
+    printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), gemms, HOPPER.arch)
+    printed += await sources(SOFTMAX, [{"block_rows": 2, "threads": 128}], HOPPER.arch)
+    assert len(printed) == 3 and sum("wgmma_ss<" in source for source in printed) == 2
+    for source in printed:
+        ours = sections(cicc.compile_remotely(source, HOPPER, str(server)))
+        assert sum(name.startswith(".text.") for name in ours) == 1
+        assert ours == sections(by_nvcc(source, HOPPER, tmp_path))
+
+
+@pytest.mark.anyio
+async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
+    flavour = Flavour(AMPERE.arch, fast_math=True)
+    server = cicc.Server(flavour, cicc.includes_for(flavour.arch), str(tmp_path))
+    try:
+        server.link(str(tmp_path))
+        gemm = {**GEMM, "swizzle": True}
+        printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [gemm], flavour.arch)
+        assert len(printed) == 1 and "mma_sync" in printed[0]
+        mma = "#include <tl_templates/cuda/instruction/mma.h>\n"
+        exponential = mma + INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
+        for source in (*printed, exponential):
+            ours = cicc.compile_remotely(source, flavour, str(tmp_path))
+            assert sections(ours) == sections(by_nvcc(source, flavour, tmp_path))
+        with pytest.raises(cicc.CiccError, match="parsed for sm_80, fast math True"):
+            cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word that tilelang calls nvcc with, in its order; or else the code would not be the same."""
+    from tilelang.contrib import nvcc
+    from tilelang.cuda.backend import tilelang_callback_cuda_compile
+    from tvm.target import Target
+
+    seen: list[list[str]] = []
+
+    class Stop(Exception):
+        pass
+
+    def popen(command: list[str], **_: object) -> None:
+        seen.append(command)
+        raise Stop
+
+    monkeypatch.setattr(nvcc.subprocess, "Popen", popen)
+    where = tilelang_paths()
+    for fast_math in (False, True):
+        target = Target({"kind": "cuda", "arch": "sm_90a"})
+        with pytest.raises(Stop):
+            tilelang_callback_cuda_compile("// nothing", target, {"tl.enable_fast_math": fast_math})
+        expected = cicc.nvcc_command(
+            Flavour("sm_90a", fast_math), [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
+        )
+        assert seen.pop()[: len(expected)] == expected
+
+
+def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
+    printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda source: cicc.compile_remotely(source, HOPPER, str(server)), printed))
+    assert [f".text.k{n}" in sections(binary) for n, binary in enumerate(found)] == [True] * 12
+    assert sections(found[7]) == sections(by_nvcc(printed[7], HOPPER, tmp_path))
+    assert not list(server.glob("cicc-*"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
+        (INCLUDES + '#include "mine.h"\n', 'includes "mine.h"'),
+        ("#define WARP 16\n" + INCLUDES, "before tilelang's headers"),
+        (INCLUDES + "__device__ int f() { return std::vector<int>().size(); }\n", 'has no member "vector"'),
+        (INCLUDES + "int here = __LINE__;\n", '"__LINE__" is undefined'),
+        ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS by itself"),
+        (INCLUDES + 'extern "C" __global__ void k() { asm("nonsense;"); }\n', "ptxas failed"),
+    ],
+)
+def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, why: str) -> None:
+    with pytest.raises(cicc.CiccError) as raised:
+        cicc.compile_remotely(source, HOPPER, str(server))
+    assert why in str(raised.value)
+    assert not list(server.glob("cicc-*"))
+
+
+def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
+    """Nothing that it may have written counts."""
+    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, server)]
+    endless = "".join(f"template <int N> struct S{n} {{ S{n}<N - 1> s; }};\n" for n in range(1))
+    endless += "template <> struct S0<0> {}; S0<800> s;\n" + "".join(
+        KERNEL.format(name=f"k{n}", factor=n) for n in range(400)
+    )
+
+    def kill() -> None:
+        wait_until(lambda: bool(children(pid)), 10, "a child of cicc's")
+        for child in children(pid):
+            os.kill(child, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as threads:
+        killed = threads.submit(kill)
+        with pytest.raises(cicc.CiccError, match="its process ended"):
+            cicc.compile_remotely(INCLUDES + endless, HOPPER, str(server))
+        killed.result()
+    assert sections(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+
+
+def _is_server(process: Path, run_dir: Path) -> bool:
+    try:
+        return os.readlink(process / "cwd") == os.path.realpath(run_dir / cicc.FOLDER) and bool(
+            os.readlink(process / "exe")
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.anyio
+async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
+    async with lowered(3, CompileSettings(workers=1)) as (backend, lane, group):
+        assert backend.service.compiler == "cicc", backend.service.why
+        built = artifacts(list(await lane.build(group)))
+        assert [one.compiler for one in built] == ["cicc"] * 3 and all(one.exact for one in built)
+        assert len({one.path for one in built}) == 1
+        assert "headers parsed in" in built[0].why
+        library = Path(built[0].path).read_bytes()
+        assert all(f"{one.symbol}_kernel".encode() in library for one in built)
+
+        # A compile that is given up ends, with the one who asked.
+        (server,) = children(backend.service.pid)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lane.build, group)
+            with anyio.fail_after(10):
+                while not children(server):
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        wait_until(lambda: not children(server), 0.5, "the end of cicc's child")
+        assert backend.service.compiler == "cicc"
+        (again, *_) = artifacts(list(await lane.build(group)))
+        assert again.compiler == "cicc"
+
+        # Without the server nvcc takes over, and says why.
+        os.kill(server, signal.SIGKILL)
+        with anyio.fail_after(5):
+            while backend.service.compiler:
+                await anyio.sleep(0.01)
+        (last, *_) = artifacts(list(await lane.build(group)))
+        assert last.compiler == "nvcc" and "SIGKILL" in last.why
+
+
+@pytest.mark.anyio
+async def test_where_nvcc_works_otherwise_nvrtc_is_taken_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    real = shutil.which("nvcc")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "nvcc"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--cubin*--dryrun*|*--dryrun*--cubin*) exit 3;; esac\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    home = Path(os.path.realpath(str(real))).parents[1]
+    for name in ("include", "lib64", "nvvm"):
+        if (home / name).exists():
+            (tmp_path / name).symlink_to(home / name)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    async with lowered(2, CompileSettings(workers=1)) as (backend, lane, group):
+        assert backend.service.compiler == "nvrtc", backend.service.why
+        built = artifacts(list(await lane.build(group)))
+        assert [one.compiler for one in built] == ["nvrtc"] * 2 and not any(one.exact for one in built)
+        assert "not cicc, because nvcc calls other programs" in built[0].why
