@@ -155,7 +155,7 @@ def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
     [
         (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
         (INCLUDES + '#include "mine.h"\n', 'includes "mine.h"'),
-        ("#define WARP 16\n" + INCLUDES, "before tilelang's headers"),
+        ("#define WARP 16\n" + INCLUDES, "text before tilelang's headers"),
         (INCLUDES + "__device__ int f() { return std::vector<int>().size(); }\n", 'has no member "vector"'),
         (INCLUDES + "int here = __LINE__;\n", '"__LINE__" is undefined'),
         ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS by itself"),

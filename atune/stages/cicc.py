@@ -34,7 +34,7 @@ from atune.stages.device_source import (
     HeadersMissing,
     guess,
     included,
-    plain,
+    preamble,
     tilelang_paths,
     without_includes,
 )
@@ -77,9 +77,10 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a server has parsed, ``<file>`` each, and what makes a binary of its PTX."""
+    """What a server has parsed: text that stands first, and ``<file>`` each; and what makes a binary of its PTX."""
 
     flavour: Flavour
+    preamble: str
     includes: tuple[str, ...]
     tools: Tools
 
@@ -141,11 +142,13 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 class Server:
     """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` where it does not come to that.
 
-    `folder`: what it writes, its socket and `Parsed` among it. It ends with this process at the latest.
+    `folder`: what it writes, its socket and `Parsed` among it. It ends with this process at the latest. `first`: text
+    that stands before the headers.
     """
 
-    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
+    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
+        self.first = first
         try:
             where = tilelang_paths()
         except HeadersMissing as error:
@@ -167,10 +170,13 @@ class Server:
                 problem = error
         else:
             raise problem
-        Path(folder, TOOLS).write_bytes(msgspec.json.encode(Parsed(self.flavour, self.includes, self.tools)))
+        Path(folder, TOOLS).write_bytes(
+            msgspec.json.encode(Parsed(self.flavour, self.first, self.includes, self.tools))
+        )
 
-    def has(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        return flavour == self.flavour and set(includes) <= set(self.includes)
+    def fits(self, flavour: Flavour, source: str) -> bool:
+        known = (self.flavour, self.first) == (flavour, preamble(source))
+        return known and set(included(source)) <= set(self.includes)
 
     def _library(self) -> str:
         path = os.path.join(self.folder, "server.so")
@@ -186,7 +192,8 @@ class Server:
     def _start(self, library: str, left_out: Sequence[str]) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
         folder = self.folder
-        Path(folder, "headers.cu").write_text("".join(f"#include {name}\n" for name in self.includes))
+        lines = [f"#include {name}\n" for name in self.includes if name not in included(self.first)]
+        Path(folder, "headers.cu").write_text("".join([self.first, *lines]))
         defined = [f"-D{name}=1" for name in left_out]
         source, parsed = os.path.join(folder, "headers.cu"), os.path.join(folder, "headers.ii")
         self._run([*self.tools.preprocess, "-dD", *defined, source, "-o", parsed])
@@ -243,7 +250,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
-    body = _body(source, parsed.includes)
+    body = _body(source, parsed)
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
         _ask(os.path.join(run_dir, FOLDER), body, folder)
         binary = os.path.join(folder, "kernels.cubin")
@@ -263,12 +270,15 @@ def _parsed(path: str) -> Parsed:
         raise CiccError(f"cicc's server is not there: {error}") from None
 
 
-def _body(source: str, known: Sequence[str]) -> str:
-    """Return what is left of `source` to compile where `known` is parsed already."""
+def _body(source: str, parsed: Parsed) -> str:
+    """Return what is left of `source` to compile."""
+    known = parsed.includes
     if other := set(included(source)) - set(known):
         raise CiccError(f"the source includes {min(other)}, which is not parsed yet")
-    if not plain(source):
-        raise CiccError("the source has something of its own before tilelang's headers")
+    first = preamble(source)
+    lines, once = (list(filter(None, text.splitlines())) for text in (first, parsed.preamble))
+    if lines != once * (len(lines) // len(once) if once else 0):  # a group's has each member's
+        raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
     if f"<{headers.WGMMA}>" in known:
         where, used = tilelang_paths(), headers.uses(source)
@@ -278,7 +288,8 @@ def _body(source: str, known: Sequence[str]) -> str:
             brought = headers.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used) or ""
             if not brought:
                 raise CiccError("an instruction of Hopper's is not found")
-    return f'{brought}#line 1 "{NAME}"\n{without_includes(source)}'
+    rest = "\n" * first.count("\n") + without_includes(source)[len(without_includes(first)) :]
+    return f'{brought}#line 1 "{NAME}"\n{rest}'
 
 
 def _ask(server: str, body: str, folder: str) -> bytes:

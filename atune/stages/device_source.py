@@ -118,6 +118,10 @@ def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
 
 def plain(source: str) -> bool:
     """Tell whether nothing but includes stands before tilelang's headers, so that others may come first."""
-    before = source.partition("#include <tl_templates/")[0]
-    before = _NEVER.sub("", before)
-    return all(re.match(r"#include <|\s*$", line) for line in before.splitlines())
+    return not preamble(source)
+
+
+def preamble(source: str) -> str:
+    """Return what `source` has of its own before tilelang's headers, which may change them; empty for includes."""
+    before = _blank(source.partition("#include <tl_templates/")[0])
+    return "" if all(re.match(r"#include <|\s*$", line) for line in before.splitlines()) else before

@@ -15,7 +15,7 @@ import msgspec
 from atune.protocol import ServiceReady
 from atune.stages import nvrtc
 from atune.stages.cicc import CiccError, Server, includes_for
-from atune.stages.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, included
+from atune.stages.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, included, preamble
 from atune.stages.lowering import Blob
 from atune.stages.nvrtc import NvrtcError
 from atune.stages.session import visible_gpus
@@ -58,11 +58,12 @@ def listen(payload: bytes) -> bytes:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise NvrtcError(reason)
         server, ready = _state.server, ServiceReady(True)
-        if server is not None and not server.has(flavour, wanted):
+        if server is not None and not server.fits(flavour, blob.source):
             server.process.kill()
             server = _state.server = None
         if server is None and flavour != _state.made:
-            ready = _parse(flavour, asked, wanted, [name for name in wanted if name.startswith("<tl_templates/")])
+            known_to_nvrtc = [name for name in wanted if name.startswith("<tl_templates/")]
+            ready = _parse(flavour, asked, wanted, known_to_nvrtc, preamble(blob.source))
         if _state.server is not None:
             _state.server.link(folder)
             return msgspec.msgpack.encode(msgspec.structs.replace(ready, compiler="cicc"))
@@ -80,12 +81,14 @@ def serve(payload: bytes) -> bytes:
     raise CiccError(f"cicc ended: {_state.server.wait()}")
 
 
-def _parse(flavour: Flavour, asked: str, includes: Sequence[str], known_to_nvrtc: Sequence[str]) -> ServiceReady:
-    """Parse `includes`, or for NVRTC `known_to_nvrtc`. Raises `NvrtcError` where neither compiler is there."""
+def _parse(
+    flavour: Flavour, asked: str, includes: Sequence[str], known_to_nvrtc: Sequence[str], first: str = ""
+) -> ServiceReady:
+    """Parse `first` and `includes`, or for NVRTC `known_to_nvrtc`. Raises `NvrtcError` where no compiler is there."""
     if asked != "nvrtc":
         started = time.perf_counter()
         try:
-            _state.server = Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"))
+            _state.server = Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"), first)
         except (CiccError, OSError) as error:
             if asked == "cicc":
                 raise NvrtcError(str(error)) from None
