@@ -50,9 +50,10 @@ MAIN, SAID = "kernels.ii", "said"
 """In the server's folder: what it compiles, and what it says of the headers."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
-    "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM", "_GLIBCXX_STDEXCEPT",
-    "_GLIBCXX_VECTOR", "_SHARED_PTR_ATOMIC_H", "_SHARED_PTR_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H",
-    "_UNIQUE_PTR_H",
+    "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
+    "_GLIBCXX_SSTREAM", "_GLIBCXX_STDEXCEPT", "_GLIBCXX_TUPLE", "_GLIBCXX_VECTOR", "_SHARED_PTR_ATOMIC_H",
+    "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
+    "_USES_ALLOCATOR_ARGS",
 )  # fmt: skip
 """Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for code of the host. Without them a
 library takes half the time."""
@@ -242,7 +243,8 @@ class Server:
 
 def includes_for(arch: str) -> tuple[str, ...]:
     """Return what is parsed while no kernel is known yet."""
-    return ("<math_constants.h>", *guess(arch))
+    others = ("<tl_templates/cuda/instruction/mma.h>", "<tl_templates/cuda/copy.h>")  # of some kernels for Hopper
+    return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), *others)))
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
