@@ -59,6 +59,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
+def same_environment() -> None:
+    """Drop pytest's own variable: it is another one in each test, and a server of another environment is not taken.
+
+    A run leaves its fork server, with tilelang imported, to the next run of the same environment. Tests that follow
+    each other use one, then, and import tilelang once; test_warm shows what is another server's.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    same_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    same_environment()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep tests out of the user's cache, and their leftovers out of the user's temporary folder."""
