@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
+import precompiled
 import pytest
 
 
@@ -87,4 +88,12 @@ def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             os.chmod(folder, 0o700)
             patch.setenv(name, str(folder))
         patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_compiler(folders_of_our_own: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with precompiled.compiler(tmp_path_factory.mktemp("compiler")) as folder, pytest.MonkeyPatch.context() as patch:
+        if folder is not None:
+            patch.setenv("PATH", str(folder), prepend=os.pathsep)
         yield
