@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
+import precompiled
 import pytest
 
 
@@ -59,6 +60,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
+def same_environment() -> None:
+    """Drop pytest's own variable: it is another one in each test, and a server of another environment is not taken.
+
+    A run leaves its fork server, with tilelang imported, to the next run of the same environment. Tests that follow
+    each other use one, then, and import tilelang once; test_warm shows what is another server's.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    same_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    same_environment()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep tests out of the user's cache, and their leftovers out of the user's temporary folder."""
@@ -68,4 +88,12 @@ def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             os.chmod(folder, 0o700)
             patch.setenv(name, str(folder))
         patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_compiler(folders_of_our_own: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with precompiled.compiler(tmp_path_factory.mktemp("compiler")) as folder, pytest.MonkeyPatch.context() as patch:
+        if folder is not None:
+            patch.setenv("PATH", str(folder), prepend=os.pathsep)
         yield

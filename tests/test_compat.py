@@ -23,6 +23,7 @@ from tilelang.autotuner import capture, param, tuner
 
 import atune
 import atune.compat.tilelang as compat
+from atune.cache import artifacts_folder
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,
@@ -222,8 +223,7 @@ def test_given_inputs_nest_and_belong_to_their_thread() -> None:
 
 
 def test_tensors_travel_in_a_file_that_does_not_outlive_the_tuning(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     A = torch.randn(64)
     weight = torch.full((64,), 2.0)
     with set_autotune_inputs(A):
@@ -285,14 +285,14 @@ def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path) -> None:
     """tilelang's loader would take such a library's first member. Compiled for sm_90a, and not run."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = set(artifacts_folder().glob("*.so"))
     configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
     arguments = {"n": 1 << 20, "factor": 2.0}
     settings = atune.CompileSettings(group_size=3)
     last = atune.compile_all(few_blocks, configs, arguments=arguments, target="sm_90a", compile=settings)[-1].artifact
-    [library] = (tmp_path / "cache").rglob("*.so")
+    [library] = set(artifacts_folder().glob("*.so")) - before
     shared = msgspec.structs.replace(last, path=str(library))
     kernel = jit_kernel(few_blocks, arguments, configs[-1], target=Target("cuda", "sm_90a"), artifact=shared)
     assert last.symbol in kernel.get_kernel_source()

@@ -29,6 +29,7 @@ from guide_kernels import (
 )
 
 import atune
+from atune import cached
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,
@@ -284,15 +285,23 @@ def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
     def hit() -> bool:
         return bool(Place("c").scaled(n=320).run().tuning.cache_hit)
 
+    def tunes(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("this would tune")
+
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     assert [hit(), hit()] == [False, True]
     assert list((tmp_path / "atune").glob("*.sqlite3"))
+    monkeypatch.setattr(cached, "tune", tunes)  # with the cache
+    monkeypatch.setattr("atune.compat.tilelang.autotuner.run", tunes)  # without it
+    assert hit()
     for name in ("TILELANG_AUTO_TUNING_DISABLE_CACHE", "TILELANG_DISABLE_CACHE"):
         with monkeypatch.context() as patch:
             patch.setenv(name, "1")
-            assert not hit()
+            with pytest.raises(RuntimeError, match="this would tune"):
+                hit()
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "other"))
-    assert not hit()
+    with pytest.raises(RuntimeError, match="this would tune"):
+        hit()
 
 
 # ---- Manual sweeps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import atune
 from atune.errors import UsageError
-from atune.events import Event, RunFinished
+from atune.events import ArtifactBuilt, Event, RunFinished
 from atune.local import run_folder, server_folder
 from atune.testing import FakeBackend
 
@@ -89,8 +88,7 @@ async def test_a_cancellation_while_the_server_is_left_warm_ends_the_run(delay_s
             tasks.cancel_scope.cancel()
 
 
-PROGRAM = """
-    import sys
+KERNEL = """
     import atune
     import tilelang.language as T
 
@@ -102,20 +100,23 @@ PROGRAM = """
                     B[i] = A[i] * factor
         return main
 
-    work = atune.Workload(forward, {{"factor": [2]}}, arguments={{"n": 64}}, reference=lambda A: A * 2, out_idx={out})
-    print(atune.run(work, target="c").measured)
+    WORK = atune.Workload(forward, {{"factor": [2]}}, arguments={{"n": 67}}, reference=lambda A: A * 2, out_idx={out})
 """
 
 
 def test_parameters_in_another_order_are_other_code(tmp_path: Path) -> None:
     """The C function is the same; how it is called is not."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    built: list[ArtifactBuilt] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ArtifactBuilt):
+            built.append(event)
+
     for first, second, out in (("A", "B", 1), ("B", "A", 0)):
-        script = tmp_path / f"{first}.py"
-        script.write_text(textwrap.dedent(PROGRAM).format(first=first, second=second, out=out))
-        done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
-        assert done.stdout == "1\n", done.stderr
+        file = tmp_path / f"{first}.py"
+        file.write_text(textwrap.dedent(KERNEL).format(first=first, second=second, out=out))
+        assert atune.run(f"{file}:WORK", target="c", on_event=listen).measured == 1
+    assert [event.why for event in built] == ["", ""]  # neither is from the artifact store
 
 
 def test_a_cache_folder_that_cannot_be_used_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,20 @@ exec(compile(TEXT, "/tmp/ipykernel_1/123.py", "exec"))
 OPTIONS = {{}}
 """ + SHIP  # fmt: skip
 
+FORKS = """
+import os, runpy, sys
+import tilelang.language, torch
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        sys.argv = ["script.py", "out"]
+        runpy.run_path("script.py", run_name="__main__")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, folder
+"""
+"""Runs the script in each folder as a program of its own, all of them with one import of tilelang."""
+
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -285,13 +299,13 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
     """From `__main__`, from `exec` and from a notebook's cell: shipped by one process, lowered and run in another."""
     scripts = {"main": MAIN, "future": FUTURE + MAIN, "exec": EXEC, "notebook": NOTEBOOK}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = {}
     for name, text in scripts.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "script.py").write_text(text)
-        running[name] = subprocess.Popen([sys.executable, "script.py", "out"], cwd=folder, env=environment)
-    assert {name: process.wait(60) for name, process in running.items()} == dict.fromkeys(scripts, 0)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "script.py").write_text(text)
+    main, *others = (str(tmp_path / name) for name in scripts)
+    commands = [(main, ["script.py", "out"]), (tmp_path, ["-c", FORKS, *others])]
+    running = [subprocess.Popen([sys.executable, *options], cwd=cwd, env=environment) for cwd, options in commands]
+    assert [process.wait(60) for process in running] == [0, 0]
     refs = {name: msgspec.msgpack.decode((tmp_path / name / "out").read_bytes(), type=PickleRef) for name in scripts}
     server = LocalBackend(refs["main"], target="c", compile=CompileSettings(workers=1))
     async with server.open():
