@@ -50,14 +50,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found.process.wait()
 
 
-def sections(elf: bytes) -> dict[str, bytes]:
-    """Return the sections of a 64-bit ELF file by name, without what debuggers read: that names folders."""
+def code(elf: bytes) -> dict[str, bytes]:
+    """Return what a GPU runs of a 64-bit ELF file: each kernel's instructions and constants, and all register counts.
+
+    What else is there names folders, or counts symbols.
+    """
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
     text = elf[headers[names][4] :]
     found = {text[h[0] : text.index(b"\0", h[0])].decode(): elf[h[4] : h[4] + h[5]] for h in headers if h[1] != 8}
-    return {name: data for name, data in found.items() if "debug" not in name}
+    run = {name: data for name, data in found.items() if name.startswith((".text.", ".nv.constant0."))}
+    registers = found[".nv.info"].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
+    return {**run, "registers": b"".join(sorted(data[4:8] for data in registers))}
 
 
 def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
@@ -88,9 +93,9 @@ async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> 
     printed += await sources(SOFTMAX, [{"block_rows": 2, "threads": 128}], HOPPER.arch)
     assert len(printed) == 3 and sum("wgmma_ss<" in source for source in printed) == 2
     for source in printed:
-        ours = sections(cicc.compile_remotely(source, HOPPER, str(server)))
-        assert sum(name.startswith(".text.") for name in ours) == 1
-        assert ours == sections(by_nvcc(source, HOPPER, tmp_path))
+        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+        assert sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
+        assert ours == code(by_nvcc(source, HOPPER, tmp_path))
 
 
 @pytest.mark.anyio
@@ -102,11 +107,10 @@ async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> 
         gemm = {**GEMM, "swizzle": True}
         printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [gemm], flavour.arch)
         assert len(printed) == 1 and "mma_sync" in printed[0]
-        mma = "#include <tl_templates/cuda/instruction/mma.h>\n"
-        exponential = mma + INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
+        exponential = INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
         for source in (*printed, exponential):
             ours = cicc.compile_remotely(source, flavour, str(tmp_path))
-            assert sections(ours) == sections(by_nvcc(source, flavour, tmp_path))
+            assert code(ours) == code(by_nvcc(source, flavour, tmp_path))
         with pytest.raises(cicc.CiccError, match="parsed for sm_80, fast math True"):
             cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
     finally:
@@ -145,8 +149,8 @@ def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
     printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
     with ThreadPoolExecutor(6) as threads:
         found = list(threads.map(lambda source: cicc.compile_remotely(source, HOPPER, str(server)), printed))
-    assert [f".text.k{n}" in sections(binary) for n, binary in enumerate(found)] == [True] * 12
-    assert sections(found[7]) == sections(by_nvcc(printed[7], HOPPER, tmp_path))
+    assert [f".text.k{n}" in code(binary) for n, binary in enumerate(found)] == [True] * 12
+    assert code(found[7]) == code(by_nvcc(printed[7], HOPPER, tmp_path))
     assert not list(server.glob("cicc-*"))
 
 
@@ -187,7 +191,7 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
         with pytest.raises(cicc.CiccError, match="its process ended"):
             cicc.compile_remotely(INCLUDES + endless, HOPPER, str(server))
         killed.result()
-    assert sections(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+    assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
 
 
 def _is_server(process: Path, run_dir: Path) -> bool:

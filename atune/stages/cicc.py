@@ -3,8 +3,8 @@
 nvcc preprocesses a source, gives it to cicc, and cicc's PTX to ptxas. Nearly all of that goes into tilelang's headers,
 and into what they include. Here they are preprocessed and parsed once: cicc itself waits, with `cicc_server.c`
 preloaded, where the kernels begin, and each child that it forks goes on with kernels of its own. So their code is
-nvcc's, byte for byte, which NVRTC's is not: that keeps addresses of shared memory in 64 bits. (Headers that are parsed
-and that a library does not include may leave variables of one byte in it.)
+nvcc's, byte for byte, which NVRTC's is not: that keeps addresses of shared memory in 64 bits. (Headers that a library
+does not include itself may leave variables of one byte in it.)
 
 Two things are left out of what is parsed: the instructions of Hopper, of which a library brings those that it uses (see
 `headers.py`), and headers of the C++ library that only code of the host needs. A library that needs what is not there
