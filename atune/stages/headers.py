@@ -23,8 +23,8 @@ from typing import NamedTuple
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
 KNOWN = {
-    "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
-    "threadblock_swizzle.h", "debug.h",
+    "instruction/wgmma.h", "instruction/mma.h", "intrin.h", "barrier.h", "copy.h", "copy_sm90.h", "reduce.h", "scan.h",
+    "ldsm.h", "threadblock_swizzle.h", "debug.h", "atomic.h", "math.h", "cuda_fp8.h", "cluster.h",
 }  # fmt: skip
 """Headers of tilelang's that use the instructions through `WGMMA` alone, or not at all."""
 _USE = re.compile(
