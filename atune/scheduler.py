@@ -194,8 +194,8 @@ class CompileState:
         registers, parts = self.deferred[0].facts.accumulators, self._parts(self.deferred)
         if not registers:  # nobody knows how long it takes
             return max(1, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
-        last = parts <= FIRST_GROUP  # these together, unless as many workers are free
-        share = self._split(self.deferred) if last else math.ceil(parts / (2 * self.lanes))
+        last = parts <= FIRST_GROUP  # one a worker: whoever is not free yet soon will be
+        share = math.ceil(parts / (self.lanes if last else 2 * self.lanes))
         return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
 
     def _parts(self, queue: Sequence[Lowered]) -> int:

@@ -13,7 +13,7 @@ from atune.errors import SpaceError
 if TYPE_CHECKING:
     from atune.carver import Hardware, MatmulHints
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def matmul_hints(wanted: MatmulHints, M: int, N: int, K: int) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def matmul_hints(wanted: MatmulHints, M: int, N: int, K: int) -> list[dict[str, 
     template.in_dtype, template.out_dtype = wanted.in_dtype, wanted.out_dtype
     template.accum_dtype = wanted.accum_dtype
     template.initialize_function()
-    with _for_every_target(arch):
+    with _for_every_target(arch), _asked_first():
         function, tags = matmul_analysis.get_tensorized_func_and_tags(
             template.equivalent_function(), arch.target, allow_gemv=True
         )
@@ -74,6 +74,28 @@ def described(hardware: Hardware) -> Any:
     arch.transaction_size, arch.bandwidth = [32, 128], [750, 12080]
     arch.available_tensor_instructions = None
     return arch
+
+
+@contextmanager
+def _asked_first() -> Iterator[None]:
+    """Have tvm look whether an attribute is there before it reads it.
+
+    The analysis asks with `hasattr`; where there is none, tvm's C++ raises, and the first traceback that it makes in a
+    process takes a second: it reads the symbols of all libraries.
+    """
+    from tvm.ir.attrs import DictAttrs
+
+    def read(self: Any, name: str) -> Any:
+        if name not in self._dict():
+            raise AttributeError(f"DictAttrs has no attribute {name}")
+        return reading(self, name)
+
+    with _lock:
+        reading, DictAttrs.__getattr__ = DictAttrs.__getattr__, read
+        try:
+            yield
+        finally:
+            DictAttrs.__getattr__ = reading
 
 
 @contextmanager
