@@ -46,7 +46,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self.compiler = ""
         """``cicc`` or ``nvrtc``, while the service is there."""
         self.soon = False
-        """Whether the header was begun so early that waiting for it takes less than nvcc would."""
+        """Whether parsing was begun so early that waiting for it takes less than nvcc would."""
         self.why = ""
         self.wake: Callable[[], None] = lambda: None
         self.pid = 0
@@ -57,7 +57,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self._broken = ""
         """Why the service is not there any more."""
         self._first: Lowered | None = None
-        """The candidate whose flags, and where it must be whose includes, the header is made for."""
+        """The candidate whose flags, and where it must be whose includes, the headers are parsed for."""
         self._wanted: anyio.Event
         self._tasks: anyio.abc.TaskGroup
         self._scope: anyio.CancelScope | None = None
@@ -69,7 +69,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             yield
 
     def start(self) -> None:
-        """Begin to make a header where one will probably be used and a core is free for it."""
+        """Begin to parse headers where they will probably be used and a core is free for it."""
         settings = self.backend.compile
         try:
             target = parse_target(self.backend.target_text)
@@ -128,7 +128,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     async def _run(self, arch: str | None) -> None:
         """Run the service's process: of a fork server of its own, which imports next to nothing.
 
-        `arch`: what to make a header for before a candidate is known, empty for this machine's GPU's; None waits.
+        `arch`: what to parse headers for before a candidate is known, empty for this machine's GPU's; None waits.
         """
         with anyio.CancelScope() as self._scope:
             try:

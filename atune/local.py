@@ -166,8 +166,7 @@ class LocalBackend:
             raise errors.TargetError("backend nvrtc compiles CUDA code: use --backend auto or cython with target c")
         if self.compile.backend == "nvrtc" and not found.cuda_python:
             raise errors.TargetError(
-                "backend nvrtc needs the package cuda-python (pip install cuda-python); or use --backend auto, which "
-                "compiles with NVRTC too, without that package"
+                "backend nvrtc needs the package cuda-python (pip install cuda-python); or use --backend auto"
             )
         method = self.benchmark.method
         if method != "auto" and (method == "perf_counter") != (self._target.kind == "c"):

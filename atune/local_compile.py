@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from atune.local import LocalBackend
 
 EXACT = "-nvcc"
-"""Marks, in the artifact store, code as tilelang's own compile makes it, beside what a run first compiled."""
+"""Marks, in the artifact store, code as tilelang's own compile makes it, beside what a run first compiled. (nvcc alone
+made it once; the value is that of the stores there are.)"""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +22,11 @@ from services import SOFTMAX, artifacts, children, lowered
 
 from atune.artifact import Lowered
 from atune.candidate import Candidate, config_key
+from atune.folders import short_path
 from atune.local import LocalBackend
 from atune.settings import CompileSettings
 from atune.stages import cicc
-from atune.stages.device_source import Flavour, tilelang_paths
+from atune.stages.device_source import MICROSOFT, Flavour, parts, tilelang_paths
 from atune.stages.lowering import Blob
 from atune.workload import FileRef
 
@@ -31,6 +35,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 HOPPER, AMPERE = Flavour("sm_90a"), Flavour("sm_80")
 GEMM = {"block_M": 64, "block_N": 64, "block_K": 32, "num_stages": 2, "threads": 128}
 KERNEL = 'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {factor}; }}\n'
+OWN = "#ifndef OWN\n#define OWN\n__device__ float own(float x) { return x * 3; }\n#endif\n"
 INCLUDES = "#include <tl_templates/cuda/reduce.h>\n#include <tl_templates/cuda/debug.h>\n"
 
 
@@ -46,12 +51,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = cicc.Server(HOPPER, cicc.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
     found.link(str(run_dir))
     yield run_dir
-    found.process.kill()
-    found.process.wait()
+    found.kill()
 
 
 def code(elf: bytes) -> dict[str, bytes]:
-    """Return what a GPU runs of a 64-bit ELF file: each kernel's instructions and constants, and all register counts.
+    """Return what a GPU runs of a 64-bit ELF file: instructions, constants, registers and bytes of shared memory.
 
     What else is there names folders, or counts symbols.
     """
@@ -60,9 +64,12 @@ def code(elf: bytes) -> dict[str, bytes]:
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
     text = elf[headers[names][4] :]
     found = {text[h[0] : text.index(b"\0", h[0])].decode(): elf[h[4] : h[4] + h[5]] for h in headers if h[1] != 8}
-    run = {name: data for name, data in found.items() if name.startswith((".text.", ".nv.constant0."))}
+    sizes = {text[h[0] : text.index(b"\0", h[0])].decode(): h[5] for h in headers}
+    kept = (".text.", ".nv.constant0.", ".nv.constant2", ".nv.constant3")
+    run = {name: data for name, data in found.items() if name.startswith(kept)}
     registers = found[".nv.info"].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
-    return {**run, "registers": b"".join(sorted(data[4:8] for data in registers))}
+    shared = {n: size for n, size in sizes.items() if n.startswith(".nv.shared.")}
+    return {**run, "registers": b"".join(sorted(data[4:8] for data in registers)), "shared": str(shared).encode()}
 
 
 def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
@@ -114,8 +121,25 @@ async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> 
         with pytest.raises(cicc.CiccError, match="parsed for sm_80, fast math True"):
             cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
     finally:
-        server.process.kill()
-        server.process.wait()
+        server.kill()
+
+
+def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
+    """Text of the user's, by `T.import_source`; a group has that of each member."""
+    server = cicc.Server(HOPPER, parts(INCLUDES).includes, str(tmp_path), OWN)
+    try:
+        server.link(str(tmp_path))
+        kernel = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = own(x[0]); }\n'
+        for own in (OWN, OWN + "\n" + OWN):
+            source = own + MICROSOFT + INCLUDES + kernel
+            assert server.fits(HOPPER, source)
+            assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == code(by_nvcc(source, HOPPER, tmp_path))
+        for source in (INCLUDES + kernel, MICROSOFT + INCLUDES, OWN.replace("3", "4") + MICROSOFT + INCLUDES):
+            assert not server.fits(HOPPER, source)
+            with pytest.raises(cicc.CiccError, match="other text before"):
+                cicc.compile_remotely(source, HOPPER, str(tmp_path))
+    finally:
+        server.kill()
 
 
 def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +182,12 @@ def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
     ("source", "why"),
     [
         (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
-        (INCLUDES + '#include "mine.h"\n', 'includes "mine.h"'),
-        ("#define WARP 16\n" + INCLUDES, "text before tilelang's headers"),
+        (INCLUDES + '#include "mine.h"\n', """it has '#include "mine.h"' among its kernels"""),
+        (INCLUDES + "#define CUSTOM 1\n" + INCLUDES, "among its kernels"),
+        ("#define WARP 16\n" + MICROSOFT + INCLUDES, "it has '#define WARP 16' before tilelang's headers"),
+        ("#include <a.h>\nint x;\n" + MICROSOFT + INCLUDES, "it has '#include <a.h>' before"),
+        ("#define ENABLE_BF16\n" + MICROSOFT + INCLUDES, "it has ENABLE_BF16 before"),
+        (OWN + MICROSOFT + INCLUDES, "other text before tilelang's headers than is parsed"),
         (INCLUDES + "__device__ int f() { return std::vector<int>().size(); }\n", 'has no member "vector"'),
         (INCLUDES + "int here = __LINE__;\n", '"__LINE__" is undefined'),
         ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS by itself"),
@@ -173,13 +201,13 @@ def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, w
     assert not list(server.glob("cicc-*"))
 
 
+LONG = INCLUDES + "".join(KERNEL.format(name=f"k{n}", factor=n) for n in range(2000))
+"""Takes cicc many seconds."""
+
+
 def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
     """Nothing that it may have written counts."""
-    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, server)]
-    endless = "".join(f"template <int N> struct S{n} {{ S{n}<N - 1> s; }};\n" for n in range(1))
-    endless += "template <> struct S0<0> {}; S0<800> s;\n" + "".join(
-        KERNEL.format(name=f"k{n}", factor=n) for n in range(400)
-    )
+    pid = server_of(server)
 
     def kill() -> None:
         wait_until(lambda: bool(children(pid)), 10, "a child of cicc's")
@@ -189,9 +217,53 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         killed = threads.submit(kill)
         with pytest.raises(cicc.CiccError, match="its process ended"):
-            cicc.compile_remotely(INCLUDES + endless, HOPPER, str(server))
+            cicc.compile_remotely(LONG, HOPPER, str(server))
         killed.result()
     assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+
+
+ASK = """
+import sys
+from atune.stages import cicc
+from atune.stages.device_source import Flavour
+
+cicc.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
+"""
+
+
+def test_a_compile_ends_with_the_one_who_asked(server: Path) -> None:
+    pid = server_of(server)
+    asking = subprocess.Popen([sys.executable, "-c", ASK, str(server)], stdin=subprocess.PIPE, text=True)
+    assert asking.stdin is not None
+    asking.stdin.write(LONG)
+    asking.stdin.close()
+    wait_until(lambda: bool(children(pid)), 20, "a child of cicc's")
+    time.sleep(0.5)
+    assert children(pid), "the source does not take long"
+    asking.kill()
+    asking.wait()
+    wait_until(lambda: not children(pid), 0.5, "the end of cicc's child")
+
+    # One who is gone before the child looks is noticed, too.
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+        short_path(str(server / cicc.FOLDER)) as short,
+    ):
+        folder = server / "gone"
+        folder.mkdir()
+        (folder / cicc.BODY).write_text(LONG)
+        os.kill(pid, signal.SIGSTOP)
+        connection.connect(f"{short}/{cicc.SOCKET}")
+        connection.sendall(os.fsencode(folder) + b"\0")
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+    assert not children(pid)
+
+
+def server_of(run_dir: Path) -> int:
+    """Return the process of the server that is linked in `run_dir`."""
+    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, run_dir)]
+    return pid
 
 
 def _is_server(process: Path, run_dir: Path) -> bool:

@@ -33,10 +33,8 @@ from atune.stages.device_source import (
     Flavour,
     HeadersMissing,
     guess,
-    included,
-    preamble,
+    parts,
     tilelang_paths,
-    without_includes,
 )
 
 SERVER = Path(__file__).with_name("cicc_server.c")
@@ -46,8 +44,8 @@ FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
 """What a run's folder has of a server: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
 """What tilelang calls a source."""
-MAIN, SAID = "kernels.ii", "said"
-"""In the server's folder: what it compiles, and what it says of the headers."""
+MAIN, SAID, LIBRARY = "kernels.ii", "said", "server.so"
+"""In the server's folder: what it compiles, what it says of the headers, and what is preloaded."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
     "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
@@ -81,14 +79,15 @@ class Parsed(msgspec.Struct, frozen=True):
     """What a server has parsed: text that stands first, and ``<file>`` each; and what makes a binary of its PTX."""
 
     flavour: Flavour
-    preamble: str
+    first: str
     includes: tuple[str, ...]
     tools: Tools
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
     """Return nvcc's command for a binary, less the files, as tilelang's ``tilelang_callback_cuda_compile`` calls it."""
-    compiler = os.environ.get("CXX") or os.environ.get("CC") or shutil.which("g++") or shutil.which("c++") or "g++"
+    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
+    compiler = os.environ.get("CXX") or os.environ.get("CC") or found
     command = [os.path.join(tilelang_paths().CUDA_HOME, "bin", "nvcc"), f"-ccbin={compiler}", "--cubin", "-O3"]
     command += ["-lineinfo", f"-arch={flavour.arch}", "-std=c++20", *(f"-I{folder}" for folder in folders)]
     return [*command, "--use_fast_math"] if flavour.fast_math else command
@@ -100,17 +99,19 @@ def behind(command: Sequence[str], folder: str) -> Tools:
     Path(source).touch()
     dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
     try:
-        done = subprocess.run(dry, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(dry, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     except OSError as error:
         raise CiccError(f"nvcc does not start: {error}") from None
     environment = dict(os.environ)
     found: dict[str, list[list[str]]] = {"-E": [], "cicc": [], "ptxas": []}
-    for line in done.stderr.splitlines():
-        text = line.removeprefix("#$ ")
+    for text in (line.removeprefix("#$ ") for line in done.stderr.splitlines() if line.startswith("#$ ")):
         if match := re.match(r"([A-Za-z_]+)=(.*)$", text):
             environment[match[1]] = match[2]
             continue
-        words = [re.sub(r"\$(\w+)", lambda m: environment.get(m[1], ""), word) for word in shlex.split(text)]
+        try:
+            words = [re.sub(r"\$(\w+)", lambda m: environment.get(m[1], ""), word) for word in shlex.split(text)]
+        except ValueError as error:
+            raise CiccError(f"nvcc's command is not understood: {error}: {text[:200]}") from None
         kind = "-E" if "-E" in words else os.path.basename(words[0]) if words else ""
         if kind in found:
             found[kind].append(words)
@@ -161,11 +162,11 @@ class Server:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)
         self.tools = behind(nvcc_command(flavour, folders), folder)
-        library = self._library()
+        self._make_library()
         problem = CiccError("")
         for left_out in (_HOST_ONLY, ()):
             try:
-                self._start(library, left_out)
+                self._start(left_out)
                 break
             except CiccError as error:
                 problem = error
@@ -176,25 +177,31 @@ class Server:
         )
 
     def fits(self, flavour: Flavour, source: str) -> bool:
-        known = (self.flavour, self.first) == (flavour, preamble(source))
-        return known and set(included(source)) <= set(self.includes)
+        """Tell whether this compiles `source`; as well as another one could, where it is not as tilelang prints it."""
+        try:
+            first, includes, _ = parts(source)
+        except ValueError:
+            return True
+        return flavour == self.flavour and _repeats(first, self.first) and set(includes) <= set(self.includes)
 
-    def _library(self) -> str:
-        path = os.path.join(self.folder, "server.so")
-        self._run(["gcc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", path, "-ldl"])
-        return path
+    def _make_library(self) -> None:
+        compiler = shutil.which("gcc") or "cc"
+        path = os.path.join(self.folder, LIBRARY)
+        self._run([compiler, "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", path, "-ldl"])
 
     def _run(self, command: Sequence[str]) -> None:
         environment = {**os.environ, **self.tools.environment}
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
+        )
         if done.returncode != 0:
             raise CiccError(f"{os.path.basename(command[0])} failed: {done.stderr.strip()[-300:]}")
 
-    def _start(self, library: str, left_out: Sequence[str]) -> None:
+    def _start(self, left_out: Sequence[str]) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
         folder = self.folder
-        lines = [f"#include {name}\n" for name in self.includes if name not in included(self.first)]
-        Path(folder, "headers.cu").write_text("".join([self.first, *lines]))
+        lines = [f"#include {name}\n" for name in self.includes]
+        Path(folder, "headers.cu").write_text("".join([self.first, *lines]), encoding="utf-8")
         defined = [f"-D{name}=1" for name in left_out]
         source, parsed = os.path.join(folder, "headers.cu"), os.path.join(folder, "headers.ii")
         self._run([*self.tools.preprocess, "-dD", *defined, source, "-o", parsed])
@@ -211,7 +218,7 @@ class Server:
                 env={
                     **os.environ,
                     **self.tools.environment,
-                    "LD_PRELOAD": library,
+                    "LD_PRELOAD": f"./{LIBRARY}",  # a path of its own might have spaces, where it would be split
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },
                 pass_fds=[listener.fileno()],
@@ -222,18 +229,22 @@ class Server:
         # Nobody else holds the socket now: it answers, or whoever asks learns that cicc has ended.
         try:
             ptx = _ask(folder, _EMPTY, folder)
-        except CiccError as error:
-            self.process.kill()
-            self.process.wait()
+        except (CiccError, OSError) as error:
+            self.kill()
             lines = Path(folder, SAID).read_text(errors="replace").splitlines()
             first = next((line for line in lines if " error" in line), "")
             raise CiccError(f"{error}; {first}" if first else str(error)) from None
         if b".entry atune_empty" not in ptx:
+            self.kill()
             raise CiccError("cicc does not compile what it is given")
 
     def link(self, run_dir: str) -> None:
         """Let workers find this server by the folder of their run."""
         os.symlink(self.folder, os.path.join(run_dir, FOLDER))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def wait(self) -> str:
         """Wait until cicc ends, which it does not by itself, and return how it ended."""
@@ -258,7 +269,9 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
         binary = os.path.join(folder, "kernels.cubin")
         command = [*parsed.tools.ptxas, os.path.join(folder, OUTPUT), "-o", binary]
         environment = {**os.environ, **parsed.tools.environment}
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
+        )
         if done.returncode != 0:
             raise CiccError(f"ptxas failed: {(done.stderr + done.stdout).strip()}")
         return Path(binary).read_bytes()
@@ -274,29 +287,37 @@ def _parsed(path: str) -> Parsed:
 
 def _body(source: str, parsed: Parsed) -> str:
     """Return what is left of `source` to compile."""
-    known = parsed.includes
-    if other := set(included(source)) - set(known):
+    try:
+        first, includes, rest = parts(source)
+    except ValueError as error:
+        raise CiccError(f"the source is not as tilelang prints it: {error}") from None
+    if other := set(includes) - set(parsed.includes):
         raise CiccError(f"the source includes {min(other)}, which is not parsed yet")
-    first = preamble(source)
-    lines, once = (list(filter(None, text.splitlines())) for text in (first, parsed.preamble))
-    if lines != once * (len(lines) // len(once) if once else 0):  # a group's has each member's
+    if not _repeats(first, parsed.first):
         raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
-    if f"<{headers.WGMMA}>" in known:
+    if f"<{headers.WGMMA}>" in includes:
         where, used = tilelang_paths(), headers.uses(source)
-        if used is None and f"<{headers.WGMMA}>" in included(source):
+        if used is None:
             raise CiccError("the source uses CUTLASS by itself")
         if used:
             brought = headers.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used) or ""
             if not brought:
                 raise CiccError("an instruction of Hopper's is not found")
-    rest = "\n" * first.count("\n") + without_includes(source)[len(without_includes(first)) :]
     return f'{brought}#line 1 "{NAME}"\n{rest}'
+
+
+def _repeats(text: str, once: str) -> bool:
+    """Tell whether `text` is `once`, or several times it: a group's source has the text of each member."""
+    lines, wanted = (list(filter(None, one.splitlines())) for one in (text, once))
+    if not lines or not wanted:
+        return lines == wanted
+    return lines == wanted * (len(lines) // len(wanted))
 
 
 def _ask(server: str, body: str, folder: str) -> bytes:
     """Have the server in the folder `server` compile `body` in `folder`; return the PTX. Raises `CiccError`."""
-    Path(folder, BODY).write_text(body)
+    Path(folder, BODY).write_text(body, encoding="utf-8")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             with short_path(server) as short:

@@ -76,6 +76,8 @@ static void become_child(pid_t parent, int listener) {
   fcntl(connection, F_SETOWN, getpid());
   fcntl(connection, F_SETSIG, SIGKILL);
   fcntl(connection, F_SETFL, connection_flags | O_ASYNC);
+  if (recv(connection, folder, 1, MSG_PEEK | MSG_DONTWAIT) == 0) /* killed before it could be told */
+    _exit(1);
   if (on_exit(answer, NULL))
     _exit(1);
 }

@@ -291,8 +291,8 @@ class DeviceCompiler:
         if self.layer == 0 and self.families:
             with suppress(ValueError, cicc.CiccError, nvrtc.NvrtcError):
                 shared = self._remotely(orders.with_choice(code, self.families))
-                for layer in range(max(len(family.symbols) for family in self.families)):
-                    self._binaries.append(orders.variant(shared, self.families, layer))
+                layers = range(max(len(family.symbols) for family in self.families))
+                self._binaries = [orders.variant(shared, self.families, layer) for layer in layers]
                 members = sum(len(family.symbols) for family in self.families)
                 self.why = f"{members} kernels by {len(self.families)} compiles: they differ in their block order"
         if self.layer < len(self._binaries):

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +20,20 @@ GUESS = (
 """Headers of tilelang's that kernels mostly include, in its order. A kernel that includes fewer compiles to the same
 code."""
 GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"][^>\"\n]*[>\"])[^\n]*$", re.MULTILINE)
-_NEVER = re.compile(r"^#if(?: defined\(_MSC_VER\)|def ENABLE_BF16\n).*?^#endif\n", re.MULTILINE | re.DOTALL)
-"""What tilelang writes for Microsoft's compiler, and for a macro that nothing defines but a user's flags."""
+MICROSOFT = """\
+#if defined(_MSC_VER) && !defined(__clang__) && _MSC_VER < 1940
+#define _tl_orig_alignas alignas
+#define alignas(N) _tl_orig_alignas((N) <= 64 ? (N) : 64)
+#include <cuda.h>
+#undef alignas
+#define alignas _tl_orig_alignas
+#endif
+"""
+"""What tilelang writes before its headers, for Microsoft's compiler."""
+_FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
+"""What it writes after them, for a macro that nothing defines but a user's flags."""
+_INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
+_GUARD = re.compile(r"[ \t]*#[ \t]*(?:ifndef[ \t]+\w+|define[ \t]+\w+|endif.*|pragma[ \t]+once)[ \t]*")
 
 
 class HeadersMissing(Exception):
@@ -53,19 +64,46 @@ def guess(arch: str) -> tuple[str, ...]:
     return tuple(f"<tl_templates/cuda/{name}>" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER))
 
 
-def included(source: str) -> tuple[str, ...]:
-    """Return what `source` includes, ``<file>`` or ``"file"`` each, in its order."""
-    return tuple(match[1] for match in _INCLUDE.finditer(_blank(source)))
+class Parts(NamedTuple):
+    """A source as tilelang prints it: text of the user's, includes, and what follows them, on the lines where it was.
+
+    `first` is empty, or declarations under include guards.
+    """
+
+    first: str
+    includes: tuple[str, ...]
+    """``<file>`` each."""
+    rest: str
 
 
-def without_includes(source: str) -> str:
-    """Return `source` with empty lines where it includes something."""
-    return _INCLUDE.sub("", _blank(source))
-
-
-def _blank(source: str) -> str:
-    """Return `source` without what is never compiled, every other line where it was."""
-    return _NEVER.sub(lambda match: "\n" * match[0].count("\n"), source)
+def parts(source: str) -> Parts:
+    """Take `source` apart. Raises `ValueError` where it is otherwise, and says how."""
+    before, found, after = source.partition(MICROSOFT)
+    if not found:
+        before, after = "", source
+    first, includes = "", []
+    if all(not line.strip() or _INCLUDE.fullmatch(line) for line in before.splitlines()):
+        after = before + "\n" * found.count("\n") + after
+    else:
+        first = before
+        for line in first.splitlines():
+            if line.lstrip().startswith("#") and not _GUARD.fullmatch(line):
+                raise ValueError(f"it has {line.strip()!r} before tilelang's headers")
+        if "ENABLE_BF16" in first:
+            raise ValueError("it has ENABLE_BF16 before tilelang's headers")
+        after = "\n" * (before + found).count("\n") + after
+    after = after.replace(_FALLBACKS, "\n" * _FALLBACKS.count("\n"), 1)
+    lines = after.splitlines(keepends=True)
+    for n, line in enumerate(lines):
+        if match := _INCLUDE.fullmatch(line.rstrip("\n")):
+            includes.append(match[1])
+            lines[n] = "\n"
+        elif line.strip():
+            break
+    rest = "".join(lines)
+    if match := re.search(r"^[ \t]*#[ \t]*include.*", rest, re.MULTILINE):
+        raise ValueError(f"it has {match[0].strip()!r} among its kernels")
+    return Parts(first, tuple(dict.fromkeys(includes)), rest)
 
 
 def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
@@ -118,10 +156,5 @@ def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
 
 def plain(source: str) -> bool:
     """Tell whether nothing but includes stands before tilelang's headers, so that others may come first."""
-    return not preamble(source)
-
-
-def preamble(source: str) -> str:
-    """Return what `source` has of its own before tilelang's headers, which may change them; empty for includes."""
-    before = _blank(source.partition("#include <tl_templates/")[0])
-    return "" if all(re.match(r"#include <|\s*$", line) for line in before.splitlines()) else before
+    before = source.partition("#include <tl_templates/")[0].replace(MICROSOFT, "")
+    return all(re.match(r"#include <|\s*$", line) for line in before.splitlines())

@@ -226,6 +226,9 @@ def _answer(connection: socket.socket) -> None:
     fcntl.fcntl(connection, _F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return  # killed before it could be told
     try:
         reply = Reply(cubin=compile_here(request.source, request.flavour))
     except NvrtcError as error:

@@ -6,6 +6,7 @@ tilelang nor torch: it can parse the headers while others still import.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import msgspec
 from atune.protocol import ServiceReady
 from atune.stages import nvrtc
 from atune.stages.cicc import CiccError, Server, includes_for
-from atune.stages.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, included, preamble
+from atune.stages.device_source import Flavour, flags_config, flavour_of, for_nvcc, guess, parts
 from atune.stages.lowering import Blob
 from atune.stages.nvrtc import NvrtcError
 from atune.stages.session import visible_gpus
@@ -53,17 +54,22 @@ def listen(payload: bytes) -> bytes:
     """
     data, arch, folder, asked = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
-    flavour, wanted = flavour_of(arch, blob.pass_configs), included(blob.source)
+    flavour = flavour_of(arch, blob.pass_configs)
     try:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise NvrtcError(reason)
         server, ready = _state.server, ServiceReady(True)
         if server is not None and not server.fits(flavour, blob.source):
-            server.process.kill()
+            server.kill()
             server = _state.server = None
         if server is None and flavour != _state.made:
-            known_to_nvrtc = [name for name in wanted if name.startswith("<tl_templates/")]
-            ready = _parse(flavour, asked, wanted, known_to_nvrtc, preamble(blob.source))
+            before = blob.source.partition('extern "C"')[0]
+            known_to_nvrtc = re.findall(r"^#include (<tl_templates/[^>\n]*>)\n", before, re.MULTILINE)
+            try:
+                first, wanted, _ = parts(blob.source)
+            except ValueError:
+                first, wanted = "", ()
+            ready = _parse(flavour, asked, wanted, known_to_nvrtc, first)
         if _state.server is not None:
             _state.server.link(folder)
             return msgspec.msgpack.encode(msgspec.structs.replace(ready, compiler="cicc"))
@@ -88,7 +94,7 @@ def _parse(
     if asked != "nvrtc":
         started = time.perf_counter()
         try:
-            _state.server = Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"), first)
+            _state.server = _server(flavour, includes, first)
         except (CiccError, OSError) as error:
             if asked == "cicc":
                 raise NvrtcError(str(error)) from None
@@ -98,6 +104,17 @@ def _parse(
     seconds = nvrtc.make(flavour, "".join(f"#include {name}\n" for name in known_to_nvrtc))
     _state.made = flavour
     return ServiceReady(True, "", seconds)
+
+
+def _server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
+    """Return a server for `includes` and for what other kernels mostly include, where both can be had together."""
+    both = dict.fromkeys((*includes, *includes_for(flavour.arch)))
+    try:
+        return Server(flavour, tuple(both), tempfile.mkdtemp(prefix="cicc-"), first)
+    except CiccError:
+        if not includes or len(both) == len(includes):
+            raise
+        return Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"), first)
 
 
 def _arch_of_this_machine() -> str:
