@@ -103,6 +103,9 @@ async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> 
         ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
         assert sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
         assert ours == code(by_nvcc(source, HOPPER, tmp_path))
+    without = cicc.compile_remotely(printed[0], HOPPER, str(server), lines=False)
+    whole = cicc.compile_remotely(printed[0], HOPPER, str(server))
+    assert code(without) == code(whole) and len(without) < len(whole) / 2
 
 
 @pytest.mark.anyio
@@ -245,10 +248,8 @@ def test_a_compile_ends_with_the_one_who_asked(server: Path) -> None:
     wait_until(lambda: not children(pid), 0.5, "the end of cicc's child")
 
     # One who is gone before the child looks is noticed, too.
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
-        short_path(str(server / cicc.FOLDER)) as short,
-    ):
+    place = short_path(str(server / cicc.FOLDER))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, place as short:
         folder = server / "gone"
         folder.mkdir()
         (folder / cicc.BODY).write_text(LONG)

@@ -59,6 +59,8 @@ _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
 """cicc's options, each with a value, that say where what the host compiles goes."""
+_LINES = re.compile(rb"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
+_LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
 _EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
 
 
@@ -258,16 +260,23 @@ def includes_for(arch: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), *others)))
 
 
-def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
-    """Have the server that is linked in `run_dir` compile `source`; return the binary. Raises `CiccError`."""
+def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
+    """Have the server that is linked in `run_dir` compile `source`; return the binary. Raises `CiccError`.
+
+    `lines`: with line information, as tilelang has it, which is most of a binary's bytes.
+    """
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
     body = _body(source, parsed)
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
-        _ask(os.path.join(run_dir, FOLDER), body, folder)
+        ptx = _ask(os.path.join(run_dir, FOLDER), body, folder)
+        ptxas = parsed.tools.ptxas
+        if not lines:
+            Path(folder, OUTPUT).write_bytes(_LINES.sub(b"", ptx))
+            ptxas = tuple(word for word in ptxas if word not in _LINE_OPTIONS)
         binary = os.path.join(folder, "kernels.cubin")
-        command = [*parsed.tools.ptxas, os.path.join(folder, OUTPUT), "-o", binary]
+        command = [*ptxas, os.path.join(folder, OUTPUT), "-o", binary]
         environment = {**os.environ, **parsed.tools.environment}
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment

@@ -290,7 +290,7 @@ class DeviceCompiler:
         """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""
         if self.layer == 0 and self.families:
             with suppress(ValueError, cicc.CiccError, nvrtc.NvrtcError):
-                shared = self._remotely(orders.with_choice(code, self.families))
+                shared = self._remotely(orders.with_choice(code, self.families), lines=False)
                 layers = range(max(len(family.symbols) for family in self.families))
                 self._binaries = [orders.variant(shared, self.families, layer) for layer in layers]
                 members = sum(len(family.symbols) for family in self.families)
@@ -299,10 +299,10 @@ class DeviceCompiler:
             return self._binaries[self.layer]
         return self._remotely(code)
 
-    def _remotely(self, code: str) -> bytes:
+    def _remotely(self, code: str, *, lines: bool = True) -> bytes:
         run_dir = session().run_dir
         if self.service == "cicc":
-            return cicc.compile_remotely(code, self.flavour, run_dir)
+            return cicc.compile_remotely(code, self.flavour, run_dir, lines=lines)
         return nvrtc.compile_remotely(code, self.flavour, run_dir)
 
 
