@@ -17,7 +17,7 @@ MAX_MEMBERS = 4 * MAX_GROUP
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
 four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
-HEAVY_LEFT = 3
+HEAVY_LEFT = 6
 """Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
 still come late, and enough work beside them that no worker ends long after the others."""
 FIRST_GROUP = 2
