@@ -225,8 +225,12 @@ def test_cancelling_with_a_real_nvcc_alive_ends_it(run: Run) -> None:
         stdout=subprocess.PIPE,
     )
     assert program.stdin is not None and program.stdout is not None
-    # cicc and ptxas are nvcc's children: the deepest ones count
-    wait_until(lambda: any("cicc" in c or "ptxas" in c or "cudafe" in c for c in run.others().values()), 60, "nvcc")
+
+    def of_nvcc(command: str) -> bool:
+        # cicc and ptxas are nvcc's children: the deepest ones count. The compile service's have files of other names.
+        return command.split()[0].endswith(("cicc", "ptxas")) and "tmpxft" in command
+
+    wait_until(lambda: any(map(of_nvcc, run.others().values())), 60, "nvcc")
     before = run.others()
     started = time.monotonic()
     program.stdin.write(b"\n")

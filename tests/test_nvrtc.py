@@ -129,7 +129,7 @@ def test_the_header_changes_no_code_and_needs_no_kernel() -> None:
     [
         ("", True),
         ("#include <math_constants.h>\n\n", True),
-        ("#if defined(_MSC_VER) && 1\n#define alignas(N) 1\n#endif\n", True),
+        (device_source.MICROSOFT, True),
         ("#define WARP 16\n", False),
         ("__device__ float twice(float x) { return 2 * x; }\n", False),
         ("#if 1\n#define WARP 16\n#endif\n", False),
