@@ -6,9 +6,9 @@ import sys
 
 try:
     from atune.cli import main
+
+    if __name__ == "__main__":
+        sys.exit(main())
 except KeyboardInterrupt:  # Ctrl-C before the command line could install its handlers
     sys.stderr.write("atune: interrupted\n")
     sys.exit(130)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -314,8 +314,10 @@ class Announce:
             print("loading", flush=True)
 
 sys.meta_path.insert(0, Announce)
-from atune.__main__ import main"""
-    code = SLOW_ENGINE.replace("from atune.cli import main", announce)
+import runpy
+runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
+    code = SLOW_ENGINE.replace("from atune.cli import main\nsys.exit(main())", announce)
+    assert code != SLOW_ENGINE
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
     for step in range(12):
         command = [
