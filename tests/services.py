@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+from processes import wait_until
 
 from atune.artifact import Artifact, Lowered
 from atune.candidate import Candidate, config_key, thaw
@@ -41,6 +42,17 @@ async def lowered(
 def artifacts(built: list[object]) -> list[Artifact]:
     assert all(isinstance(one, Artifact) for one in built), built
     return [one for one in built if isinstance(one, Artifact)]
+
+
+async def given_up(lane: LocalCompileLane, group: list[Lowered], server: int) -> None:
+    """Cancel a build of `group` while a child of `server` compiles it; the child ends with the one who asked."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lane.build, group)
+        with anyio.fail_after(10):
+            while not children(server):
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    wait_until(lambda: not children(server), 0.5, "the end of the compile")
 
 
 def children(pid: int) -> list[int]:

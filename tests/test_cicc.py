@@ -18,7 +18,7 @@ import anyio
 import msgspec
 import pytest
 from processes import wait_until
-from services import SOFTMAX, artifacts, children, lowered
+from services import SOFTMAX, artifacts, children, given_up, lowered
 
 from atune.artifact import Lowered
 from atune.candidate import Candidate, config_key
@@ -289,13 +289,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
 
         # A compile that is given up ends, with the one who asked.
         (server,) = children(backend.service.pid)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lane.build, group)
-            with anyio.fail_after(10):
-                while not children(server):
-                    await anyio.sleep(0.001)
-            tasks.cancel_scope.cancel()
-        wait_until(lambda: not children(server), 0.5, "the end of cicc's child")
+        await given_up(lane, group, server)
         assert backend.service.compiler == "cicc"
         (again, *_) = artifacts(list(await lane.build(group)))
         assert again.compiler == "cicc"

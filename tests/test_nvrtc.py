@@ -12,8 +12,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from processes import wait_until
-from services import SOFTMAX, artifacts, children, lowered
+from services import SOFTMAX, artifacts, given_up, lowered
 
 from atune.artifact import Lowered
 from atune.candidate import Candidate, config_key, thaw
@@ -75,15 +74,7 @@ async def test_a_compile_that_is_given_up_ends() -> None:
     """The child compiles in native code, in no group of the lane's; it ends with the one who asked."""
     pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
     async with lowered(2, CompileSettings(workers=1, compiler="nvrtc")) as (backend, lane, group):
-        service = backend.service.pid
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lane.build, group)
-            with anyio.fail_after(10):
-                while not children(service):
-                    await anyio.sleep(0.001)
-            tasks.cancel_scope.cancel()
-        wait_until(lambda: not children(service), 0.5, "the end of NVRTC's child")
+        await given_up(lane, group, backend.service.pid)
         assert backend.service.compiler
         (built, _) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvrtc"

@@ -189,15 +189,7 @@ class Server:
     def _make_library(self) -> None:
         compiler = shutil.which("gcc") or "cc"
         path = os.path.join(self.folder, LIBRARY)
-        self._run([compiler, "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", path, "-ldl"])
-
-    def _run(self, command: Sequence[str]) -> None:
-        environment = {**os.environ, **self.tools.environment}
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
-        )
-        if done.returncode != 0:
-            raise CiccError(f"{os.path.basename(command[0])} failed: {done.stderr.strip()[-300:]}")
+        _run([compiler, "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", path, "-ldl"], self.tools)
 
     def _start(self, left_out: Sequence[str]) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
@@ -206,7 +198,7 @@ class Server:
         Path(folder, "headers.cu").write_text("".join([self.first, *lines]), encoding="utf-8")
         defined = [f"-D{name}=1" for name in left_out]
         source, parsed = os.path.join(folder, "headers.cu"), os.path.join(folder, "headers.ii")
-        self._run([*self.tools.preprocess, "-dD", *defined, source, "-o", parsed])
+        _run([*self.tools.preprocess, "-dD", *defined, source, "-o", parsed], self.tools)
         Path(folder, MAIN).write_text(f'#include "{parsed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{SAID}", "wb") as said:
@@ -276,14 +268,19 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool
             Path(folder, OUTPUT).write_bytes(_LINES.sub(b"", ptx))
             ptxas = tuple(word for word in ptxas if word not in _LINE_OPTIONS)
         binary = os.path.join(folder, "kernels.cubin")
-        command = [*ptxas, os.path.join(folder, OUTPUT), "-o", binary]
-        environment = {**os.environ, **parsed.tools.environment}
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
-        )
-        if done.returncode != 0:
-            raise CiccError(f"ptxas failed: {(done.stderr + done.stdout).strip()}")
+        _run([*ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
         return Path(binary).read_bytes()
+
+
+def _run(command: Sequence[str], tools: Tools) -> None:
+    """Run one of nvcc's programs, or one beside them. Raises `CiccError` with its last words where it fails."""
+    environment = {**os.environ, **tools.environment}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
+    )
+    if done.returncode != 0:
+        said = (done.stderr + done.stdout).strip()
+        raise CiccError(f"{os.path.basename(command[0])} failed: {said[-300:]}")
 
 
 @functools.cache

@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from atune.stages.device_source import GUESS, GUESS_BEFORE_HOPPER
+
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
-KNOWN = {
-    "instruction/wgmma.h", "instruction/mma.h", "intrin.h", "barrier.h", "copy.h", "copy_sm90.h", "reduce.h", "scan.h",
-    "ldsm.h", "threadblock_swizzle.h", "debug.h", "atomic.h", "math.h", "cuda_fp8.h", "cluster.h",
-}  # fmt: skip
+KNOWN = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
 """Headers of tilelang's that use the instructions through `WGMMA` alone, or not at all."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
