@@ -163,7 +163,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self.why += f"; {answer.reason}"
         self.compiler = answer.compiler
         self._changed()
-        await worker.call(f"{STAGE}serve", msgspec.msgpack.encode(run_dir), None)
+        await worker.call(f"{STAGE}serve", b"", None)
 
     def _give_up(self) -> None:
         """End the service's process where one was begun that nobody needs."""

@@ -206,7 +206,7 @@ def _start_nvrtc(_: str, codegen: Any, clock: Clock, compiler: str) -> float:
 
     begun, pch = cpu_s(), compiler == "nvrtc+pch"
     if pch:
-        nvrtc.make(Flavour(ARCH), "".join(f"#include {name}\n" for name in guess(ARCH)))
+        nvrtc.make(Flavour(ARCH), guess(ARCH))
     else:
         nvrtc._service.nvrtc = nvrtc.Nvrtc()
     header_s = cpu_s() - begun

@@ -141,6 +141,7 @@ def options_for(arch: str, fast_math: bool) -> tuple[str, ...]:
 
 class _Service:
     nvrtc: Nvrtc
+    listener: socket.socket
     prefixes: dict[Flavour, str]
     """What the precompiled header of each flavour holds."""
 
@@ -149,12 +150,17 @@ _service = _Service()
 _service.prefixes = {}
 
 
-def make(flavour: Flavour, includes: str) -> float:
+def has_header(flavour: Flavour) -> bool:
+    return flavour in _service.prefixes
+
+
+def make(flavour: Flavour, includes: Sequence[str]) -> float:
     """Make the precompiled header of `flavour`, check that it is used, and return the seconds that making it took.
 
-    `includes`: the lines that it is made of.
+    `includes`: what it is made of, ``<file>`` each.
     """
-    started, prefix = time.perf_counter(), "".join([STD, includes, STOP])
+    started = time.perf_counter()
+    prefix = "".join([STD, *(f"#include {name}\n" for name in includes), STOP])
     options = (*options_for(flavour.arch, flavour.fast_math), "-pch")
     if not hasattr(_service, "nvrtc"):
         _service.nvrtc = Nvrtc()
@@ -178,24 +184,19 @@ def compile_here(source: str, flavour: Flavour) -> bytes:
     return _service.nvrtc.compile(prefix + source, (*options, "-pch"))[0]
 
 
-_listening: dict[str, int] = {}
-
-
 def listen(folder: str) -> None:
     """Open the socket in `folder`; what connects waits until it is served."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _service.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with short_path(folder) as short:
-        listener.bind(f"{short}/{SOCKET}")
-    listener.listen(128)
-    _listening[folder] = listener.detach()
+        _service.listener.bind(f"{short}/{SOCKET}")
+    _service.listener.listen(128)
 
 
-def serve(folder: str) -> NoReturn:
-    """Fork a child for every request to the socket in `folder`, until this process is killed."""
+def serve() -> NoReturn:
+    """Fork a child for every request to the socket, until this process is killed."""
     signal.signal(signal.SIGCHLD, _reap)
-    listener = socket.socket(fileno=_listening.pop(folder))
     while True:
-        connection, _address = listener.accept()
+        connection, _address = _service.listener.accept()
         try:
             child = os.fork()
         except OSError:  # no memory for it: whoever asked turns to nvcc

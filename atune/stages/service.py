@@ -24,8 +24,6 @@ from atune.stages.session import visible_gpus
 
 class _State:
     server: Server | None = None
-    made: Flavour | None = None
-    """What NVRTC's header is for."""
     why_not_cicc = ""
 
 
@@ -62,7 +60,7 @@ def listen(payload: bytes) -> bytes:
         if server is not None and not server.fits(flavour, blob.source):
             server.kill()
             server = _state.server = None
-        if server is None and flavour != _state.made:
+        if server is None and not nvrtc.has_header(flavour):
             before = blob.source.partition('extern "C"')[0]
             known_to_nvrtc = re.findall(r"^#include (<tl_templates/[^>\n]*>)\n", before, re.MULTILINE)
             try:
@@ -79,11 +77,10 @@ def listen(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(ready, compiler="nvrtc", reason=_state.why_not_cicc))
 
 
-def serve(payload: bytes) -> bytes:
-    """Entry point: msgpack of the folder that was listened in. Serves until this process is killed, or cicc ends."""
-    folder = msgspec.msgpack.decode(payload, type=str)
+def serve(_: bytes) -> bytes:
+    """Entry point: serve until this process is killed, or cicc ends."""
     if _state.server is None:
-        nvrtc.serve(folder)
+        nvrtc.serve()
     raise CiccError(f"cicc ended: {_state.server.wait()}")
 
 
@@ -101,9 +98,7 @@ def _parse(
             _state.why_not_cicc = f"not cicc, because {str(error)[:300]}"
         else:
             return ServiceReady(True, "", round(time.perf_counter() - started, 3))
-    seconds = nvrtc.make(flavour, "".join(f"#include {name}\n" for name in known_to_nvrtc))
-    _state.made = flavour
-    return ServiceReady(True, "", seconds)
+    return ServiceReady(True, "", nvrtc.make(flavour, known_to_nvrtc))
 
 
 def _server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
