@@ -81,12 +81,18 @@ def arm_lifeline(lifeline: int) -> int:
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`; return the seconds that took and the text of what went wrong, or None."""
+    """Import `modules`, and call the function that one names after a colon.
+
+    Returns the seconds that took and the text of what went wrong, or None.
+    """
     start, error = time.monotonic(), None
     gc.disable()  # nearly all that imports make stays
     try:
-        for module in modules:
-            importlib.import_module(module)
+        for entry in modules:
+            name, _, function = entry.partition(":")
+            module = importlib.import_module(name)
+            if function:
+                getattr(module, function)()
     except BaseException as exc:
         traceback.print_exc()
         error = f"{type(exc).__name__}: {exc}"

@@ -36,7 +36,8 @@ __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder", 
 T = TypeVar("T")
 
 PRELOAD = (
-    "torch", "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
+    "atune.stages.counting:begin", "torch", "atune.stages.counting:load",
+    "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
 )  # fmt: skip
 NEIGHBOURS = 2

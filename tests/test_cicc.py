@@ -109,6 +109,23 @@ async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.anyio
+async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
+    """Instructions of earlier devices, and atomics, where the server knows neither; each set is preprocessed once."""
+    gemm = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [{**GEMM, "swizzle": False}], AMPERE.arch)
+    atomic = 'extern "C" __global__ void k(float* x) { AtomicAdd(&x[threadIdx.x], 1.0f); }\n'
+    also = [*gemm, f"{INCLUDES}#include <tl_templates/cuda/atomic.h>\n{atomic}"]
+    assert "mma_sync" in also[0]
+    for source in also:
+        assert not set(parts(source).includes) <= set(cicc.includes_for(HOPPER.arch))
+        for _ in range(2):
+            ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+            assert sum(name.startswith(".text.") for name in ours) == 1
+        assert ours == code(by_nvcc(source, HOPPER, tmp_path))
+    kept = [path for path in (server / cicc.FOLDER).iterdir() if path.name.startswith("more-")]
+    assert len(kept) == 2 and all(path.suffix == ".ii" for path in kept)
+
+
+@pytest.mark.anyio
 async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
     flavour = Flavour(AMPERE.arch, fast_math=True)
     server = cicc.Server(flavour, cicc.includes_for(flavour.arch), str(tmp_path))
@@ -184,7 +201,7 @@ def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
+        (INCLUDES + "#include <not_there.h>\n", "not_there.h: No such file"),
         (INCLUDES + '#include "mine.h"\n', """it has '#include "mine.h"' among its kernels"""),
         (INCLUDES + "#define CUSTOM 1\n" + INCLUDES, "among its kernels"),
         ("#define WARP 16\n" + MICROSOFT + INCLUDES, "it has '#define WARP 16' before tilelang's headers"),

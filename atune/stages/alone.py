@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from atune.artifact import Artifact, KernelParam
+from atune.stages import ir
 from atune.stages.device_source import cuda_headers
 from atune.stages.lowering import Blob
 
@@ -44,8 +45,8 @@ def build(blob: Blob, path: str, target: Any, verbose: bool) -> tuple[str, tuple
     wrapper = TLWrapper(target) if blob.backend == "cython" else TLPyWrapper(target)
     wrapper.assign_optimized_module(tvm.IRModule({blob.symbol: function}))
     wrapper.assign_pass_configs(pass_configs)
-    wrapper.assign_host_module(tvm.ir.load_json(blob.host))
-    wrapper.assign_device_module(tvm.ir.load_json(blob.device))
+    wrapper.assign_host_module(ir.load(blob.host))
+    wrapper.assign_device_module(ir.load(blob.device))
     wrapped: Any = wrapper.wrap(blob.source)
     flags = list(blob.flags or ())
     if blob.backend == "cython":

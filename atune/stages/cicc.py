@@ -14,6 +14,7 @@ does not compile, and goes to nvcc.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import shlex
@@ -28,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from atune.folders import short_path
-from atune.stages import headers
+from atune.stages import c_library, headers
 from atune.stages.device_source import (
     Flavour,
     HeadersMissing,
@@ -59,6 +60,10 @@ _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
 """cicc's options, each with a value, that say where what the host compiles goes."""
+_SMALL = {"<tl_templates/cuda/instruction/mma.h>", "<tl_templates/cuda/copy.h>"}
+"""Headers of few kernels for Hopper. Each child goes through all that is parsed, for 0.08 s more with these; a library
+that needs them parses them itself."""
+_CUT = "#pragma atune_cut"
 _LINES = re.compile(rb"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
 _LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
 _EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
@@ -78,12 +83,17 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a server has parsed: text that stands first, and ``<file>`` each; and what makes a binary of its PTX."""
+    """What a server has parsed: text that stands first, and ``<file>`` each, with macros defined; and the tools."""
 
     flavour: Flavour
     first: str
     includes: tuple[str, ...]
+    defined: tuple[str, ...]
     tools: Tools
+
+    def text(self) -> str:
+        # The C++ library declares its streams in the first one; what defines them is left out.
+        return "".join([self.first, *(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))])
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
@@ -167,39 +177,35 @@ class Server:
         self._make_library()
         problem = CiccError("")
         for left_out in (_HOST_ONLY, ()):
+            defined = tuple(f"-D{name}=1" for name in left_out)
+            parsed = Parsed(self.flavour, self.first, self.includes, defined, self.tools)
             try:
-                self._start(left_out)
+                self._start(parsed)
                 break
             except CiccError as error:
                 problem = error
         else:
             raise problem
-        Path(folder, TOOLS).write_bytes(
-            msgspec.json.encode(Parsed(self.flavour, self.first, self.includes, self.tools))
-        )
+        Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
 
     def fits(self, flavour: Flavour, source: str) -> bool:
-        """Tell whether this compiles `source`; as well as another one could, where it is not as tilelang prints it."""
+        """Tell whether this is the one for `source`; as another one would be, where it is not as tilelang prints it."""
         try:
             first, includes, _ = parts(source)
         except ValueError:
             return True
-        return flavour == self.flavour and _repeats(first, self.first) and set(includes) <= set(self.includes)
+        left = set(includes) - set(self.includes) - _SMALL
+        return flavour == self.flavour and _repeats(first, self.first) and not left
 
     def _make_library(self) -> None:
-        compiler = shutil.which("gcc") or "cc"
-        path = os.path.join(self.folder, LIBRARY)
-        _run([compiler, "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", path, "-ldl"], self.tools)
+        _run(c_library.command(SERVER, os.path.join(self.folder, LIBRARY)), self.tools)
 
-    def _start(self, left_out: Sequence[str]) -> None:
+    def _start(self, parsed: Parsed) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
         folder = self.folder
-        lines = [f"#include {name}\n" for name in self.includes]
-        Path(folder, "headers.cu").write_text("".join([self.first, *lines]), encoding="utf-8")
-        defined = [f"-D{name}=1" for name in left_out]
-        source, parsed = os.path.join(folder, "headers.cu"), os.path.join(folder, "headers.ii")
-        _run([*self.tools.preprocess, "-dD", *defined, source, "-o", parsed], self.tools)
-        Path(folder, MAIN).write_text(f'#include "{parsed}"\n#include "{BODY}"\n')
+        preprocessed = os.path.join(folder, "headers.ii")
+        _preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
+        Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{SAID}", "wb") as said:
             Path(folder, SOCKET).unlink(missing_ok=True)
@@ -248,8 +254,26 @@ class Server:
 
 def includes_for(arch: str) -> tuple[str, ...]:
     """Return what is parsed while no kernel is known yet."""
-    others = ("<tl_templates/cuda/instruction/mma.h>", "<tl_templates/cuda/copy.h>")  # of some kernels for Hopper
-    return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), *others)))
+    return ("<math_constants.h>", *guess(arch))
+
+
+def _preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
+    Path(source).write_text(text, encoding="utf-8")
+    _run([*parsed.tools.preprocess, "-dD", *parsed.defined, source, "-o", output], parsed.tools)
+
+
+def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
+    """Return a file with `includes` preprocessed as if they followed on what is parsed; made once for all workers."""
+    name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
+    path = os.path.join(os.path.realpath(server), f"{name}.ii")
+    if not os.path.exists(path):
+        lines = "".join(f"#include {name}\n" for name in includes)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix=f"{name}-") as folder:
+            whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+            _preprocess(parsed, f"{parsed.text()}{_CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+            Path(rest).write_bytes(Path(whole).read_bytes().partition(f"\n{_CUT}\n".encode())[2])
+            os.replace(rest, path)
+    return path
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
@@ -260,7 +284,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
-    body = _body(source, parsed)
+    body = _body(source, parsed, os.path.join(run_dir, FOLDER))
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
         ptx = _ask(os.path.join(run_dir, FOLDER), body, folder)
         ptxas = parsed.tools.ptxas
@@ -291,25 +315,26 @@ def _parsed(path: str) -> Parsed:
         raise CiccError(f"cicc's server is not there: {error}") from None
 
 
-def _body(source: str, parsed: Parsed) -> str:
-    """Return what is left of `source` to compile."""
+def _body(source: str, parsed: Parsed, server: str) -> str:
+    """Return what is left of `source` to compile, for the server in the folder `server`."""
     try:
         first, includes, rest = parts(source)
     except ValueError as error:
         raise CiccError(f"the source is not as tilelang prints it: {error}") from None
-    if other := set(includes) - set(parsed.includes):
-        raise CiccError(f"the source includes {min(other)}, which is not parsed yet")
     if not _repeats(first, parsed.first):
         raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
+    if more := tuple(name for name in includes if name not in parsed.includes):
+        brought = f'#include "{_more(parsed, more, server)}"\n'
     if f"<{headers.WGMMA}>" in includes:
         where, used = tilelang_paths(), headers.uses(source)
         if used is None:
             raise CiccError("the source uses CUTLASS by itself")
         if used:
-            brought = headers.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used) or ""
-            if not brought:
+            found = headers.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
+            if not found:
                 raise CiccError("an instruction of Hopper's is not found")
+            brought += found
     return f'{brought}#line 1 "{NAME}"\n{rest}'
 
 

@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
-from atune.stages import alone, cicc, headers, nvrtc, orders
+from atune.stages import alone, cicc, headers, ir, nvrtc, orders
 from atune.stages.device_source import flags_config, flavour_of, for_nvcc
 from atune.stages.lowering import Blob
 from atune.stages.session import session
@@ -199,8 +199,8 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
 
     context = _context()
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
-    host = _merge(tvm, [tvm.ir.load_json(blob.host) for blob in blobs])
-    devices = {blob.symbol: tvm.ir.load_json(blob.device) for blob in blobs}
+    host = _merge(tvm, [ir.load(blob.host) for blob in blobs])
+    devices = {blob.symbol: ir.load(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, service)
     if session().shares and not exact and device_compiler.service:
         device_compiler.families = orders.families(blobs)

@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from atune.stages import ir
+
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """The annotation that `T.use_swizzle` makes."""
 
@@ -117,7 +119,7 @@ class Families:
         def renamed(text: str) -> str:
             return text.replace(relative.symbol, symbol)  # which occurs nowhere else
 
-        device = tvm.ir.load_json(renamed(relative.device_json))
+        device = ir.load(renamed(relative.device_json))
         functions = {
             name: function.with_body(
                 tvm.tirx.stmt_functor.ir_transform(function.body, None, reordered, ["tirx.AttrStmt"])
