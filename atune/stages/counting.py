@@ -44,6 +44,7 @@ class Build:
 
 
 _build: Build | None = None
+_library: ctypes.CDLL | None = None
 
 
 def begin() -> None:
@@ -58,8 +59,14 @@ def begin() -> None:
 
 def load() -> None:
     """Load the library that `begin` had made, ahead of tilelang's own. Without it, z3 counts."""
+    global _library
     if _build is not None:
         try:
-            _build.load()
+            _library = _build.load()
         except OSError as error:
             print(f"threads are counted by z3: {error}", file=sys.stderr)
+
+
+def answered() -> int:
+    """Return how often this thread's counts have spared z3 an answer."""
+    return 0 if _library is None else int(_library.atune_counting_answered())
