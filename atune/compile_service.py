@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,13 @@ from atune.errors import UsageError, WorkerError
 from atune.folders import server_folder
 from atune.pool import ForkServer, Worker
 from atune.protocol import ServiceReady
-from atune.server_process import ServerProcess
+from atune.server_process import ServerProcess, services
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend
 
 PREPARE_TIMEOUT_S = 120.0
+LEAVE_S = 1.0
 PRELOAD = ("atune.stages.service",)
 STAGE = "atune.stages.service:"
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
@@ -38,6 +40,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     `start` has them parsed ahead of everything else, while the fork server still imports tilelang. The first lowered
     candidate decides whether it is used: until then nobody knows how many there are and what compiling them costs.
     While `warming`, lowering goes on and building waits; `compiler` tells builds what to use, `why` what was decided.
+    A run that ends well leaves cicc, with the headers parsed, to the next one.
     """
 
     def __init__(self, backend: LocalBackend, nice: int = 0) -> None:
@@ -58,18 +61,36 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """Why the service is not there any more."""
         self._first: Lowered | None = None
         """The candidate whose flags, and where it must be whose includes, the headers are parsed for."""
+        self._kept: ServerProcess | None = None
+        """The process that the run before left, until it is taken up."""
+        self._parsed_before = False
+        self._idle = False
+        """Whether the process is in no call: then it can be left to the next run."""
         self._wanted: anyio.Event
+        self._leaving: anyio.Event
+        self._left: anyio.Event
         self._tasks: anyio.abc.TaskGroup
         self._scope: anyio.CancelScope | None = None
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[None, None]:
-        self._wanted = anyio.Event()
-        async with background() as self._tasks:
-            yield
+        self._wanted, self._leaving, self._left = anyio.Event(), anyio.Event(), anyio.Event()
+        try:
+            async with background() as self._tasks:
+                yield
+                if self._idle:  # not after an error or a cancellation, which must not wait
+                    self._leaving.set()
+                    with anyio.move_on_after(LEAVE_S):
+                        await self._left.wait()
+        finally:
+            if self._kept is not None:
+                self._kept.destroy()
 
-    def start(self) -> None:
-        """Begin to parse headers where they will probably be used and a core is free for it."""
+    def start(self, early: bool) -> None:
+        """Take over what the run before left; else, where it is `early`, begin to parse headers.
+
+        That is done where they will probably be used and a core is free for it.
+        """
         settings = self.backend.compile
         try:
             target = parse_target(self.backend.target_text)
@@ -82,8 +103,11 @@ class CompileService(anyio.AsyncContextManagerMixin):
             and not settings.verbose
             and settings.backend in ("auto", "tvm_ffi")
         )
-        if cuda and pays and len(usable_cores()) > 1:
-            self._start(target.arch if target is not None else "")
+        if cuda and pays:
+            self._kept = services.take(self._kind)
+            self._parsed_before = self._kept is not None
+            if self._parsed_before or (early and len(usable_cores()) > 1):
+                self._start(target.arch if target is not None else "")
 
     def expect(self, candidates: int | None, lanes: int) -> None:
         """Learn how much will be compiled: None when nobody knows."""
@@ -103,6 +127,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         costs = CompileCosts().scaled(lowered.seconds)
         if self._started is not None:  # what is spent is spent
             left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
+            left_s = 0.0 if self._parsed_before else left_s
             costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
         asked = self.backend.compile.compiler
         chosen = choose(self._candidates, self._lanes, costs)
@@ -125,23 +150,42 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self._started = time.monotonic()
         self._tasks.start_soon(self._run, arch)
 
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        """What a service of another run must have in common with this one's."""
+        backend = self.backend
+        return (backend.target_text, backend.compile.compiler, tuple(sorted(os.environ.items())), os.getcwd())
+
     async def _run(self, arch: str | None) -> None:
         """Run the service's process: of a fork server of its own, which imports next to nothing.
 
         `arch`: what to parse headers for before a candidate is known, empty for this machine's GPU's; None waits.
         """
+        kept, self._kept = self._kept, None
         with anyio.CancelScope() as self._scope:
             try:
-                process = ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
-                async with ForkServer(process=process) as server:
-                    worker = await server.spawn("service", env=self.backend.run_env, nice=self._nice)
-                    self.pid = worker.pid
-                    await self._serve(worker, arch)
+                try:
+                    await self._attach(kept, arch)
+                except (WorkerError, OSError):
+                    if kept is None or self.compiler:
+                        raise
+                    self._parsed_before = False  # it ended while nobody looked
+                    await self._attach(None, arch)
             except (WorkerError, OSError, msgspec.MsgspecError) as error:
-                self._failed(f"the compile service ended: {error}")
+                said = getattr(error, "detail", "").strip().splitlines()
+                self._failed("; ".join((f"the compile service ended: {error}", *said[-1:])))
             finally:
                 self.compiler = ""
                 self._changed()
+                self._left.set()
+
+    async def _attach(self, kept: ServerProcess | None, arch: str | None) -> None:
+        process = kept or ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
+        async with ForkServer(process=process, park=functools.partial(services.park, self._kind)) as server:
+            env = {**self.backend.run_env, "TMPDIR": str(process.folder)}  # it may outlive the run
+            worker = server.lasting or await server.spawn("service", env=env, nice=self._nice, lasting=True)
+            self.pid = worker.pid
+            await self._serve(worker, None if kept else arch)
 
     async def _serve(self, worker: Worker, arch: str | None) -> None:
         made_s, asked, run_dir = 0.0, self.backend.compile.compiler, self.backend.run_dir
@@ -149,7 +193,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
             request = msgspec.msgpack.encode((arch, asked))
             reply = await worker.call(f"{STAGE}header", request, PREPARE_TIMEOUT_S)
             made_s = msgspec.msgpack.decode(reply, type=ServiceReady).header_s
-        await self._wanted.wait()
+        if not await self._idle_until(self._wanted, worker):
+            return
         assert self._first is not None
         request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, run_dir, asked))
         reply = await worker.call(f"{STAGE}listen", request, PREPARE_TIMEOUT_S)
@@ -158,16 +203,40 @@ class CompileService(anyio.AsyncContextManagerMixin):
         if not answer.ok:
             self._failed(answer.reason)
             return
-        self.why += f"; headers parsed in {answer.header_s or made_s:.1f} s"
+        parsed_s = answer.header_s or made_s
+        self.why += f"; headers parsed in {parsed_s:.1f} s" if parsed_s else "; headers parsed by the run before"
         if answer.reason:
             self.why += f"; {answer.reason}"
         self.compiler = answer.compiler
         self._changed()
-        await worker.call(f"{STAGE}serve", b"", None)
+        if self.compiler == "cicc":
+            await self._idle_until(anyio.Event(), worker)
+        else:
+            await worker.call(f"{STAGE}serve", b"", None)
+
+    async def _idle_until(self, event: anyio.Event, worker: Worker) -> bool:
+        """Wait for `event`; False where the run leaves before. Raises `WorkerError` where the process ends."""
+
+        async def until(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            tasks.cancel_scope.cancel()
+
+        self._idle = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                for wait in (event.wait, self._leaving.wait, worker.ended):
+                    tasks.start_soon(until, wait)
+        finally:
+            self._idle = False
+        if not worker.alive:
+            raise await worker.ended()
+        return not self._leaving.is_set()
 
     def _give_up(self) -> None:
-        """End the service's process where one was begun that nobody needs."""
-        if self._scope is not None:
+        """Leave to the next run, or end, the service's process where one was begun that nobody needs."""
+        if self._idle:
+            self._leaving.set()
+        elif self._scope is not None:
             self._scope.cancel()
 
     def _failed(self, reason: str) -> None:

@@ -130,8 +130,7 @@ class LocalBackend:
                 self.service,
                 background() as self.background,
             ):
-                if self.server.preload_s is None:  # while it imports, which takes one core alone
-                    self.service.start()
+                self.service.start(early=self.server.preload_s is None)  # while it imports, on one core alone
                 self.store = store = ArtifactStore() if self.compile.store else None
                 try:
                     yield

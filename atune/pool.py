@@ -21,7 +21,7 @@ import anyio.abc
 from atune.background import background
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.forkserver import CONTROL_BYTES, FRAME, describe
-from atune.server_process import ServerProcess
+from atune.server_process import Lasting, ServerProcess
 
 TAIL_BYTES = 4096
 REAP_S = 1.0
@@ -37,7 +37,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     goes to all processes on top of the parent's environment.
 
     With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
-    ended without an error is handed to it instead of being ended; its workers are ended all the same.
+    ended without an error is handed to it instead of being ended; its workers are ended all the same, but for `lasting`
+    ones that are not in a call.
     """
 
     def __init__(
@@ -77,11 +78,18 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                         await self._stop()
 
     async def spawn(
-        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
+        self,
+        lane: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cpus: Sequence[int] | None = None,
+        nice: int = 0,
+        lasting: bool = False,
     ) -> Worker:
         """Fork a worker, once the preload is done.
 
-        `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. Raises
+        `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
+        worker stays when the server is parked. Raises
         `WorkerError`, with the tail of the server's log, when the preload failed or the server is gone.
         Cancellation leaves no worker behind.
         """
@@ -98,7 +106,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         with path.open("ab") as stderr:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell())
+            worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell(), lasting)
             try:
                 with theirs:
                     await self._send(order, [theirs.fileno(), stderr.fileno()])
@@ -109,6 +117,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if not worker.pid:
             raise WorkerError(f"{name} did not start: {worker._end}", read_tail(self._process.log))
         return worker
+
+    @property
+    def lasting(self) -> Worker | None:
+        """The worker that the run before left here."""
+        return next((worker for worker in self._workers.values() if worker.lasting), None)
 
     @property
     def facts(self) -> dict[Any, Any]:
@@ -129,6 +142,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s
             self._ready.set()
+        for left in self._process.lasting:
+            self._workers[left.number] = Worker.left(self, left)
+        self._process.lasting = []
         self._running = True
 
     async def _detach(self) -> bool:
@@ -137,11 +153,15 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             return False
         async with anyio.create_task_group() as tasks:
             for worker in list(self._workers.values()):
-                tasks.start_soon(worker.kill)
-        if self._workers or self._failure or self._process.returncode is not None:
+                if not worker.lasting or worker.busy:
+                    tasks.start_soon(worker.kill)
+        staying = list(self._workers.values())
+        if not all(worker.lasting for worker in staying) or self._failure or self._process.returncode is not None:
             return False
-        for stderr in self.run_dir.glob("*.stderr"):  # of workers that are no more; the next run's have other names
+        kept = {worker.stderr for worker in staying}
+        for stderr in set(self.run_dir.glob("*.stderr")) - kept:  # the next run's workers have other names
             stderr.unlink(missing_ok=True)
+        self._process.lasting = [worker.leave() for worker in staying]
         self._running = False
         self._listening.cancel()
         self._park(self._process)
@@ -236,16 +256,44 @@ class Worker:
     """One process that answers calls, one at a time. Made by `ForkServer.spawn`."""
 
     def __init__(
-        self, server: ForkServer, number: int, name: str, sock: socket.socket, stderr: Path, mark: int
+        self,
+        server: ForkServer,
+        number: int,
+        name: str,
+        sock: socket.socket,
+        stderr: Path,
+        mark: int,
+        lasting: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.stderr, self.lasting = name, stderr, lasting
         self.pid = 0
         """The process, and its group."""
         self._server, self._number = server, number
-        self._sock, self._stderr, self._mark = sock, stderr, mark
+        self._sock, self._mark = sock, mark
         self._busy = False
         self._forked, self._exited = anyio.Event(), anyio.Event()
         self._end = ""
+
+    @classmethod
+    def left(cls, server: ForkServer, left: Lasting) -> Worker:
+        """Return a worker that the run before left at `server`'s process."""
+        worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
+        worker.pid = left.pid
+        worker._forked.set()
+        return worker
+
+    def leave(self) -> Lasting:
+        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in a call."""
+        return self._busy
+
+    async def ended(self) -> WorkerLost:
+        """Wait for the process to end; return how it did."""
+        await self._exited.wait()
+        return WorkerLost(f"{self.name} is gone: {self._end}", self._tail())
 
     @property
     def alive(self) -> bool:
@@ -283,7 +331,7 @@ class Worker:
             if not self.alive:
                 self._close()
         with suppress(FileNotFoundError):
-            self._mark = self._stderr.stat().st_size
+            self._mark = self.stderr.stat().st_size
         if kind:
             raise RemoteError(message.decode(errors="replace"), body.decode(errors="replace"), kind.decode())
         return body
@@ -319,7 +367,7 @@ class Worker:
             self._sock.close()
 
     def _tail(self) -> str:
-        return read_tail(self._stderr, self._mark)
+        return read_tail(self.stderr, self._mark)
 
 
 async def send(sock: socket.socket, *parts: bytes) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -27,12 +27,23 @@ from atune import forkserver
 REAP_S = 0.5
 
 
+class Lasting(NamedTuple):
+    """A worker that stays with a parked server."""
+
+    number: int
+    name: str
+    pid: int
+    sock: socket.socket
+    stderr: Path
+    mark: int
+
+
 class ServerProcess:
     """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
 
     Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
     of its workers; `remove_folder` is called once the process has ended. `facts` holds whatever runs learned and the
-    next may use.
+    next may use, `lasting` the workers that one leaves to the next.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class ServerProcess:
         self.numbers = count()
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
+        self.lasting: list[Lasting] = []
         with ExitStack() as stack:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
@@ -119,15 +131,20 @@ class ServerProcess:
         """End it, blocking. For a server that no run is attached to."""
         self.hang_up()
         self.reap()
-        self.control.close()
+        self._close()
 
     def forget(self) -> None:
         """In a forked child: let go of what is the parent's, so that the child does not keep the server alive."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
-        self.control.close()
+        self._close()
         self._popen.returncode = 0  # not our child: nothing to wait for
+
+    def _close(self) -> None:
+        self.control.close()
+        for worker in self.lasting:
+            worker.sock.close()
 
 
 class Parked:
@@ -168,14 +185,17 @@ class Parked:
         self._servers.clear()
 
 
-parked = Parked()
-atexit.register(parked.shutdown)
-os.register_at_fork(after_in_child=parked.forget)
+parked, services = Parked(), Parked()
+"""Fork servers, and compile services with their headers parsed."""
+for _kind in (parked, services):
+    atexit.register(_kind.shutdown)
+    os.register_at_fork(after_in_child=_kind.forget)
 
 
 def shutdown() -> None:
     """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
 
-    They also end with the program, however it ends. Blocks for half a second at most.
+    They also end with the program, however it ends. Blocks for a second at most.
     """
     parked.shutdown()
+    services.shutdown()

@@ -20,10 +20,12 @@ import pytest
 from processes import wait_until
 from services import SOFTMAX, artifacts, children, given_up, lowered
 
+import atune
 from atune.artifact import Lowered
 from atune.candidate import Candidate, config_key
 from atune.folders import short_path
 from atune.local import LocalBackend
+from atune.server_process import services
 from atune.settings import CompileSettings
 from atune.stages import cicc
 from atune.stages.device_source import MICROSOFT, Flavour, parts, tilelang_paths
@@ -318,6 +320,32 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
                 await anyio.sleep(0.01)
         (last, *_) = artifacts(list(await lane.build(group)))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
+
+
+@pytest.mark.anyio
+async def test_the_next_run_finds_the_headers_parsed() -> None:
+    """In another folder, for other candidates; and what died meanwhile is replaced."""
+    atune.shutdown()
+    whys, pids = list[str](), list[int]()
+    for n in range(3):
+        async with lowered(n + 1, CompileSettings(workers=1, compiler="cicc")) as (backend, lane, group):
+            assert backend.service.compiler == "cicc", backend.service.why
+            built = artifacts(list(await lane.build(group[n:])))
+            assert [one.compiler for one in built] == ["cicc"]
+            whys.append(built[0].why)
+            pids.append(backend.service.pid)
+        (process,) = services._servers.values()
+        assert len(process.lasting) == 1
+        if n == 1:
+            (server,) = children(backend.service.pid)
+            os.kill(server, signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), 5, "the service's end")
+    assert pids[0] == pids[1] != pids[2]
+    assert ["by the run before" in why for why in whys] == [False, True, False]
+    folder = process.folder
+    atune.shutdown()
+    assert not folder.exists() and not services._servers
+    wait_until(lambda: not Path(f"/proc/{pids[2]}").exists(), 5, "the service's end")
 
 
 @pytest.mark.anyio

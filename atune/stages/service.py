@@ -6,8 +6,12 @@ tilelang nor torch: it can parse the headers while others still import.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 
@@ -47,8 +51,8 @@ def header(payload: bytes) -> bytes:
 def listen(payload: bytes) -> bytes:
     """Entry point: msgpack of (a lowered candidate's blob, arch, folder, compiler asked for) → `ServiceReady`.
 
-    Afterwards `folder`, the run's, has what workers connect to. Where what is parsed does not do for the candidate,
-    what its source includes is parsed.
+    Afterwards `folder`, the run's, has what workers connect to; further runs may ask for the same. Where what is parsed
+    does not do for the candidate, what its source includes is parsed.
     """
     data, arch, folder, asked = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
@@ -58,8 +62,10 @@ def listen(payload: bytes) -> bytes:
             raise NvrtcError(reason)
         server, ready = _state.server, ServiceReady(True)
         if server is not None and not server.fits(flavour, blob.source):
+            _state.server = None  # so that its end is expected
             server.kill()
-            server = _state.server = None
+            shutil.rmtree(server.folder, ignore_errors=True)
+            server = None
         if server is None and not nvrtc.has_header(flavour):
             before = blob.source.partition('extern "C"')[0]
             known_to_nvrtc = re.findall(r"^#include (<tl_templates/[^>\n]*>)\n", before, re.MULTILINE)
@@ -78,10 +84,16 @@ def listen(payload: bytes) -> bytes:
 
 
 def serve(_: bytes) -> bytes:
-    """Entry point: serve until this process is killed, or cicc ends."""
-    if _state.server is None:
-        nvrtc.serve()
-    raise CiccError(f"cicc ended: {_state.server.wait()}")
+    """Entry point: serve by NVRTC until this process is killed. cicc's server serves by itself."""
+    nvrtc.serve()
+
+
+def _end_with(server: Server) -> None:
+    """Wait for cicc's end, and end this process, which is of no use without it."""
+    how = server.wait()
+    if _state.server is server:
+        print(f"cicc ended: {how}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _parse(
@@ -97,6 +109,7 @@ def _parse(
                 raise NvrtcError(str(error)) from None
             _state.why_not_cicc = f"not cicc, because {str(error)[:300]}"
         else:
+            threading.Thread(target=_end_with, args=(_state.server,), daemon=True).start()
             return ServiceReady(True, "", round(time.perf_counter() - started, 3))
     return ServiceReady(True, "", nvrtc.make(flavour, known_to_nvrtc))
 
