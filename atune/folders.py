@@ -13,6 +13,9 @@ from pathlib import Path
 
 from atune.errors import UsageError
 
+SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
+"""Environment variable of a fork server and its workers: the server's folder."""
+
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
     """Make a folder for a fork server, which may outlive the run; return it and what removes it."""

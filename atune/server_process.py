@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from atune import forkserver
+from atune.folders import SERVER_FOLDER
 
 REAP_S = 0.5
 
@@ -82,7 +83,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **env},
+                    env={**os.environ, **env, SERVER_FOLDER: str(folder)},
                     pass_fds=(theirs.fileno(), lifeline),
                 )
             except BaseException:

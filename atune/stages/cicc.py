@@ -13,6 +13,7 @@ does not compile, and goes to nvcc.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -60,9 +61,6 @@ _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
 """cicc's options, each with a value, that say where what the host compiles goes."""
-_SMALL = {"<tl_templates/cuda/instruction/mma.h>", "<tl_templates/cuda/copy.h>"}
-"""Headers of few kernels for Hopper. Each child goes through all that is parsed, for 0.08 s more with these; a library
-that needs them parses them itself."""
 _CUT = "#pragma atune_cut"
 _LINES = re.compile(rb"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
 _LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
@@ -194,8 +192,7 @@ class Server:
             first, includes, _ = parts(source)
         except ValueError:
             return True
-        left = set(includes) - set(self.includes) - _SMALL
-        return flavour == self.flavour and _repeats(first, self.first) and not left
+        return flavour == self.flavour and _repeats(first, self.first) and set(includes) <= set(self.includes)
 
     def _make_library(self) -> None:
         _run(c_library.command(SERVER, os.path.join(self.folder, LIBRARY)), self.tools)
@@ -253,8 +250,11 @@ class Server:
 
 
 def includes_for(arch: str) -> tuple[str, ...]:
-    """Return what is parsed while no kernel is known yet."""
-    return ("<math_constants.h>", *guess(arch))
+    """Return what is parsed while no kernel is known yet.
+
+    Each child goes through all that is parsed: with headers of few kernels, too, all take longer.
+    """
+    return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), "<tl_templates/cuda/copy.h>")))
 
 
 def _preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
@@ -267,13 +267,23 @@ def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     if not os.path.exists(path):
-        lines = "".join(f"#include {name}\n" for name in includes)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix=f"{name}-") as folder:
-            whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
-            _preprocess(parsed, f"{parsed.text()}{_CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
-            Path(rest).write_bytes(Path(whole).read_bytes().partition(f"\n{_CUT}\n".encode())[2])
-            os.replace(rest, path)
+        with open(f"{path}.lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(path):
+                _make_more(parsed, includes, path)
     return path
+
+
+def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
+    lines = "".join(f"#include {name}\n" for name in includes)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
+        whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+        _preprocess(parsed, f"{parsed.text()}{_CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+        _, cut, after = Path(whole).read_bytes().partition(f"\n{_CUT}\n".encode())
+        if not cut:
+            raise CiccError("the preprocessor leaves pragmas out")
+        Path(rest).write_bytes(after)
+        os.replace(rest, path)
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
@@ -325,6 +335,9 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
         raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
+        # tilelang's own come in any order; others may depend on what comes before them, or the other way round.
+        if other := [name for name in more if not name.startswith("<tl_templates/")]:
+            raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
         brought = f'#include "{_more(parsed, more, server)}"\n'
     if f"<{headers.WGMMA}>" in includes:
         where, used = tilelang_paths(), headers.uses(source)

@@ -1,11 +1,14 @@
-/* Counts values without a solver, where the constraints on the variable are simple.
+/* Counts threads without a solver, where they are a range.
  *
  * tilelang asks how many threads reach a barrier: its CountSatisfyingValues has z3 find a value of the thread's index,
  * forbids that value, and asks again, once for each thread. This library is loaded before tilelang's, and its functions
- * are called in place of those of the same name. While values are counted it lets z3 find the first one, evaluates the
- * solver's constraints for all others itself, and then answers for z3. It steps back, and z3 goes on alone, wherever
- * the outcome could depend on the solver: the variable is tied to another one, an operation is unknown here, the range
- * is large, or more values are found than the caller wants. Outside of CountSatisfyingValues every call is passed on.
+ * are called in place of those of the same name. While values are counted it lets z3 find the first one, and answers for
+ * it from then on, if every constraint in the solver compares a variable with a number: then the values are a range, and
+ * z3 finds all of it. With anything else z3 may run into the limit that tilelang sets it, and tilelang then counts too
+ * few: that is z3's to decide. Outside of CountSatisfyingValues every call is passed on.
+ *
+ * z3 remembers what it went through. So where it is at a loss, or counts by itself, after it was spared something in
+ * the same context, the lowering is in doubt: atune_counting_doubtful tells, and the caller lowers again without this.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,8 +17,10 @@
 #include <stdlib.h>
 #include <z3.h>
 
-#define MAX_VALUES 4096
-#define MAX_NODES 512
+/* z3 finds all of a range within tilelang's limit up to here: it was seen to with 1152 values and 30 variables, and to
+ * give up after 1654 of 2048. */
+#define MAX_VALUES 1152
+#define MAX_CONSTRAINTS 90
 #define MAX_DEPTH 64
 #define COUNT_VALUES _ZN3tvm5arith8Z3Prover21CountSatisfyingValuesERKNS_4tirx3VarEll
 #define NAME_(name) #name
@@ -23,30 +28,32 @@
 
 
 /* z3's own functions, those that this library stands before among them. */
-#define FUNCTIONS(F)                                                                                                    \
-  F(Z3_ast_vector_dec_ref)                                                                                              \
-  F(Z3_ast_vector_get)                                                                                                  \
-  F(Z3_ast_vector_inc_ref)                                                                                              \
-  F(Z3_ast_vector_size)                                                                                                 \
-  F(Z3_dec_ref)                                                                                                         \
-  F(Z3_get_app_arg)                                                                                                     \
-  F(Z3_get_app_decl)                                                                                                    \
-  F(Z3_get_app_num_args)                                                                                                \
-  F(Z3_get_ast_kind)                                                                                                    \
-  F(Z3_get_decl_kind)                                                                                                   \
-  F(Z3_get_numeral_int64)                                                                                               \
-  F(Z3_get_sort)                                                                                                        \
-  F(Z3_get_sort_kind)                                                                                                   \
-  F(Z3_inc_ref)                                                                                                         \
+#define FUNCTIONS(F)                                                                                                   \
+  F(Z3_ast_vector_dec_ref)                                                                                             \
+  F(Z3_ast_vector_get)                                                                                                 \
+  F(Z3_ast_vector_inc_ref)                                                                                             \
+  F(Z3_ast_vector_size)                                                                                                \
+  F(Z3_dec_ref)                                                                                                        \
+  F(Z3_get_app_arg)                                                                                                    \
+  F(Z3_get_app_decl)                                                                                                   \
+  F(Z3_get_app_num_args)                                                                                               \
+  F(Z3_get_ast_kind)                                                                                                   \
+  F(Z3_get_decl_kind)                                                                                                  \
+  F(Z3_get_error_code)                                                                                                 \
+  F(Z3_get_numeral_int64)                                                                                              \
+  F(Z3_get_sort)                                                                                                       \
+  F(Z3_get_sort_kind)                                                                                                  \
+  F(Z3_inc_ref)                                                                                                        \
   F(Z3_mk_distinct)                                                                                                    \
-  F(Z3_mk_int64)                                                                                                        \
-  F(Z3_model_dec_ref)                                                                                                   \
-  F(Z3_model_eval)                                                                                                      \
-  F(Z3_model_inc_ref)                                                                                                   \
-  F(Z3_solver_assert)                                                                                                   \
-  F(Z3_solver_check)                                                                                                    \
-  F(Z3_solver_get_assertions)                                                                                           \
-  F(Z3_solver_get_model)                                                                                                \
+  F(Z3_mk_int64)                                                                                                       \
+  F(Z3_model_dec_ref)                                                                                                  \
+  F(Z3_model_eval)                                                                                                     \
+  F(Z3_model_inc_ref)                                                                                                  \
+  F(Z3_solver_assert)                                                                                                  \
+  F(Z3_solver_check)                                                                                                   \
+  F(Z3_solver_check_assumptions)                                                                                       \
+  F(Z3_solver_get_assertions)                                                                                          \
+  F(Z3_solver_get_model)                                                                                               \
   F(Z3_to_app)
 
 static struct {
@@ -69,239 +76,135 @@ int atune_counting_begin(const char *z3) {
   return 1;
 }
 
-/* Constraints on one variable, taken from z3's terms. */
-
-typedef struct {
-  enum { VALUE, VARIABLE, OPERATION } is;
-  Z3_decl_kind operation;
-  int64_t value;
-  int first, n; /* the operands are nodes[operands[first]] to nodes[operands[first + n - 1]] */
-} Node;
+/* Constraints. */
 
 typedef struct {
   Z3_context c;
   Z3_ast variable;
-  Node nodes[MAX_NODES];
-  int operands[MAX_NODES];
-  int n_nodes, n_operands;
-  bool failed;         /* something is there that cannot be evaluated here */
-  bool mentions, more; /* the variable occurs in the term that was read last; another one does */
+  Z3_ast forbidden; /* the constraint that forbids the value that z3 found */
   int64_t low, high;
-} Constraints;
+} Range;
 
-/* Reads a term; returns its node, or -1 once something failed. What is not known here counts as a variable. */
-static int read_term(Constraints *k, Z3_ast term, int depth) {
-  if (k->n_nodes == MAX_NODES || depth == MAX_DEPTH) {
-    k->failed = true;
-    return -1;
-  }
-  int at = k->n_nodes++;
-  Node *node = &k->nodes[at];
-  *node = (Node){.is = OPERATION};
-  Z3_ast_kind kind = real.Z3_get_ast_kind(k->c, term);
-  if (term == k->variable) {
-    node->is = VARIABLE;
-    k->mentions = true;
-  } else if (kind == Z3_NUMERAL_AST) {
-    node->is = VALUE;
-    if (real.Z3_get_sort_kind(k->c, real.Z3_get_sort(k->c, term)) != Z3_INT_SORT ||
-        !real.Z3_get_numeral_int64(k->c, term, &node->value))
-      k->more = true;
-  } else if (kind != Z3_APP_AST) {
-    k->failed = true; /* a quantifier: the variable may be anywhere in it */
-  } else {
-    Z3_app app = real.Z3_to_app(k->c, term);
-    int n = (int)real.Z3_get_app_num_args(k->c, app);
-    node->operation = real.Z3_get_decl_kind(k->c, real.Z3_get_app_decl(k->c, app));
-    node->n = n;
-    node->first = k->n_operands;
-    if (k->n_operands + n > MAX_NODES) {
-      k->failed = true;
-      return -1;
-    }
-    k->n_operands += n;
-    switch (node->operation) {
-    case Z3_OP_TRUE: case Z3_OP_FALSE: case Z3_OP_EQ: case Z3_OP_DISTINCT: case Z3_OP_ITE: case Z3_OP_AND:
-    case Z3_OP_OR: case Z3_OP_NOT: case Z3_OP_IMPLIES: case Z3_OP_LE: case Z3_OP_GE: case Z3_OP_LT: case Z3_OP_GT:
-    case Z3_OP_ADD: case Z3_OP_SUB: case Z3_OP_UMINUS: case Z3_OP_MUL: case Z3_OP_IDIV: case Z3_OP_MOD:
-      break;
-    default:
-      k->more = true;
-    }
-    for (int i = 0; i < n && !k->failed; i++)
-      k->operands[k->nodes[at].first + i] = read_term(k, real.Z3_get_app_arg(k->c, app, (unsigned)i), depth + 1);
-  }
-  return k->failed ? -1 : at;
+static Z3_decl_kind kind_of(Z3_context c, Z3_ast term) {
+  return real.Z3_get_decl_kind(c, real.Z3_get_app_decl(c, real.Z3_to_app(c, term)));
 }
 
-static const Node *operand(const Constraints *k, const Node *node, int i) {
-  return &k->nodes[k->operands[node->first + i]];
+static unsigned operands_of(Z3_context c, Z3_ast term) {
+  return real.Z3_get_app_num_args(c, real.Z3_to_app(c, term));
 }
 
-static int64_t evaluate(Constraints *k, const Node *node, int64_t x) {
-  if (node->is == VALUE)
-    return node->value;
-  if (node->is == VARIABLE)
-    return x;
-#define OPERAND(i) evaluate(k, operand(k, node, i), x)
-  int64_t a, b;
-  switch (node->operation) {
-  case Z3_OP_TRUE:
-    return 1;
-  case Z3_OP_FALSE:
-    return 0;
-  case Z3_OP_AND:
-    for (int i = 0; i < node->n; i++)
-      if (!OPERAND(i))
-        return 0;
-    return 1;
-  case Z3_OP_OR:
-    for (int i = 0; i < node->n; i++)
-      if (OPERAND(i))
-        return 1;
-    return 0;
-  case Z3_OP_NOT:
-    return !OPERAND(0);
-  case Z3_OP_IMPLIES:
-    return !OPERAND(0) || OPERAND(1);
-  case Z3_OP_ITE:
-    return OPERAND(0) ? OPERAND(1) : OPERAND(2);
-  case Z3_OP_UMINUS:
-    a = OPERAND(0);
-    k->failed |= __builtin_sub_overflow(0, a, &b);
-    return b;
-  case Z3_OP_DISTINCT:
-    for (int i = 0; i < node->n; i++)
-      for (int j = 0; j < i; j++)
-        if (OPERAND(i) == OPERAND(j))
-          return 0;
-    return 1;
-  case Z3_OP_ADD:
-  case Z3_OP_SUB:
-  case Z3_OP_MUL:
-    a = OPERAND(0);
-    for (int i = 1; i < node->n; i++) {
-      b = OPERAND(i);
-      k->failed |= node->operation == Z3_OP_ADD   ? __builtin_add_overflow(a, b, &a)
-                   : node->operation == Z3_OP_SUB ? __builtin_sub_overflow(a, b, &a)
-                                                  : __builtin_mul_overflow(a, b, &a);
-    }
-    return a;
-  default: /* of two operands */
-    if (node->n != 2) {
-      k->failed = true;
-      return 0;
-    }
-    a = OPERAND(0);
-    b = OPERAND(1);
-    switch (node->operation) {
-    case Z3_OP_EQ:
-      return a == b;
-    case Z3_OP_LE:
-      return a <= b;
-    case Z3_OP_GE:
-      return a >= b;
-    case Z3_OP_LT:
-      return a < b;
-    case Z3_OP_GT:
-      return a > b;
-    case Z3_OP_IDIV: /* rounds down where the divisor is positive; z3 lets division by zero be anything */
-    case Z3_OP_MOD:
-      if (b <= 0) {
-        k->failed = true;
-        return 0;
-      }
-      int64_t rest = a % b + (a % b < 0 ? b : 0);
-      return node->operation == Z3_OP_MOD ? rest : (a - rest) / b;
-    default:
-      k->failed = true;
-      return 0;
-    }
-  }
-#undef OPERAND
+static Z3_ast operand(Z3_context c, Z3_ast term, unsigned i) {
+  return real.Z3_get_app_arg(c, real.Z3_to_app(c, term), i);
 }
 
-/* Narrows the range by a comparison of the variable with a number, or by several that must all hold. */
-static void narrow(Constraints *k, const Node *node) {
-  if (node->is != OPERATION)
-    return;
-  if (node->operation == Z3_OP_AND) {
-    for (int i = 0; i < node->n; i++)
-      narrow(k, operand(k, node, i));
-    return;
-  }
-  if (node->n != 2)
-    return;
-  const Node *left = operand(k, node, 0), *right = operand(k, node, 1);
-  bool turned = left->is == VALUE && right->is == VARIABLE;
-  if (!turned && !(left->is == VARIABLE && right->is == VALUE))
-    return;
-  int64_t value = turned ? left->value : right->value;
-  if (value < -((int64_t)1 << 40) || value > (int64_t)1 << 40)
-    return;
+static bool is_integer(Z3_context c, Z3_ast term) {
+  return real.Z3_get_sort_kind(c, real.Z3_get_sort(c, term)) == Z3_INT_SORT;
+}
+
+static bool is_variable(Z3_context c, Z3_ast term) {
+  return real.Z3_get_ast_kind(c, term) == Z3_APP_AST && kind_of(c, term) == Z3_OP_UNINTERPRETED &&
+         operands_of(c, term) == 0 && is_integer(c, term);
+}
+
+static bool is_number(Z3_context c, Z3_ast term, int64_t *value) {
+  return real.Z3_get_ast_kind(c, term) == Z3_NUMERAL_AST && is_integer(c, term) &&
+         real.Z3_get_numeral_int64(c, term, value) && *value > -((int64_t)1 << 40) && *value < (int64_t)1 << 40;
+}
+
+/* Narrows the range by `variable OPERATION number`; false where it is none of the four. */
+static bool narrow(Range *range, bool counts, Z3_decl_kind operation, int64_t number) {
   int64_t low = INT64_MIN, high = INT64_MAX;
-  switch (node->operation) {
+  switch (operation) {
   case Z3_OP_LE:
-    high = value;
+    high = number;
     break;
   case Z3_OP_LT:
-    high = value - 1;
+    high = number - 1;
     break;
   case Z3_OP_GE:
-    low = value;
+    low = number;
     break;
   case Z3_OP_GT:
-    low = value + 1;
+    low = number + 1;
     break;
   default:
-    return;
+    return false;
   }
-  if (turned) { /* 3 <= x: what bounds the number from above bounds the variable from below */
-    bool strict = node->operation == Z3_OP_LT || node->operation == Z3_OP_GT;
-    bool below = node->operation == Z3_OP_LE || node->operation == Z3_OP_LT;
-    low = below ? value + strict : INT64_MIN;
-    high = below ? INT64_MAX : value - strict;
+  if (counts) { /* else it is another variable's */
+    range->low = low > range->low ? low : range->low;
+    range->high = high < range->high ? high : range->high;
   }
-  k->low = low > k->low ? low : k->low;
-  k->high = high < k->high ? high : k->high;
+  return true;
 }
 
-/* Writes the values that `variable` can take beside the solver's constraints, of which all together are known to have a
- * solution; returns how many, or -1 where that is for the solver to find out. At most MAX_VALUES.
+static Z3_decl_kind turned(Z3_decl_kind operation) { /* 3 <= x is x >= 3 */
+  return operation == Z3_OP_LE   ? Z3_OP_GE
+         : operation == Z3_OP_LT ? Z3_OP_GT
+         : operation == Z3_OP_GE ? Z3_OP_LE
+         : operation == Z3_OP_GT ? Z3_OP_LT
+                                 : operation;
+}
+
+static Z3_decl_kind opposite(Z3_decl_kind operation) {
+  return operation == Z3_OP_LE   ? Z3_OP_GT
+         : operation == Z3_OP_LT ? Z3_OP_GE
+         : operation == Z3_OP_GE ? Z3_OP_LT
+         : operation == Z3_OP_GT ? Z3_OP_LE
+                                 : operation;
+}
+
+/* Narrows the range by a constraint; false where that is more than comparisons of a variable with a number. */
+static bool constrain(Range *range, Z3_ast term, bool negated, int depth) {
+  Z3_context c = range->c;
+  if (term == range->forbidden && !negated)
+    return true;
+  if (depth == MAX_DEPTH || real.Z3_get_ast_kind(c, term) != Z3_APP_AST)
+    return false;
+  Z3_decl_kind operation = kind_of(c, term);
+  unsigned n = operands_of(c, term);
+  if (operation == Z3_OP_TRUE)
+    return !negated;
+  if (operation == Z3_OP_NOT && n == 1)
+    return constrain(range, operand(c, term, 0), !negated, depth + 1);
+  if (operation == Z3_OP_AND && !negated) {
+    for (unsigned i = 0; i < n; i++)
+      if (!constrain(range, operand(c, term, i), false, depth + 1))
+        return false;
+    return true;
+  }
+  if (n != 2)
+    return false;
+  Z3_ast left = operand(c, term, 0), right = operand(c, term, 1);
+  int64_t number;
+  if (negated)
+    operation = opposite(operation);
+  if (is_variable(c, left) && is_number(c, right, &number))
+    return narrow(range, left == range->variable, operation, number);
+  if (is_variable(c, right) && is_number(c, left, &number))
+    return narrow(range, right == range->variable, turned(operation), number);
+  return false;
+}
+
+/* Tells the least and the largest value that `variable` can take beside the solver's constraints but `forbidden`, of
+ * which all together have a solution; false where that is for z3 to find out, as it is where they are too many.
  */
-int atune_count_values(Z3_context c, Z3_solver s, Z3_ast variable, int64_t *values) {
-  Constraints k = {.c = c, .variable = variable, .low = INT64_MIN, .high = INT64_MAX};
-  int roots[MAX_NODES], n_roots = 0, n = 0;
+bool atune_range(Z3_context c, Z3_solver s, Z3_ast variable, Z3_ast forbidden, int64_t *low, int64_t *high) {
+  if (!is_variable(c, variable))
+    return false;
+  Range range = {c, variable, forbidden, INT64_MIN, INT64_MAX};
   Z3_ast_vector terms = real.Z3_solver_get_assertions(c, s);
   real.Z3_ast_vector_inc_ref(c, terms);
   unsigned size = real.Z3_ast_vector_size(c, terms);
-  for (unsigned i = 0; i < size && !k.failed; i++) {
-    int nodes = k.n_nodes, operands = k.n_operands;
-    k.mentions = k.more = false;
-    int root = read_term(&k, real.Z3_ast_vector_get(c, terms, i), 0);
-    if (k.mentions) {
-      k.failed |= k.more; /* the other one's values decide, too */
-      roots[n_roots++] = root;
-    } else { /* it has a solution, whatever the variable is: it shares nothing with what the others say of it */
-      k.n_nodes = nodes;
-      k.n_operands = operands;
-    }
-  }
+  bool simple = size <= MAX_CONSTRAINTS;
+  for (unsigned i = 0; i < size && simple; i++)
+    simple = constrain(&range, real.Z3_ast_vector_get(c, terms, i), false, 0);
   real.Z3_ast_vector_dec_ref(c, terms);
-  for (int i = 0; i < n_roots && !k.failed; i++)
-    narrow(&k, &k.nodes[roots[i]]);
-  if (k.failed || k.low == INT64_MIN || k.high == INT64_MAX || k.high - k.low >= MAX_VALUES)
-    return -1;
-  for (int64_t x = k.low; x <= k.high; x++) {
-    bool holds = true;
-    for (int i = 0; i < n_roots && holds; i++)
-      holds = evaluate(&k, &k.nodes[roots[i]], x);
-    if (k.failed)
-      return -1;
-    if (holds)
-      values[n++] = x;
-  }
-  return n;
+  if (!simple || range.low == INT64_MIN || range.high == INT64_MAX || range.low > range.high ||
+      range.high - range.low >= MAX_VALUES)
+    return false;
+  *low = range.low;
+  *high = range.high;
+  return true;
 }
 
 /* Answering for z3. */
@@ -313,14 +216,26 @@ static __thread struct {
   Z3_solver s;
   Z3_model model;
   Z3_ast variable;
-  int64_t first;
-  int n, next;
+  int64_t first, low, high;
+  int64_t n, next; /* values beside the first, and how many of them z3 was asked for */
 } now;
-static __thread int64_t values[MAX_VALUES];
+static __thread Z3_context spared; /* the last context in which z3 did not count by itself */
+static __thread bool off, doubtful;
 static __thread long answered;
 
 /* How many times this thread answered for z3 so far. */
 long atune_counting_answered(void) { return answered; }
+
+/* Tells whether z3, spared before, was at a loss or counted by itself since this was asked last, in this thread. */
+int atune_counting_doubtful(void) {
+  bool was = doubtful;
+  doubtful = false;
+  spared = NULL;
+  return was;
+}
+
+/* Whether z3 counts everything, in this thread. */
+void atune_counting_off(int value) { off = value; }
 
 static void end(void) {
   if (now.model)
@@ -345,9 +260,14 @@ int64_t COUNT_VALUES(void *prover, const void *variable, int64_t wanted, int64_t
     real.count = (__typeof__(real.count))function;
   }
   end();
-  now.state = FIRST;
+  now.state = off || wanted <= 1 ? IDLE : FIRST;
   now.wanted = wanted;
   return real.count(prover, variable, wanted, in_a_row);
+}
+
+static Z3_lbool noted(Z3_context c, Z3_lbool answer) {
+  doubtful |= answer == Z3_L_UNDEF && c == spared;
+  return answer;
 }
 
 Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
@@ -358,7 +278,7 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
     end();
     return Z3_L_FALSE;
   }
-  Z3_lbool answer = real.Z3_solver_check(c, s);
+  Z3_lbool answer = noted(c, real.Z3_solver_check(c, s));
   if (now.state == FIRST && answer == Z3_L_TRUE) {
     now.state = FOUND;
     now.c = c;
@@ -367,6 +287,10 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
     end();
   }
   return answer;
+}
+
+Z3_lbool Z3_solver_check_assumptions(Z3_context c, Z3_solver s, unsigned n, Z3_ast const *assumptions) {
+  return noted(c, real.Z3_solver_check_assumptions(c, s, n, assumptions));
 }
 
 Z3_model Z3_solver_get_model(Z3_context c, Z3_solver s) {
@@ -380,14 +304,16 @@ Z3_model Z3_solver_get_model(Z3_context c, Z3_solver s) {
   return model;
 }
 
+/* The range's values in turn, without the first one that z3 found. */
+static int64_t value_at(int64_t i) { return now.low + i + (now.low + i >= now.first); }
+
 bool Z3_model_eval(Z3_context c, Z3_model model, Z3_ast term, bool complete, Z3_ast *value) {
   if (now.state == ANSWERING && model == now.model && term == now.variable) {
-    *value = real.Z3_mk_int64(c, values[now.next], real.Z3_get_sort(c, term));
+    *value = real.Z3_mk_int64(c, value_at(now.next), real.Z3_get_sort(c, term));
     return true;
   }
   bool known = real.Z3_model_eval(c, model, term, complete, value);
-  if (now.state == FOUND && model == now.model && known &&
-      real.Z3_get_ast_kind(c, *value) == Z3_NUMERAL_AST && real.Z3_get_numeral_int64(c, *value, &now.first)) {
+  if (now.state == FOUND && model == now.model && known && is_number(c, *value, &now.first)) {
     now.variable = term;
     now.state = KNOWN;
   }
@@ -396,20 +322,16 @@ bool Z3_model_eval(Z3_context c, Z3_model model, Z3_ast term, bool complete, Z3_
 
 /* Tells whether `term` forbids the variable this one value. */
 static bool forbids(Z3_context c, Z3_ast term, int64_t value) {
-  if (real.Z3_get_ast_kind(c, term) != Z3_APP_AST)
-    return false;
-  Z3_app app = real.Z3_to_app(c, term);
   int64_t forbidden;
-  return real.Z3_get_decl_kind(c, real.Z3_get_app_decl(c, app)) == Z3_OP_DISTINCT &&
-         real.Z3_get_app_num_args(c, app) == 2 && real.Z3_get_app_arg(c, app, 0) == now.variable &&
-         real.Z3_get_ast_kind(c, real.Z3_get_app_arg(c, app, 1)) == Z3_NUMERAL_AST &&
-         real.Z3_get_numeral_int64(c, real.Z3_get_app_arg(c, app, 1), &forbidden) && forbidden == value;
+  return real.Z3_get_ast_kind(c, term) == Z3_APP_AST && kind_of(c, term) == Z3_OP_DISTINCT &&
+         operands_of(c, term) == 2 && operand(c, term, 0) == now.variable &&
+         is_number(c, operand(c, term, 1), &forbidden) && forbidden == value;
 }
 
 /* Tells z3 what it was spared so far, and leaves the rest to it. */
 static void hand_over(Z3_context c, Z3_solver s) {
-  for (int i = 0; i < now.next; i++) {
-    Z3_ast pair[2] = {now.variable, real.Z3_mk_int64(c, values[i], real.Z3_get_sort(c, now.variable))};
+  for (int64_t i = 0; i < now.next; i++) {
+    Z3_ast pair[2] = {now.variable, real.Z3_mk_int64(c, value_at(i), real.Z3_get_sort(c, now.variable))};
     real.Z3_inc_ref(c, pair[1]);
     real.Z3_solver_assert(c, s, real.Z3_mk_distinct(c, 2, pair));
     real.Z3_dec_ref(c, pair[1]);
@@ -419,19 +341,23 @@ static void hand_over(Z3_context c, Z3_solver s) {
 
 void Z3_solver_assert(Z3_context c, Z3_solver s, Z3_ast term) {
   if (now.state == ANSWERING && s == now.s) {
-    if (forbids(c, term, values[now.next])) {
+    if (forbids(c, term, value_at(now.next))) {
       now.next++;
       return;
     }
     hand_over(c, s);
   }
   real.Z3_solver_assert(c, s, term);
-  if (now.state != KNOWN || s != now.s)
+  if (now.state != KNOWN || s != now.s || real.Z3_get_error_code(c) != Z3_OK)
     return;
-  now.next = 0;
-  now.n = forbids(c, term, now.first) ? atune_count_values(c, s, now.variable, values) : -1;
-  if (now.n < 0 || now.n + 1 > now.wanted)
-    end(); /* which values are found first may matter */
-  else
+  if (forbids(c, term, now.first) && atune_range(c, s, now.variable, term, &now.low, &now.high) &&
+      now.low <= now.first && now.first <= now.high && now.high - now.low < now.wanted) {
+    now.n = now.high - now.low;
+    now.next = 0;
     now.state = ANSWERING;
+    spared = c;
+  } else { /* which values are found first, and how far z3 comes, may matter */
+    doubtful |= c == spared;
+    end();
+  }
 }

@@ -1,9 +1,8 @@
 """Has tilelang count threads without z3, which it asks for one thread after another.
 
 Three such counts are a quarter to a half of what lowering a pipelined kernel costs with 128 or 256 threads, and nearly
-all of it with 1024. `counting.c` evaluates the constraints on the thread's index where that decides the outcome, and
-leaves everything else to z3; the code that comes of it is the same. For the one release of tilelang that atune works
-with; `ATUNE_COUNT_BY_Z3=1` leaves it off.
+all of it with 1024. `counting.c` answers for z3 where the threads are a range, and leaves the rest to it, so that the
+code is the same. For the one release of tilelang that atune works with; `ATUNE_COUNT_BY_Z3=1` leaves it off.
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from atune.folders import SERVER_FOLDER
 from atune.stages import c_library
 
+T = TypeVar("T")
 OFF = "ATUNE_COUNT_BY_Z3"
 SOURCE = Path(__file__).with_name("counting.c")
 
@@ -26,21 +28,22 @@ SOURCE = Path(__file__).with_name("counting.c")
 class Build:
     """A compile of `counting.c` under way. It takes a moment in which the server imports torch."""
 
-    def __init__(self, z3: Path, folder: tempfile.TemporaryDirectory[str]) -> None:
-        self.z3, self.folder = z3 / "lib" / "libz3.so", folder
-        self.path = os.path.join(folder.name, "counting.so")
+    def __init__(self, z3: Path, folder: str) -> None:
+        self.z3, self.path = z3 / "lib" / "libz3.so", os.path.join(folder, "counting.so")
         command = c_library.command(SOURCE, self.path, "-fexceptions", f"-I{z3 / 'include'}")
         self.compiler = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def load(self) -> ctypes.CDLL:
         """Wait for the compiler and put the library's functions before z3's. Raises OSError where it cannot be."""
-        with self.folder:
+        try:
             if status := self.compiler.wait():
                 raise OSError(f"the compiler ended with status {status}")
             library = ctypes.CDLL(self.path)
             if not library.atune_counting_begin(os.fsencode(self.z3)):
                 raise OSError(f"{self.z3} lacks a function")
             return ctypes.CDLL(self.path, mode=ctypes.RTLD_GLOBAL)
+        finally:
+            Path(self.path).unlink(missing_ok=True)
 
 
 _build: Build | None = None
@@ -48,13 +51,13 @@ _library: ctypes.CDLL | None = None
 
 
 def begin() -> None:
-    """Start making the library, in a process that has not loaded tilelang yet."""
+    """Start making the library in the fork server's folder, in a process that has not loaded tilelang yet."""
     global _build
-    spec = importlib.util.find_spec("z3")
-    if os.environ.get(OFF, "0") not in ("", "0") or "tvm" in sys.modules or spec is None:
+    spec, folder = importlib.util.find_spec("z3"), os.environ.get(SERVER_FOLDER)
+    if os.environ.get(OFF, "0") not in ("", "0") or "tvm" in sys.modules or spec is None or not folder:
         return
-    with suppress(OSError):  # no compiler, or no place for it: z3 counts
-        _build = Build(Path((spec.submodule_search_locations or [""])[0]), tempfile.TemporaryDirectory())
+    with suppress(OSError):  # no compiler: z3 counts
+        _build = Build(Path((spec.submodule_search_locations or [""])[0]), folder)
 
 
 def load() -> None:
@@ -65,6 +68,21 @@ def load() -> None:
             _library = _build.load()
         except OSError as error:
             print(f"threads are counted by z3: {error}", file=sys.stderr)
+
+
+def settled(lower: Callable[[], T]) -> T:
+    """Return what `lower` does; where z3, which remembers what it was asked, may have come to something else, anew."""
+    if _library is None:
+        return lower()
+    _library.atune_counting_doubtful()
+    result = lower()
+    if not _library.atune_counting_doubtful():
+        return result
+    _library.atune_counting_off(1)
+    try:
+        return lower()
+    finally:
+        _library.atune_counting_off(0)
 
 
 def answered() -> int:

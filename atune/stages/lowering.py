@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.stages import elaboration, mutation
+from atune.stages import counting, elaboration, mutation
 from atune.stages.family import Families, Modules, split
 from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
@@ -168,7 +168,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
             return str(device_codegen_without_compile(device, context).inspect_source())
 
         def lower_ir() -> Modules:
-            host, device, *_ = lower_to_host_device_ir(function, context)
+            host, device, *_ = counting.settled(lambda: lower_to_host_device_ir(function, context))
             if target.kind == "c":  # C sources are merged as text
                 return Modules("", "", device, "", print_(device))
             # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
@@ -223,7 +223,7 @@ _DECISIVE = (
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
 """Environment variables that compilers and tilelang take sources or flags from."""
-_LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
+_LOWERS = re.compile(rf"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_|{counting.OFF})")
 """Environment variables that may decide what tilelang makes of a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
