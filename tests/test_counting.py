@@ -43,15 +43,20 @@ class Noting:
 
 if counting._library is not None:
     counting._library = Noting(counting._library)
-settings = Session(
-    FileRef(sys.argv[1], "WORKLOAD"), Target("cuda", "sm_90a"), CompileSettings(), BenchmarkSettings(), sys.argv[2]
-)
-session.begin(msgspec.msgpack.encode(settings))
-config = json.loads(sys.argv[3])
-lowered = lowering.lower(Candidate(0, config_key(config), config))
-source = msgspec.msgpack.decode(lowered.blob, type=lowering.Blob).source
-again = "atune_counting_off" in getattr(counting._library, "called", [])
-print(json.dumps([counting.answered(), again, source, lowered.ir_key]))
+found = []
+for path, config in json.loads(sys.argv[2]):
+    if counting._library is not None:
+        counting._library.called.clear()
+    before = counting.answered()
+    settings = Session(
+        FileRef(path, "WORKLOAD"), Target("cuda", "sm_90a"), CompileSettings(), BenchmarkSettings(), sys.argv[1]
+    )
+    session.begin(msgspec.msgpack.encode(settings))
+    lowered = lowering.lower(Candidate(0, config_key(config), config))
+    source = msgspec.msgpack.decode(lowered.blob, type=lowering.Blob).source
+    again = "atune_counting_off" in getattr(counting._library, "called", [])
+    found.append([counting.answered() - before, again, source, lowered.ir_key])
+print(json.dumps(found))
 """
 LIMIT = 10_000
 """Steps that tilelang lets z3 take for one answer."""
@@ -192,24 +197,6 @@ def test_z3_finds_all_of_the_largest_range_within_its_limit(range_of: Range) -> 
     assert by_z3(solver, x) == list(range(1152))
 
 
-def lower(workload: Path, config: dict[str, Any], folder: Path, **environment: str) -> tuple[int, bool, str, str]:
-    """Lower in a process of its own; return how often z3 was spared, if it was done again, the source and the key."""
-    command = [sys.executable, "-c", LOWER, str(workload), str(folder), json.dumps(config)]
-    environment = {**os.environ, SERVER_FOLDER: str(folder), **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
-    spared, again, source, key = json.loads(done.stdout.splitlines()[-1])
-    return spared, again, source, key
-
-
-@pytest.mark.parametrize("threads", [128, 512])
-def test_the_code_is_the_same(tmp_path: Path, threads: int) -> None:
-    shape = {"block_M": 256, "block_N": 128, "block_K": 32, "num_stages": 2, "threads": threads, "swizzle": False}
-    spared, again, source, key = lower(EXAMPLES / "gemm.py", shape, tmp_path)
-    none, _, as_tilelang, other = lower(EXAMPLES / "gemm.py", shape, tmp_path, ATUNE_COUNT_BY_Z3="1")
-    assert spared > threads and not again and none == 0 and key != other
-    assert source == as_tilelang and "__launch_bounds__" in source
-
-
 BRANCHES = """
 import tilelang.language as T
 
@@ -242,14 +229,47 @@ WORKLOAD = atune.Workload(kernel, [{"cubes": True}], inputs=[None, None], name="
 """
 
 
-def test_where_z3_may_run_into_its_limit_it_counts_and_decides_the_code(tmp_path: Path) -> None:
+Lowered = tuple[int, bool, str, str]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Lowered]]:
+    """Lower each in a process of its own, with and without the library: how often z3 was spared, if it was done again,
+    the source and the key.
+    """
+    folder = tmp_path_factory.mktemp("lowered")
+    (folder / "branches.py").write_text(BRANCHES)
+    gemm = {"block_M": 256, "block_N": 128, "block_K": 32, "num_stages": 2, "swizzle": False}
+    what: list[tuple[str, dict[str, Any]]] = [
+        *((str(EXAMPLES / "gemm.py"), {**gemm, "threads": threads}) for threads in (128, 512)),
+        *((str(folder / "branches.py"), {"cubes": cubes}) for cubes in (False, True)),
+    ]
+    found = []
+    for n, off in enumerate(("0", "1")):
+        run_dir = folder / str(n)
+        run_dir.mkdir()
+        environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_COUNT_BY_Z3": off}
+        command = [sys.executable, "-c", LOWER, str(run_dir), json.dumps(what)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return list(zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("which", "threads"), [(0, 128), (1, 512)])
+def test_the_code_is_the_same(kernels: list[tuple[Lowered, Lowered]], which: int, threads: int) -> None:
+    (spared, again, source, key), (none, _, as_tilelang, other) = kernels[which]
+    assert spared > threads and not again and none == 0 and key != other
+    assert source == as_tilelang and "__launch_bounds__" in source
+
+
+@pytest.mark.parametrize(("which", "cubes"), [(2, False), (3, True)])
+def test_where_z3_may_run_into_its_limit_it_counts_and_decides_the_code(
+    kernels: list[tuple[Lowered, Lowered]], which: int, cubes: bool
+) -> None:
     """Also where it was spared something before: then the kernel is lowered again."""
-    (tmp_path / "branches.py").write_text(BRANCHES)
-    for cubes in (False, True):
-        spared, again, source, _ = lower(tmp_path / "branches.py", {"cubes": cubes}, tmp_path)
-        *_, as_tilelang, _ = lower(tmp_path / "branches.py", {"cubes": cubes}, tmp_path, ATUNE_COUNT_BY_Z3="1")
-        assert spared >= 511 and again == cubes
-        assert source == as_tilelang and source.count("__sync_thread_partial") >= 1 + cubes, source
+    (spared, again, source, _), (*_, as_tilelang, _) = kernels[which]
+    assert spared >= 511 and again == cubes
+    assert source == as_tilelang and source.count("__sync_thread_partial") >= 1 + cubes, source
 
 
 def test_without_a_compiler_z3_counts(tmp_path: Path) -> None:
