@@ -30,6 +30,7 @@ PREPARE_TIMEOUT_S = 120.0
 LEAVE_S = 1.0
 PRELOAD = ("atune.stages.service",)
 STAGE = "atune.stages.service:"
+PARSED = "parsed"
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
 """One of these is there where CUDA's driver is."""
 
@@ -154,7 +155,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
     def _kind(self) -> tuple[object, ...]:
         """What a service of another run must have in common with this one's."""
         backend = self.backend
-        return (backend.target_text, backend.compile.compiler, tuple(sorted(os.environ.items())), os.getcwd())
+        settings = (backend.compile.compiler, backend.compile.verbose)
+        return (backend.target_text, settings, tuple(sorted(os.environ.items())), os.getcwd())
 
     async def _run(self, arch: str | None) -> None:
         """Run the service's process: of a fork server of its own, which imports next to nothing.
@@ -167,7 +169,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
                 try:
                     await self._attach(kept, arch)
                 except (WorkerError, OSError):
-                    if kept is None or self.compiler:
+                    if kept is None or self.compiler or self._leaving.is_set():
                         raise
                     self._parsed_before = False  # it ended while nobody looked
                     await self._attach(None, arch)
@@ -180,26 +182,35 @@ class CompileService(anyio.AsyncContextManagerMixin):
                 self._left.set()
 
     async def _attach(self, kept: ServerProcess | None, arch: str | None) -> None:
+        park = functools.partial(self._park, self._kind)
         process = kept or ServerProcess(PRELOAD, *server_folder(), env=self.backend.server_env)
-        async with ForkServer(process=process, park=functools.partial(services.park, self._kind)) as server:
+        async with ForkServer(process=process, park=park) as server:
             env = {**self.backend.run_env, "TMPDIR": str(process.folder)}  # it may outlive the run
             worker = server.lasting or await server.spawn("service", env=env, nice=self._nice, lasting=True)
             self.pid = worker.pid
-            await self._serve(worker, None if kept else arch)
+            await self._serve(worker, None if kept else arch, server.facts)
 
-    async def _serve(self, worker: Worker, arch: str | None) -> None:
+    @staticmethod
+    def _park(kind: tuple[object, ...], process: ServerProcess) -> None:
+        if process.facts.get(PARSED) and process.lasting:
+            services.park(kind, process)
+        else:
+            process.destroy()
+
+    async def _serve(self, worker: Worker, arch: str | None, facts: dict[str, bool]) -> None:
         made_s, asked, run_dir = 0.0, self.backend.compile.compiler, self.backend.run_dir
         if arch is not None:
             request = msgspec.msgpack.encode((arch, asked))
             reply = await worker.call(f"{STAGE}header", request, PREPARE_TIMEOUT_S)
-            made_s = msgspec.msgpack.decode(reply, type=ServiceReady).header_s
+            parsed = msgspec.msgpack.decode(reply, type=ServiceReady)
+            made_s, facts[PARSED] = parsed.header_s, parsed.ok
         if not await self._idle_until(self._wanted, worker):
             return
         assert self._first is not None
         request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, run_dir, asked))
         reply = await worker.call(f"{STAGE}listen", request, PREPARE_TIMEOUT_S)
         answer = msgspec.msgpack.decode(reply, type=ServiceReady)
-        self._first = None
+        self._first, facts[PARSED] = None, answer.ok
         if not answer.ok:
             self._failed(answer.reason)
             return

@@ -129,7 +129,18 @@ class ServerProcess:
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End it, blocking. For a server that no run is attached to."""
+        """End it, blocking. For a server that no run is attached to.
+
+        First in order, so that its workers are reaped, and end though a process forked off this program has the
+        lifeline, too.
+        """
+        for worker in self.lasting:
+            with suppress(OSError):
+                worker.sock.shutdown(socket.SHUT_RDWR)
+        if self.lasting:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self.control.shutdown(socket.SHUT_WR)
+                self._popen.wait(REAP_S)
         self.hang_up()
         self.reap()
         self._close()

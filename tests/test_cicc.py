@@ -166,6 +166,20 @@ def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
         server.kill()
 
 
+def test_a_header_that_was_edited_is_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "mine.cuh"
+    header.write_text("#define FACTOR 2\n")
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    (tmp_path / "server").mkdir()
+    server = cicc.Server(AMPERE, ("<mine.cuh>",), str(tmp_path / "server"))
+    server.kill()
+    assert server.up_to_date()
+    os.utime(header, (time.time() + 5,) * 2)
+    assert not server.up_to_date()
+    header.unlink()
+    assert not server.up_to_date()
+
+
 def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every word that tilelang calls nvcc with, in its order; or else the code would not be the same."""
     from tilelang.contrib import nvcc

@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -161,6 +162,7 @@ class Server:
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
         self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
         self.first = first
+        self.begun = time.time()
         try:
             where = tilelang_paths()
         except HeadersMissing as error:
@@ -193,6 +195,15 @@ class Server:
         except ValueError:
             return True
         return flavour == self.flavour and _repeats(first, self.first) and set(includes) <= set(self.includes)
+
+    def up_to_date(self) -> bool:
+        """Tell whether the files that were parsed are still the same: another run may come much later."""
+        headers_ii = Path(self.folder, "headers.ii")
+        files = set(re.findall(r'^# \d+ "(/[^"\n]+)"', headers_ii.read_text(errors="replace"), re.MULTILINE))
+        try:
+            return all(os.stat(f).st_mtime <= self.begun for f in files if not f.startswith(self.folder))
+        except OSError:
+            return False
 
     def _make_library(self) -> None:
         _run(c_library.command(SERVER, os.path.join(self.folder, LIBRARY)), self.tools)

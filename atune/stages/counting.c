@@ -20,7 +20,7 @@
 /* z3 finds all of a range within tilelang's limit up to here: it was seen to with 1152 values and 30 variables, and to
  * give up after 1654 of 2048. */
 #define MAX_VALUES 1152
-#define MAX_CONSTRAINTS 90
+#define MAX_COMPARISONS 60
 #define MAX_DEPTH 64
 #define COUNT_VALUES _ZN3tvm5arith8Z3Prover21CountSatisfyingValuesERKNS_4tirx3VarEll
 #define NAME_(name) #name
@@ -34,6 +34,7 @@
   F(Z3_ast_vector_inc_ref)                                                                                             \
   F(Z3_ast_vector_size)                                                                                                \
   F(Z3_dec_ref)                                                                                                        \
+  F(Z3_del_context)                                                                                                    \
   F(Z3_get_app_arg)                                                                                                    \
   F(Z3_get_app_decl)                                                                                                   \
   F(Z3_get_app_num_args)                                                                                               \
@@ -83,6 +84,7 @@ typedef struct {
   Z3_ast variable;
   Z3_ast forbidden; /* the constraint that forbids the value that z3 found */
   int64_t low, high;
+  int comparisons;
 } Range;
 
 static Z3_decl_kind kind_of(Z3_context c, Z3_ast term) {
@@ -130,6 +132,7 @@ static bool narrow(Range *range, bool counts, Z3_decl_kind operation, int64_t nu
   default:
     return false;
   }
+  range->comparisons++;
   if (counts) { /* else it is another variable's */
     range->low = low > range->low ? low : range->low;
     range->high = high < range->high ? high : range->high;
@@ -191,15 +194,15 @@ static bool constrain(Range *range, Z3_ast term, bool negated, int depth) {
 bool atune_range(Z3_context c, Z3_solver s, Z3_ast variable, Z3_ast forbidden, int64_t *low, int64_t *high) {
   if (!is_variable(c, variable))
     return false;
-  Range range = {c, variable, forbidden, INT64_MIN, INT64_MAX};
+  Range range = {c, variable, forbidden, INT64_MIN, INT64_MAX, 0};
   Z3_ast_vector terms = real.Z3_solver_get_assertions(c, s);
   real.Z3_ast_vector_inc_ref(c, terms);
   unsigned size = real.Z3_ast_vector_size(c, terms);
-  bool simple = size <= MAX_CONSTRAINTS;
+  bool simple = true;
   for (unsigned i = 0; i < size && simple; i++)
     simple = constrain(&range, real.Z3_ast_vector_get(c, terms, i), false, 0);
   real.Z3_ast_vector_dec_ref(c, terms);
-  if (!simple || range.low == INT64_MIN || range.high == INT64_MAX || range.low > range.high ||
+  if (!simple || range.comparisons > MAX_COMPARISONS || range.low == INT64_MIN || range.high == INT64_MAX || range.low > range.high ||
       range.high - range.low >= MAX_VALUES)
     return false;
   *low = range.low;
@@ -279,6 +282,7 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
     return Z3_L_FALSE;
   }
   Z3_lbool answer = noted(c, real.Z3_solver_check(c, s));
+  doubtful |= now.state > FIRST && c == spared;
   if (now.state == FIRST && answer == Z3_L_TRUE) {
     now.state = FOUND;
     now.c = c;
@@ -291,6 +295,12 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
 
 Z3_lbool Z3_solver_check_assumptions(Z3_context c, Z3_solver s, unsigned n, Z3_ast const *assumptions) {
   return noted(c, real.Z3_solver_check_assumptions(c, s, n, assumptions));
+}
+
+void Z3_del_context(Z3_context c) {
+  if (c == spared) /* the next one may have its address */
+    spared = NULL;
+  real.Z3_del_context(c);
 }
 
 Z3_model Z3_solver_get_model(Z3_context c, Z3_solver s) {
@@ -336,6 +346,7 @@ static void hand_over(Z3_context c, Z3_solver s) {
     real.Z3_solver_assert(c, s, real.Z3_mk_distinct(c, 2, pair));
     real.Z3_dec_ref(c, pair[1]);
   }
+  doubtful = true;
   end();
 }
 

@@ -71,13 +71,21 @@ def load() -> None:
 
 
 def settled(lower: Callable[[], T]) -> T:
-    """Return what `lower` does; where z3, which remembers what it was asked, may have come to something else, anew."""
+    """Return what `lower` does; where z3, which remembers what it was asked, may have come to less, lower anew.
+
+    That includes where it raised: tilelang refuses numbers of threads that are cut short.
+    """
     if _library is None:
         return lower()
     _library.atune_counting_doubtful()
-    result = lower()
-    if not _library.atune_counting_doubtful():
-        return result
+    try:
+        result = lower()
+    except Exception:
+        if not _library.atune_counting_doubtful():
+            raise
+    else:
+        if not _library.atune_counting_doubtful():
+            return result
     _library.atune_counting_off(1)
     try:
         return lower()

@@ -61,7 +61,7 @@ def listen(payload: bytes) -> bytes:
         if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
             raise NvrtcError(reason)
         server, ready = _state.server, ServiceReady(True)
-        if server is not None and not server.fits(flavour, blob.source):
+        if server is not None and not (server.fits(flavour, blob.source) and server.up_to_date()):
             _state.server = None  # so that its end is expected
             server.kill()
             shutil.rmtree(server.folder, ignore_errors=True)
