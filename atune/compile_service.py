@@ -21,7 +21,7 @@ from atune.errors import UsageError, WorkerError
 from atune.folders import server_folder
 from atune.pool import ForkServer, Worker
 from atune.protocol import ServiceReady
-from atune.server_process import ServerProcess, services
+from atune.server_process import ServerProcess, services, surroundings
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend
@@ -127,8 +127,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
             return
         costs = CompileCosts().scaled(lowered.seconds)
         if self._started is not None:  # what is spent is spent
-            left_s = max(0.0, costs.header_s - (time.monotonic() - self._started))
-            left_s = 0.0 if self._parsed_before else left_s
+            spent_s = costs.header_s if self._parsed_before else time.monotonic() - self._started
+            left_s = max(0.0, costs.header_s - spent_s)
             costs, self.soon = msgspec.structs.replace(costs, header_s=left_s), True
         asked = self.backend.compile.compiler
         chosen = choose(self._candidates, self._lanes, costs)
@@ -156,7 +156,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """What a service of another run must have in common with this one's."""
         backend = self.backend
         settings = (backend.compile.compiler, backend.compile.verbose)
-        return (backend.target_text, settings, tuple(sorted(os.environ.items())), os.getcwd())
+        return (backend.target_text, settings, *surroundings())
 
     async def _run(self, arch: str | None) -> None:
         """Run the service's process: of a fork server of its own, which imports next to nothing.

@@ -25,7 +25,7 @@ from atune.local_compile import COMPILE_NICE, LocalCompileLane
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
 from atune.pool import ForkServer, Worker
 from atune.protocol import Discovery, Session
-from atune.server_process import ServerProcess, parked
+from atune.server_process import ServerProcess, parked, surroundings
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.store import ArtifactStore
 from atune.version import __version__
@@ -120,7 +120,7 @@ class LocalBackend:
                 "TILELANG_TMP_DIR": made_folder(run_dir, "tilelang", "tmp"),
                 **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
             }
-            kind = (PRELOAD, tuple(sorted(os.environ.items())), os.getcwd())
+            kind = (PRELOAD, *surroundings())
             process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=self.server_env)
             async with (
                 ForkServer(

@@ -112,5 +112,5 @@ print("the same")
     print(done.stdout)
     assert done.returncode == 0, done.stderr
     if "not described" in done.stdout:
-        pytest.skip("this GPU is not in HARDWARE")
+        pytest.skip(reason="this GPU is not in HARDWARE")
     assert "the same" in done.stdout

@@ -88,7 +88,7 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
         while backend.service.warming:
             await anyio.sleep(0.05)
         if not backend.service.compiler:
-            pytest.skip(backend.service.why)
+            pytest.skip(reason=backend.service.why)
         [first], [second] = await lane.build([plain]), await lane.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "nvrtc"

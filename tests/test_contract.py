@@ -283,7 +283,7 @@ async def test_a_cancelled_measurement_is_killed_and_the_lane_starts_again(moody
 
 async def test_a_compiler_that_does_not_end_is_killed_and_the_lane_goes_on(moody: Bench) -> None:
     if moody.kind == "cuda":
-        pytest.skip("the slow compiler stands in for g++")
+        pytest.skip(reason="the slow compiler stands in for g++")
     slow, ok = await moody.lowered("slow", "ok")
     lane = moody.hasty_compiler
     await lane.build([ok])  # its worker is there now
@@ -318,7 +318,7 @@ async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
     import shutil
 
     if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not there")
+        pytest.skip(reason="nvcc is not there")
     settings = CompileSettings(workers=1)
     backend = LocalBackend(parse_file_ref(f"{KERNELS}:SCALED_GPU"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():

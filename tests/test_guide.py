@@ -234,7 +234,7 @@ def test_threads_may_be_a_tuple() -> None:
     tuner = AutoTuner(scaled, configs)
     assert [c["threads"] for c in tuner.workload(tuner._configs(), {"n": 64}).space.configs({})] == [(64, 2), (128, 1)]
     if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
+        pytest.skip(reason="nvcc is not installed")
     kernels = atune.compile_all(scaled, configs, arguments={"n": 1024}, target="sm_90a")
     assert [kernel.config["threads"] for kernel in kernels] == [(64, 2), (128, 1)]
 

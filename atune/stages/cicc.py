@@ -198,10 +198,8 @@ class Server:
 
     def up_to_date(self) -> bool:
         """Tell whether the files that were parsed are still the same: another run may come much later."""
-        headers_ii = Path(self.folder, "headers.ii")
-        files = set(re.findall(r'^# \d+ "(/[^"\n]+)"', headers_ii.read_text(errors="replace"), re.MULTILINE))
         try:
-            return all(os.stat(f).st_mtime <= self.begun for f in files if not f.startswith(self.folder))
+            return all(os.stat(file).st_mtime <= self.begun for file in self._files)
         except OSError:
             return False
 
@@ -213,6 +211,9 @@ class Server:
         folder = self.folder
         preprocessed = os.path.join(folder, "headers.ii")
         _preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
+        text = Path(preprocessed).read_text(errors="replace")
+        files = set(re.findall(r'^# \d+ "(/[^"\n]+)"', text, re.MULTILINE))
+        self._files = [file for file in files if not file.startswith(folder)]  # here, where nobody waits for it
         Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{SAID}", "wb") as said:

@@ -26,7 +26,6 @@
 #define NAME_(name) #name
 #define NAME(name) NAME_(name)
 
-
 /* z3's own functions, those that this library stands before among them. */
 #define FUNCTIONS(F)                                                                                                   \
   F(Z3_ast_vector_dec_ref)                                                                                             \
@@ -202,8 +201,8 @@ bool atune_range(Z3_context c, Z3_solver s, Z3_ast variable, Z3_ast forbidden, i
   for (unsigned i = 0; i < size && simple; i++)
     simple = constrain(&range, real.Z3_ast_vector_get(c, terms, i), false, 0);
   real.Z3_ast_vector_dec_ref(c, terms);
-  if (!simple || range.comparisons > MAX_COMPARISONS || range.low == INT64_MIN || range.high == INT64_MAX || range.low > range.high ||
-      range.high - range.low >= MAX_VALUES)
+  if (!simple || range.comparisons > MAX_COMPARISONS || range.low == INT64_MIN || range.high == INT64_MAX ||
+      range.low > range.high || range.high - range.low >= MAX_VALUES)
     return false;
   *low = range.low;
   *high = range.high;
