@@ -212,7 +212,7 @@ class Server:
         preprocessed = os.path.join(folder, "headers.ii")
         _preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
         text = Path(preprocessed).read_text(errors="replace")
-        files = set(re.findall(r'^# \d+ "(/[^"\n]+)"', text, re.MULTILINE))
+        files = set(re.findall(r'\n# \d+ "(/[^"\n]+)"', f"\n{text}"))
         self._files = [file for file in files if not file.startswith(folder)]  # here, where nobody waits for it
         Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
         Path(folder, BODY).touch()

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -216,7 +217,9 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
                     layers = [[symbol for layer in layers for symbol in layer]]  # nothing is shared any more
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
-        tvm.runtime.Executable(library).export_library(path, fcompile=_link, workspace_dir=workspace)
+        tvm.runtime.Executable(library).export_library(
+            path, fcompile=_link, fpack_imports=_pack, workspace_dir=workspace
+        )
     families = device_compiler.families if device_compiler.sharing else []
     return device_compiler.used, device_compiler.why, frozenset(s for family in families for s in family.symbols)
 
@@ -306,15 +309,8 @@ class DeviceCompiler:
         return nvrtc.compile_remotely(code, self.flavour, run_dir)
 
 
-_BYTES = re.compile(r"const unsigned char (\w+)\[(\d+)\] = \{\s*([^{}]*?),?\s*\};")
-
-
 def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Make the library of the host's C and of the device code that tvm wrote as a C array of bytes.
-
-    Parsing that array takes gcc longer than all the rest; included by the assembler it takes nothing.
-    """
-    files = [_assembly(file) or file for file in files]
+    """Make the library of the host's C and of what `_pack` wrote."""
     command = [
         shutil.which("gcc") or shutil.which("g++") or "gcc",
         "-shared",
@@ -332,29 +328,25 @@ def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: A
         )
 
 
-def _assembly(file: str) -> str | None:
-    """Write `file`, a C file that holds one array of bytes, as assembly; None where it is anything else."""
-    with open(file) as opened:
-        text = opened.read()
-    arrays = _BYTES.findall(text)
-    if len(arrays) != 1 or not file.endswith("devc.c"):
-        return None
-    name, size, values = arrays[0]
-    values = "".join(values.split()).replace(",0,", ",0x00,").replace(",0,", ",0x00,")
-    try:
-        data = bytes.fromhex(values.replace("0x", "").replace(",", ""))
-    except ValueError:
-        return None
-    if len(data) != int(size):
-        return None
-    with open(file + ".bin", "wb") as blob:
-        blob.write(data)
-    with open(file + ".s", "w") as assembly:
+def _pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
+    """Write what `library` imports, the device code, for the assembler; return the file. For tvm's `export_library`.
+
+    tvm by itself writes a C array of the same bytes, as many as they are before them (``PackImportsToC``): to print it
+    takes a part of a second, and gcc takes longer to parse it than for all the rest.
+    """
+    import tvm_ffi
+
+    name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
+    packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    with open(f"{file}.bin", "wb") as binary:
+        binary.write(struct.pack("<Q", len(packed)))
+        binary.write(packed)
+    with open(file, "w") as assembly:
         assembly.write(
-            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {size}\n.balign 16\n{name}:\n"
+            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed) + 8}\n.balign 16\n{name}:\n"
             f'.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
         )
-    return file + ".s"
+    return file
 
 
 def _merge(tvm: Any, modules: Sequence[Any]) -> Any:

@@ -77,10 +77,15 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
         return None
     names = {one.structure for one in instructions}
     kept, written = set[str](), dict[str, str]()
+
+    def without(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            return "\n" * match[0].count("\n")
+        kept.add(match[1])
+        return match[0]
+
     for name, text in structures.items():
-        kept |= {found for found in _STRUCTURE.findall(text) if found in names}
-        text = _STRUCTURE.sub(lambda match: match[0] if match[1] in names else "\n" * match[0].count("\n"), text)
-        written[name] = _as(f"{cutlass}/{name}", text)
+        written[name] = _as(f"{cutlass}/{name}", _STRUCTURE.sub(without, text))
     if kept != names:
         return None
     path = f"{templates}/{WGMMA}"
@@ -132,12 +137,12 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | N
     names, texts = {one.structure for one in instructions}, dict[str, str]()
     for name in GMMA:
         whole = (Path(cutlass) / name).read_text()
-        for match in _STRUCTURE.finditer(whole):
-            if match[1] in names:
+        for structure in names:
+            if match := _found(structure, whole):
                 first = whole.count("\n", 0, match.start()) + 1
                 lines = match[0].splitlines(keepends=True)  # cicc alone does not know __LINE__
                 text = "".join(re.sub(r"\b__LINE__\b", str(n), line) for n, line in enumerate(lines, first))
-                texts[match[1]] = f'#line {first} "{cutlass}/{name}"\n{text}'
+                texts[structure] = f'#line {first} "{cutlass}/{name}"\n{text}'
     if texts.keys() != names:
         return None
     structures = "".join(texts[name] for name in sorted(texts))
@@ -145,6 +150,15 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | N
     used = [match for match in _MACRO.finditer(wgmma) if re.search(rf"\b{match[1]}\(", rows)]
     macros = "".join(match[0] for match in used) + rows + "".join(f"#undef {match[1]}\n" for match in used)
     return f"namespace cute::SM90::GMMA {{\n{structures}}}\nnamespace tl {{\n{macros}}}\n"
+
+
+def _found(structure: str, text: str) -> re.Match[str] | None:
+    """Match `structure` in a header's text, without going through the thousand others."""
+    at = text.find(f"\nstruct {structure}\n{{\n") + 1
+    if not at:
+        return None
+    template = _STRUCTURE.match(text, text.rfind("\ntemplate <\n", 0, at) + 1)
+    return template if template and template[1] == structure else _STRUCTURE.match(text, at)
 
 
 def _as(path: str, text: str) -> str:
