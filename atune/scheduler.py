@@ -10,13 +10,21 @@ from atune.artifact import Lowered
 
 MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small. As all sizes
-here that nobody asked for, it counts compiles: candidates of one family share theirs."""
+here that nobody asked for, it counts compiles of kernels with few accumulators: see `WORK`. Candidates of one family
+share a compile."""
 MIN_GROUP = 4
 MAX_MEMBERS = 4 * MAX_GROUP
 """Most candidates of a group, however few compiles they take."""
 HEAVY_REGISTERS = 512
-"""Accumulators, in registers a thread, from which a deferred candidate is compiled alone. Of such with half as many
-four go together: what a kernel takes grows faster than they do (seen: 0.3 s with 256, 1 to 3 s with 512)."""
+"""Accumulators, in registers a thread, that make a compile one of the longest."""
+WORK = ((HEAVY_REGISTERS, 6.0), (256, 2.5))
+"""Accumulators, in registers a thread, from which a kernel spills, and how long its compile takes beside one with few:
+0.9 s and 2.3 s (1.3 to 4) were seen for 0.35 s."""
+LOWERING = 1.0
+"""What it takes to lower a candidate, beside such a compile."""
+SHARES = 1.5
+"""Groups that would be left for each worker if all were as large as the next. More, smaller ones cost what each library
+costs again (as much as a compile); fewer leave workers idle at the end."""
 HEAVY_LEFT = 6
 """Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
 still come late, and enough work beside them that no worker ends long after the others."""
@@ -118,8 +126,8 @@ class CompileState:
         """Return what a free worker should do now, taking it out of the queues; None when it must wait.
 
         Early on, one small group a device gets the devices going. Then groups follow guided self-scheduling
-        (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of what is left for each worker, so they shrink
-        towards the end and no worker waits for a late large group.
+        (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of the work that is left for each worker, so they
+        shrink towards the end and no worker waits for a late large group.
         """
         if self.busy and self.busy >= self.lanes - self.resting:
             return None
@@ -136,8 +144,8 @@ class CompileState:
             elif self.group_size is not None:
                 if len(self.ready) >= self.group_size or not self._more_to_lower:
                     return self._build(self.ready, self.group_size, "group size as asked")
-            elif self._parts(self.ready) >= self._share():
-                return self._build(self.ready, self._share(), "a worker's share of what is left")
+            elif self._work(self.ready) >= self._ready_share():
+                return self._build(self.ready, self._ready_share(), "a worker's share of what is left")
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
@@ -153,7 +161,7 @@ class CompileState:
     def _build_deferred(self) -> Build:
         """Take the longest first, by what is known of them, so that none of those is the last."""
         self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
-        return self._build(self.deferred, self.group_size or self._heavy(), "deferred by the screen")
+        return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
 
     def _row(self) -> int:
         """Return how many candidates to lower in a row.
@@ -175,49 +183,61 @@ class CompileState:
     def _more_to_lower(self) -> bool:
         return bool(self.waiting or self.lowering or self.proposing)
 
-    def _share(self) -> int:
+    def _ready_share(self) -> float:
+        """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
+        early = MIN_GROUP * (1 + self.groups / self.lanes)
+        return max(MIN_GROUP, min(early, self._share()))
+
+    def _share(self) -> float:
+        """Return a worker's share of the work that is left."""
         known = self.ready + self.deferred
-        left = max(self.total - self.seen, 0) + len(known)
-        parts = left * self._parts(known) / len(known)  # families are as large among what is not lowered yet
-        return max(MIN_GROUP, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
+        work = self._work(known)
+        to_lower = max(self.total - self.seen, 0) if self.proposing else self.waiting + self.lowering
+        left = work + to_lower * (work / len(known) + LOWERING)  # the rest is taken to be as heavy as what is known
+        return min(MAX_GROUP, left / (SHARES * self.lanes) if self.lanes > 1 else left)
 
-    def _split(self, queue: Sequence[Lowered]) -> int:
+    def _split(self, queue: Sequence[Lowered]) -> float:
         free = max(1, self.lanes - self.busy)
-        return max(1, min(MAX_GROUP, math.ceil(self._parts(queue) / free)))
+        return min(MAX_GROUP, math.ceil(self._work(queue) / free))
 
-    def _heavy(self) -> int:
-        """Return how many of the deferred to build together.
+    def _work(self, queue: Sequence[Lowered]) -> float:
+        """Sum up the compiles that `queue` takes: one for each candidate, or one for all of a family."""
+        return sum({self._compile_of(lowered): _work_of(lowered) for lowered in queue}.values())
 
-        Likely to spill means long in the compiler, the longer the more it holds: such groups are small, so that the
-        workers end at the same time.
-        """
-        registers, parts = self.deferred[0].facts.accumulators, self._parts(self.deferred)
-        if not registers:  # nobody knows how long it takes
-            return max(1, min(MAX_GROUP, math.ceil(parts / (2 * self.lanes))))
-        last = parts <= FIRST_GROUP  # one a worker: whoever is not free yet soon will be
-        share = math.ceil(parts / (self.lanes if last else 2 * self.lanes))
-        return max(1, min(MAX_GROUP, share, (HEAVY_REGISTERS // registers) ** 2))
+    def _compile_of(self, lowered: Lowered) -> str | int:
+        return (self.sharing and lowered.family) or lowered.index
 
-    def _parts(self, queue: Sequence[Lowered]) -> int:
-        """Count the compiles that `queue` takes: one for each candidate, or one for all of a family."""
-        return len({(self.sharing and lowered.family) or lowered.index for lowered in queue})
-
-    def _build(self, queue: list[Lowered], size: int, reason: str) -> Build:
-        """Take members that compile together, the oldest first: up to `size` compiles, with all that share one.
+    def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
+        """Take members that compile together, the oldest first: at least one, up to `size`, and all that share these.
 
         A size that was asked for is one of candidates.
         """
         key = queue[0].merge_key
         group: list[Lowered] = []
+        left: list[Lowered] = []
+        compiles: set[str | int] = set()
+        work = 0.0
         for lowered in queue:
-            fits = len(group) < size if self.group_size is not None else self._parts([*group, lowered]) <= size
-            fits &= len(group) < MAX_MEMBERS
-            if lowered.merge_key == key and fits:
+            one = self._compile_of(lowered)
+            if self.group_size is not None:
+                fits = len(group) < size
+            else:
+                fits = one in compiles or not group or work + _work_of(lowered) <= size
+            if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
+                work += 0.0 if one in compiles else _work_of(lowered)
+                compiles.add(one)
                 group.append(lowered)
-        taken = {lowered.index for lowered in group}
-        queue[:] = [lowered for lowered in queue if lowered.index not in taken]
+            else:
+                left.append(lowered)
+        queue[:] = left
         self.groups += 1
         return Build(tuple(group), reason)
+
+
+def _work_of(lowered: Lowered) -> float:
+    """Return how long a candidate's compile takes, beside one of a kernel with few accumulators."""
+    accumulators = lowered.facts.accumulators or 0
+    return next((work for registers, work in WORK if accumulators >= registers), 1.0)
 
 
 def halves(group: Sequence[Lowered]) -> tuple[tuple[Lowered, ...], tuple[Lowered, ...]]:

@@ -33,6 +33,10 @@ def state(**fields: object) -> CompileState:
     return CompileState(ready=ready, **values)  # type: ignore[arg-type]
 
 
+def with_accumulators(one: Lowered, registers: int) -> Lowered:
+    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers))
+
+
 def indices(job: object) -> list[int]:
     assert isinstance(job, Build)
     return [member.index for member in job.group]
@@ -69,10 +73,10 @@ def pairs(n: int) -> list[Lowered]:
 
 
 def test_a_family_goes_together_and_counts_once() -> None:
-    one = state(proposing=False, devices=0, total=16, sharing=True)
+    one = state(proposing=False, devices=0, sharing=True)
     one.ready = pairs(8)
     assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
-    apart = state(proposing=False, devices=0, total=16, sharing=True)
+    apart = state(proposing=False, devices=0, sharing=True)
     apart.ready = [lowered(i, family=f"f{i % 8}") for i in range(16)]
     assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
     asked = state(proposing=False, group_size=3, sharing=True)
@@ -81,7 +85,7 @@ def test_a_family_goes_together_and_counts_once() -> None:
 
 
 def test_a_family_is_as_many_compiles_as_candidates_where_nothing_is_shared() -> None:
-    one = state(proposing=False, devices=0, total=160)
+    one = state(proposing=False, devices=0, groups=9)
     one.ready = [lowered(i, family=f"f{i % 2}") for i in range(160)]
     assert len(indices(one.next_job())) == MAX_GROUP
     one.sharing = True
@@ -95,23 +99,21 @@ def test_the_first_group_does_not_wait_for_a_second_family() -> None:
 
 
 def test_shares_count_families() -> None:
-    one = state(waiting=50, devices=0, total=100, seen=20, sharing=True)
-    one.ready = pairs(10)
-    assert isinstance(one.next_job(), Lower)  # 50 pairs in all, of which a worker's share is 13
-    one.ready, one.seen = pairs(13), 26
-    assert indices(one.next_job()) == list(range(26))
+    one = state(waiting=9, lowering=9, proposing=False, groups=9, sharing=True)
+    one.ready = pairs(8)
+    assert isinstance(one.next_job(), Lower)  # 8 and 9 pairs, and 18 candidates to lower: a third is 11 pairs
+    one.ready, one.waiting, one.lowering = pairs(12), 5, 5
+    assert indices(one.next_job()) == list(range(18))  # 12 and 5 pairs, and 10 candidates: 9 pairs
 
 
 def test_heavy_ones_that_share_a_compile_go_together() -> None:
-    heavy = [msgspec.structs.replace(low, facts=StaticFacts(accumulators=512)) for low in pairs(4)]
-    one = state(proposing=False, deferred=heavy, sharing=True)
+    one = state(proposing=False, deferred=[with_accumulators(low, 512) for low in pairs(4)], sharing=True)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
-    heavy = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=512))]
-    light = [msgspec.structs.replace(lowered(1), facts=StaticFacts(accumulators=256))]
+    heavy, light = [with_accumulators(lowered(1), 512)], [with_accumulators(lowered(1), 256)]
     late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2, "groups": 1}
     assert indices(state(**late, deferred=[*heavy], ready=9).next_job()) == [1]
     assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
@@ -165,11 +167,25 @@ def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
     assert isinstance(state(ready=3, waiting=5, pipeline=False).next_job(), Lower)
 
 
-@pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (60, 15), (42, 11)])
+@pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (42, 14), (41, 14), (40, 13)])
 def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: int) -> None:
-    """Two workers take a quarter each of what is left: 40 that are ready, and what is still to come."""
-    one = state(ready=40, waiting=3, total=total, seen=40, groups=1)
+    """Two workers take a third each of what is left: 40 that are ready, and twice what is to be lowered and built."""
+    one = state(ready=40, waiting=3, total=total, seen=40, groups=9)
     assert len(indices(one.next_job())) == expected
+
+
+def test_groups_grow_while_devices_wait_for_results() -> None:
+    one = state(ready=200, lanes=4, waiting=3, total=1000, seen=200)
+    sizes = [len(indices(one.next_job())) for _ in range(14)]
+    assert sizes == [FIRST_GROUP, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, MAX_GROUP, MAX_GROUP]
+
+
+def test_what_will_not_be_proposed_is_not_waited_for() -> None:
+    """The budget may end a run before the space does."""
+    one = state(ready=6, waiting=1, total=1000, seen=6, groups=9)
+    assert isinstance(one.next_job(), Lower)
+    one.proposing = False
+    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_a_share_has_a_lower_bound() -> None:
@@ -179,12 +195,12 @@ def test_a_share_has_a_lower_bound() -> None:
     assert len(indices(one.next_job())) == MIN_GROUP
 
 
-def test_the_heaviest_are_built_first_and_alone_and_the_lighter_together() -> None:
-    heavy = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256 * (1 + i % 2))) for i in range(8)]
+def test_of_the_deferred_the_heaviest_come_first_and_each_group_is_a_share_of_the_work() -> None:
     one = state(proposing=False)
-    one.deferred = [*heavy, *(msgspec.structs.replace(heavy[0], index=i) for i in range(8, 12))]
-    assert [indices(one.next_job()) for _ in range(6)] == [[1], [3], [5], [7], [0, 2], [4, 6]]
-    assert [indices(one.next_job()) for _ in range(4)] == [[8], [9], [10], [11]]  # so that all workers end together
+    one.deferred = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
+    one.deferred += [with_accumulators(lowered(i), 256) for i in range(8, 12)]
+    groups = [indices(one.next_job()) for _ in range(8)]
+    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10], [11]]  # ever smaller: all workers end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
@@ -203,7 +219,7 @@ def test_deferred_groups_have_an_upper_bound() -> None:
 def test_the_last_two_deferred_go_to_a_worker_each(lanes: int, busy: int, together: int) -> None:
     """Also to one that is not free yet: it will be before the first of them is compiled."""
     one = state(proposing=False, lanes=lanes, busy=busy, seen=100)
-    one.deferred = [msgspec.structs.replace(lowered(i), facts=StaticFacts(accumulators=256)) for i in range(2)]
+    one.deferred = [with_accumulators(lowered(i), 256) for i in range(2)]
     assert len(indices(one.next_job())) == together
 
 

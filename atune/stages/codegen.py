@@ -343,8 +343,8 @@ def _pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
         binary.write(packed)
     with open(file, "w") as assembly:
         assembly.write(
-            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed) + 8}\n.balign 16\n{name}:\n"
-            f'.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
+            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed) + 8}\n"
+            f'.balign 16\n{name}:\n.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
         )
     return file
 
