@@ -185,7 +185,7 @@ class CompileState:
 
     def _ready_share(self) -> float:
         """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
-        early = MIN_GROUP * (1 + self.groups / self.lanes)
+        early = MIN_GROUP * (1 + self.groups / self.lanes) if self.pipeline else MAX_GROUP
         return max(MIN_GROUP, min(early, self._share()))
 
     def _share(self) -> float:

@@ -245,7 +245,7 @@ def child_atune(job: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(None, (events.append,))
     engine = Engine(
         backend, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
-        seed=job["seed"], budget=Budget(candidates=job["candidates"]),
+        seed=job["seed"], budget=Budget(candidates=job["candidates"]), pipeline=False,
     )  # fmt: skip
     anyio.run(engine.run)
     built = [e for e in events if isinstance(e, ArtifactBuilt)]

@@ -165,6 +165,7 @@ def test_the_first_group_waits_for_what_comes_sooner_than_it_could_be_built() ->
 
 def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
     assert isinstance(state(ready=3, waiting=5, pipeline=False).next_job(), Lower)
+    assert len(indices(state(ready=30, waiting=5, pipeline=False).next_job())) == MAX_GROUP
 
 
 @pytest.mark.parametrize(("total", "expected"), [(1000, MAX_GROUP), (42, 14), (41, 14), (40, 13)])
