@@ -62,8 +62,8 @@ class CompileState:
     pipeline: bool = True
     in_a_row: int = 1
     """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
-    sharing: bool = False
-    """Whether candidates of one family share a compile, with the compiler that builds now."""
+    sharing: bool = True
+    """Whether candidates of one family share a compile, with the compiler that builds now. Expected until one has."""
     related: bool = False
     """Whether neighbours were seen to share it: then they are lowered in a row to the end."""
     taken: int = 0

@@ -85,7 +85,7 @@ def test_a_family_goes_together_and_counts_once() -> None:
 
 
 def test_a_family_is_as_many_compiles_as_candidates_where_nothing_is_shared() -> None:
-    one = state(proposing=False, devices=0, groups=9)
+    one = state(proposing=False, devices=0, groups=9, sharing=False)
     one.ready = [lowered(i, family=f"f{i % 2}") for i in range(160)]
     assert len(indices(one.next_job())) == MAX_GROUP
     one.sharing = True
