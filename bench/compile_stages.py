@@ -10,7 +10,8 @@ Two measurements of the 288 GEMM configurations of examples/gemm.py, for sm_90a:
   that groups are alike.
 - whole: the compile stage as it runs, over 48 configurations drawn from all, without a device: start of the process to
   its end, CPU seconds of every descendant (imports, fork server, headers) by candidate; and the same for tilelang's own
-  tuner with its timing on the device left out (gcc is run for each kernel, as its first call would).
+  tuner with its timing on the device left out (gcc is run for each kernel, as its first call would). With `--rounds`
+  all of these in turn, several times: shared machines are faster one minute than the next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,7 @@ from atune.artifact import Lowered
 from atune.device import Target
 from atune.engine import Engine
 from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
+from atune.folders import SERVER_FOLDER
 from atune.local import LocalBackend
 from atune.protocol import Session
 from atune.recorder import Recorder
@@ -54,6 +57,7 @@ COMPILERS = ("nvcc", "cicc", "nvrtc", "nvrtc+pch")
 SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = ("elaborate", "lower", "source", "keys", "merge", "device compiler", "link", "load")
 """keys: pickling and digests. merge: both halves' merging and the host's C. link: gcc."""
+PATHS = {"auto": "atune", "nvcc": "atune, nvcc", "cicc": "atune, cicc", "nvrtc": "atune, NVRTC with PCH"}
 COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#bab0ac", "#edc948", "#e15759", "#b07aa1", "#76b7b2")
 
 
@@ -115,14 +119,21 @@ class Clock:
 
 def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     """Measure one device compiler. Returns CPU seconds by group size and stage, each for a candidate."""
+    from atune.stages import counting
+
+    with tempfile.TemporaryDirectory() as folder:  # as in the fork server, before tilelang is imported
+        os.environ[SERVER_FOLDER] = folder
+        counting.begin()
+        counting.load()
     import tvm_ffi
     from tilelang import tvm
 
     from atune.screen import SPILL_REGISTERS
-    from atune.stages import codegen, lowering, session
+    from atune.stages import codegen, lowering, mutation, session
 
     engine: Any = importlib.import_module("tilelang.engine.lower")  # the package's attribute is its function
     clock = Clock()
+    mutation.install()
     with tempfile.TemporaryDirectory() as run_dir:
         ref = parse_file_ref(job["space"])
         begun = Session(ref, Target("cuda", ARCH), CompileSettings(), BenchmarkSettings(n_final=0), run_dir)
@@ -320,30 +331,49 @@ def markdown(result: dict[str, Any]) -> str:
             cells = " | ".join(f"{stages.get(name, 0.0):.3f}" for name in STAGES)
             lines.append(f"| {size} | {cells} | **{sum(stages.values()):.3f}** |")
         lines.append("")
-    if result["whole"]:
-        n, base = result["candidates"], next((r for name, r in result["whole"].items() if "tilelang" in name), None)
+    if result["rounds"]:
+        n, rounds = result["candidates"], result["rounds"]
+        base = next((name for name in rounds[0] if "tilelang" in name), "")
         lines += [
             f"## The compile stage as it runs: {n} configurations, {ARCH}, no GPU",
             "",
             "CPU seconds of every descendant, imports and headers included, from the start to the end. "
             "Load: the machine's 5-minute average at the end; above the cores, others were at work, and CPU seconds "
             "grew.",
+        ]
+        if len(rounds) > 1:
+            lines[-1] += (
+                f" All were run in turn, {len(rounds)} times: seconds are medians, and ratios those within a round, "
+                "their median with the least and the largest."
+            )
+        lines += [
             "",
             "| path | delivered | wall s | CPU s | CPU s a candidate | of tilelang's | libraries by size | compiler | "
             "load |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        for name, run in result["whole"].items():
-            ratio = f"{run['cpu_s'] / base['cpu_s']:.3f}" if base else "–"
+        for name, run in rounds[0].items():
+            runs = [found[name] for found in rounds if name in found]
+            wall_s, cpu_s, load = (
+                statistics.median(one[key] for one in runs) for key in ("wall_s", "cpu_s", "load_average")
+            )
+            ratios = [found[name]["cpu_s"] / found[base]["cpu_s"] for found in rounds if {name, base} <= found.keys()]
             groups = ", ".join(f"{size}: {count}" for size, count in run.get("groups", {}).items()) or "–"
             used = ", ".join(f"{k} {v}" for k, v in run.get("compilers", {}).items()) or "–"
+            delivered = min(one["delivered"] for one in runs)
             lines.append(
-                f"| {name} | {run['delivered']} | {run['wall_s']:.1f} | {run['cpu_s']:.1f} | "
-                f"**{run['cpu_s'] / n:.3f}** | {ratio} | {groups} | {used} | "
-                f"{run['load_average']} |"
+                f"| {name} | {delivered} | {wall_s:.1f} | {cpu_s:.1f} | **{cpu_s / n:.3f}** | {_spread(ratios)} | "
+                f"{groups} | {used} | {load} |"
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return "–"
+    middle = f"{statistics.median(ratios):.3f}"
+    return middle if len(ratios) == 1 else f"{middle} ({min(ratios):.3f}–{max(ratios):.3f})"
 
 
 def svg(stages: dict[str, Any]) -> str:
@@ -398,6 +428,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compilers", default=",".join(COMPILERS), help="for the stages; empty leaves them out")
     made.add_argument("--candidates", type=int, default=48, help="of the whole; 0 leaves it out")
     made.add_argument("--tilelang", default="default", help=f"modes of tilelang's tuner, of {','.join(MODES)}")
+    made.add_argument("--paths", default=",".join(PATHS), help="of atune's, for the whole, by compiler")
+    made.add_argument("--rounds", type=int, default=1, help="of the whole: each path once, in turn")
     made.add_argument("--cores", type=int, help="restrict everything to the first N cores")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--timeout", type=float, default=900.0, help="seconds for each part")
@@ -422,21 +454,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cpu": _cpu(),
         "candidates": options.candidates,
         "stages": {},
-        "whole": {},
+        "rounds": [],
     }
     with empty_caches("compile-warm-") as (folder, env):
         run_counted([sys.executable, "-c", "import tilelang"], env=env, cwd=folder, timeout_s=300)
-    if options.candidates:
-        job = {**common, "candidates": options.candidates, "workers": len(os.sched_getaffinity(0))}
+    job = {**common, "candidates": options.candidates, "workers": len(os.sched_getaffinity(0))}
+    for _ in range(options.rounds if options.candidates else 0):
+        result["rounds"].append(found := {})
         for mode in filter(None, options.tilelang.split(",")):
             run = {**MODES[mode], "warmup": 1, "rep": 1}
             if run.get("enable_grouped_compile"):
                 run["group_compile_size"] = 4
-            result["whole"][f"tilelang, {mode}"] = whole({**job, "child": "tilelang", "run": run}, options.timeout)
+            found[f"tilelang, {mode}"] = whole({**job, "child": "tilelang", "run": run}, options.timeout)
             _write(options, result)
-        names = {"auto": "atune", "nvcc": "atune, nvcc", "cicc": "atune, cicc", "nvrtc": "atune, NVRTC with PCH"}
-        for compiler, name in names.items():
-            result["whole"][name] = whole({**job, "child": "atune", "compiler": compiler}, options.timeout)
+        for compiler in filter(None, options.paths.split(",")):
+            found[PATHS[compiler]] = whole({**job, "child": "atune", "compiler": compiler}, options.timeout)
             _write(options, result)
     for compiler in filter(None, options.compilers.split(",")):
         result["stages"][compiler] = whole({**common, "child": "stages", "compiler": compiler}, options.timeout)

@@ -186,16 +186,18 @@ def test_the_stages_table_and_picture_have_every_group_size() -> None:
         "compilers": {"nvrtc": 2},
         "load_average": 1.5,
     }
+    tilelang = {**run, "groups": {}, "compilers": {}}
     text = compile_stages.markdown(
         {
             "machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8,
             "stages": {"nvrtc+pch": found},
-            "whole": {"tilelang, default": {**run, "cpu_s": 32.0, "groups": {}, "compilers": {}}, "atune": run},
+            "rounds": [{"tilelang, default": {**tilelang, "cpu_s": s}, "atune": run} for s in (32.0, 40.0, 20.0)],
         }
     )  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| 3"]
     assert rows == [["32", *(f"{0.1 * i:.3f}" for i in range(8)), "**2.800**"]]
-    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 | 4: 2 | nvrtc 2 | 1.5 |" in text
+    assert "| tilelang, default | 8 | 9.0 | 32.0 | **4.000** | 1.000 (1.000–1.000) | – | – | 1.5 |" in text
+    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 (0.400–0.800) | 4: 2 | nvrtc 2 | 1.5 |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("| group") or line[:3] == "| 3"}) == 1
     picture = ElementTree.fromstring(compile_stages.svg({"nvrtc+pch": found, "nvcc": found}))
     bars = [e for e in picture.iter() if e.tag.endswith("rect") and len(e)]

@@ -21,7 +21,7 @@ from processes import wait_until
 from services import SOFTMAX, artifacts, children, given_up, lowered
 
 import atune
-from atune.artifact import Lowered
+from atune.artifact import Artifact, Lowered
 from atune.candidate import Candidate, config_key
 from atune.folders import short_path
 from atune.local import LocalBackend
@@ -312,6 +312,23 @@ def _is_server(process: Path, run_dir: Path) -> bool:
         return False
 
 
+LOAD = """
+import sys
+from tilelang import tvm
+
+path, *symbols = sys.argv[1:]
+library = tvm.runtime.load_module(path)
+print(all(library[symbol] is not None for symbol in symbols), *(module.kind for module in library.imports))
+"""
+
+
+def check_loads(built: Sequence[Artifact]) -> None:
+    """Load a library as a device's process does, as far as that goes without a device: device code is read, too."""
+    command = [sys.executable, "-c", LOAD, built[0].path, *(one.symbol for one in built)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "cuda"], done.stderr
+
+
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     async with lowered(3, CompileSettings(workers=1)) as (backend, lane, group):
@@ -322,6 +339,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         assert "headers parsed in" in built[0].why
         library = Path(built[0].path).read_bytes()
         assert all(f"{one.symbol}_kernel".encode() in library for one in built)
+        check_loads(built)
 
         # A compile that is given up ends, with the one who asked.
         (server,) = children(backend.service.pid)

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -331,19 +330,18 @@ def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: A
 def _pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
     """Write what `library` imports, the device code, for the assembler; return the file. For tvm's `export_library`.
 
-    tvm by itself writes a C array of the same bytes, as many as they are before them (``PackImportsToC``): to print it
-    takes a part of a second, and gcc takes longer to parse it than for all the rest.
+    tvm by itself writes a C array of the same bytes: to print it takes a part of a second, and gcc takes longer to
+    parse it than for all the rest.
     """
     import tvm_ffi
 
     name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
     packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
     with open(f"{file}.bin", "wb") as binary:
-        binary.write(struct.pack("<Q", len(packed)))
         binary.write(packed)
     with open(file, "w") as assembly:
         assembly.write(
-            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed) + 8}\n"
+            f".section .rodata\n.globl {name}\n.type {name}, @object\n.size {name}, {len(packed)}\n"
             f'.balign 16\n{name}:\n.incbin "{file}.bin"\n.section .note.GNU-stack,"",@progbits\n'
         )
     return file
