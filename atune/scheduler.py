@@ -16,7 +16,8 @@ MIN_GROUP = 4
 MAX_MEMBERS = 4 * MAX_GROUP
 """Most candidates of a group, however few compiles they take."""
 HEAVY_REGISTERS = 512
-"""Accumulators, in registers a thread, that make a compile one of the longest."""
+"""Accumulators, in registers a thread, that make a compile one of the longest: nobody knows how long, and headers are
+a small part of it. So it has a library of its own."""
 WORK = ((HEAVY_REGISTERS, 6.0), (256, 2.5))
 """Accumulators, in registers a thread, from which a kernel spills, and how long its compile takes beside one with few:
 0.9 s and 2.3 s (1.3 to 4) were seen for 0.35 s."""
@@ -155,7 +156,7 @@ class CompileState:
         return None
 
     def _heavy_due(self) -> bool:
-        heavy = any((lowered.facts.accumulators or 0) >= HEAVY_REGISTERS for lowered in self.deferred)
+        heavy = any(map(_is_heavy, self.deferred))
         return heavy and not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
 
     def _build_deferred(self) -> Build:
@@ -212,7 +213,7 @@ class CompileState:
 
         A size that was asked for is one of candidates.
         """
-        key = queue[0].merge_key
+        key, heavy = queue[0].merge_key, _is_heavy(queue[0])
         group: list[Lowered] = []
         left: list[Lowered] = []
         compiles: set[str | int] = set()
@@ -222,7 +223,7 @@ class CompileState:
             if self.group_size is not None:
                 fits = len(group) < size
             else:
-                fits = one in compiles or not group or work + _work_of(lowered) <= size
+                fits = one in compiles or not group or (not heavy and work + _work_of(lowered) <= size)
             if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
                 work += 0.0 if one in compiles else _work_of(lowered)
                 compiles.add(one)
@@ -232,6 +233,10 @@ class CompileState:
         queue[:] = left
         self.groups += 1
         return Build(tuple(group), reason)
+
+
+def _is_heavy(lowered: Lowered) -> bool:
+    return (lowered.facts.accumulators or 0) >= HEAVY_REGISTERS
 
 
 def _work_of(lowered: Lowered) -> float:

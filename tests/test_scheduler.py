@@ -196,12 +196,12 @@ def test_a_share_has_a_lower_bound() -> None:
     assert len(indices(one.next_job())) == MIN_GROUP
 
 
-def test_of_the_deferred_the_heaviest_come_first_and_each_group_is_a_share_of_the_work() -> None:
+def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
     one = state(proposing=False)
     one.deferred = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
     one.deferred += [with_accumulators(lowered(i), 256) for i in range(8, 12)]
     groups = [indices(one.next_job()) for _ in range(8)]
-    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10], [11]]  # ever smaller: all workers end together
+    assert groups == [[1], [3], [5], [7], [0, 2], [4, 6], [8], [9]]  # ever smaller: all workers end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
