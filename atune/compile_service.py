@@ -19,9 +19,10 @@ from atune.device import Target, parse_target
 from atune.device_compiler import CompileCosts, choose
 from atune.errors import UsageError, WorkerError
 from atune.folders import server_folder
-from atune.pool import ForkServer, Worker
+from atune.pool import ForkServer
 from atune.protocol import ServiceReady
 from atune.server_process import ServerProcess, services, surroundings
+from atune.worker import Worker
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend

@@ -23,12 +23,13 @@ from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, Wo
 from atune.folders import made_folder, run_folder, server_folder
 from atune.local_compile import COMPILE_NICE, LocalCompileLane
 from atune.local_device import LOAD_TIMEOUT_S, LocalDeviceLane, how_it_ended
-from atune.pool import ForkServer, Worker
+from atune.pool import ForkServer
 from atune.protocol import Discovery, Session
 from atune.server_process import ServerProcess, parked, surroundings
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.store import ArtifactStore
 from atune.version import __version__
+from atune.worker import Worker
 from atune.workload import FileRef, WorkloadRef, WorkloadSpec
 
 __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder", "server_folder"]

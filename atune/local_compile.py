@@ -16,8 +16,8 @@ from atune.candidate import Candidate
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout, translated
 from atune.folders import made_folder
 from atune.local_device import how_it_ended
-from atune.pool import Worker
 from atune.protocol import BuildJob
+from atune.worker import Worker
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend

@@ -25,8 +25,8 @@ from atune.errors import (
     translated,
 )
 from atune.measurement import FinalEntry, Measurement, Timing
-from atune.pool import Worker
 from atune.protocol import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.worker import Worker
 
 if TYPE_CHECKING:
     from atune.local import LocalBackend

@@ -19,14 +19,13 @@ import anyio
 import anyio.abc
 
 from atune.background import background
-from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
-from atune.forkserver import CONTROL_BYTES, FRAME, describe
-from atune.server_process import Lasting, ServerProcess
+from atune.errors import WorkerError
+from atune.forkserver import CONTROL_BYTES, describe
+from atune.server_process import ServerProcess
+from atune.worker import CANCEL_S, Worker, read_tail
 
-TAIL_BYTES = 4096
-REAP_S = 1.0
-CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Bounds of the steps of a cancelled run's cleanup; together they stay under a second."""
+GRACE_S, HAMMER_S = 0.4, 0.2
+"""Bounds of the last steps of a cancelled run's cleanup; with `CANCEL_S` before them they stay under a second."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
@@ -109,13 +108,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker = self._workers[number] = Worker(self, number, name, ours, path, stderr.tell(), lasting)
             try:
                 with theirs:
-                    await self._send(order, [theirs.fileno(), stderr.fileno()])
-                await worker._forked.wait()
+                    await self.order(order, [theirs.fileno(), stderr.fileno()])
+                await worker.forked.wait()
             except BaseException:
                 await worker.kill(CANCEL_S)
                 raise
         if not worker.pid:
-            raise WorkerError(f"{name} did not start: {worker._end}", read_tail(self._process.log))
+            raise WorkerError(f"{name} did not start: {worker.end}", read_tail(self._process.log))
         return worker
 
     @property
@@ -167,7 +166,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._park(self._process)
         return True
 
-    async def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+    async def order(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send the server a message, with descriptors. Raises `WorkerError` where it was closed."""
         data = json.dumps(message).encode()
         while self._running:
             try:
@@ -178,6 +178,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             except (BrokenPipeError, ConnectionResetError):
                 return  # the server is gone, which `_listen` tells everyone
         raise WorkerError("the fork server was closed")
+
+    def forget(self, number: int) -> None:
+        """Learn from a worker that it has ended."""
+        self._workers.pop(number, None)
 
     async def _listen(self) -> None:
         """Hear the server out until it ends. Shielded: the cleanup after a cancellation needs the exits reported."""
@@ -192,9 +196,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._ready.set()
                 elif message["op"] == "forked" and worker:
                     worker.pid = message["pid"]
-                    worker._forked.set()
+                    worker.forked.set()
                 elif message["op"] == "exited" and worker:
-                    worker._ended(message["how"])
+                    worker.gone(message["how"])
             self._hammer()
             with anyio.move_on_after(GRACE_S):
                 await self._process.wait()
@@ -215,7 +219,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._failure = self._failure or why
         self._ready.set()
         for worker in list(self._workers.values()):
-            worker._ended(why)
+            worker.gone(why)
 
     def _hammer(self) -> None:
         """SIGKILL everything without the server's help.
@@ -250,159 +254,3 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     self._listening.cancel()
                     anyio.notify_closing(self._control)
                     self._control.close()
-
-
-class Worker:
-    """One process that answers calls, one at a time. Made by `ForkServer.spawn`."""
-
-    def __init__(
-        self,
-        server: ForkServer,
-        number: int,
-        name: str,
-        sock: socket.socket,
-        stderr: Path,
-        mark: int,
-        lasting: bool = False,
-    ) -> None:
-        self.name, self.stderr, self.lasting = name, stderr, lasting
-        self.pid = 0
-        """The process, and its group."""
-        self._server, self._number = server, number
-        self._sock, self._mark = sock, mark
-        self._busy = False
-        self._forked, self._exited = anyio.Event(), anyio.Event()
-        self._end = ""
-
-    @classmethod
-    def left(cls, server: ForkServer, left: Lasting) -> Worker:
-        """Return a worker that the run before left at `server`'s process."""
-        worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
-        worker.pid = left.pid
-        worker._forked.set()
-        return worker
-
-    def leave(self) -> Lasting:
-        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark)
-
-    @property
-    def busy(self) -> bool:
-        """Whether it is in a call."""
-        return self._busy
-
-    async def ended(self) -> WorkerLost:
-        """Wait for the process to end; return how it did."""
-        await self._exited.wait()
-        return WorkerLost(f"{self.name} is gone: {self._end}", self._tail())
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process can still be called."""
-        return not self._exited.is_set()
-
-    async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
-        """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
-
-        Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
-        past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
-        wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
-        cancellation, the worker and its compilers are dead.
-        """
-        if self._busy:
-            raise RuntimeError(f"{self.name} is in a call already")
-        if not self.alive:
-            raise WorkerLost(f"{self.name} is gone: {self._end}", self._tail())
-        self._busy = True
-        try:
-            with anyio.fail_after(timeout_s):
-                await send(self._sock, entry.encode(), b"", payload)
-                kind, message, body = await receive(self._sock)
-        except TimeoutError:
-            await self.kill()
-            raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
-        except (OSError, EOFError, anyio.ClosedResourceError):
-            await self.kill()  # an end of file alone is no death
-            raise WorkerLost(f"{self.name} died in {entry}: {self._end}", self._tail()) from None
-        except BaseException:
-            await self.kill(CANCEL_S)
-            raise
-        finally:
-            self._busy = False
-            if not self.alive:
-                self._close()
-        with suppress(FileNotFoundError):
-            self._mark = self.stderr.stat().st_size
-        if kind:
-            raise RemoteError(message.decode(errors="replace"), body.decode(errors="replace"), kind.decode())
-        return body
-
-    async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group and wait until it is reaped, for `within_s` at most, also if cancelled."""
-        with anyio.move_on_after(within_s, shield=True):
-            if self.alive:
-                with suppress(WorkerError):
-                    await self._server._send({"op": "kill", "id": self._number}, [])
-            await self._exited.wait()
-        if self.alive:  # the server hangs
-            if self.pid:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            self._ended("killed by SIGKILL, not reaped")
-
-    def _ended(self, how: str) -> None:
-        if self.alive:
-            self._end = how
-            self._server._workers.pop(self._number, None)
-            self._forked.set()
-            self._exited.set()
-            if self._busy:  # what was answered before the end can still be read; then comes the end of file
-                with suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
-            else:
-                self._close()
-
-    def _close(self) -> None:
-        if self._sock.fileno() >= 0:
-            anyio.notify_closing(self._sock)
-            self._sock.close()
-
-    def _tail(self) -> str:
-        return read_tail(self.stderr, self._mark)
-
-
-async def send(sock: socket.socket, *parts: bytes) -> None:
-    """Send one frame over a non-blocking socket, however little it takes at a time."""
-    for part in (FRAME.pack(*map(len, parts)), *parts):
-        view = memoryview(part)
-        while view:
-            try:
-                view = view[sock.send(view) :]
-            except BlockingIOError:
-                await anyio.wait_writable(sock)
-
-
-async def receive(sock: socket.socket) -> list[bytes]:
-    """Receive one frame from a non-blocking socket. Raises `EOFError` where the stream ends."""
-
-    async def exactly(size: int) -> bytes:
-        buffer, filled = memoryview(bytearray(size)), 0
-        while filled < size:
-            try:
-                got = sock.recv_into(buffer[filled:])
-            except BlockingIOError:
-                await anyio.wait_readable(sock)
-                continue
-            if got == 0:
-                raise EOFError
-            filled += got
-        return bytes(buffer)
-
-    return [await exactly(size) for size in FRAME.unpack(await exactly(FRAME.size))]
-
-
-def read_tail(path: Path, start: int = 0) -> str:
-    """Return the end of a log, from `start` on at the earliest; empty when the file is gone."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return file.read(TAIL_BYTES).decode(errors="replace")
-    return ""

@@ -51,6 +51,7 @@ LAYERS = {
         "server_process",
         "forkserver",
         "background",
+        "worker",
         "pool",
         "device_lock",
         "local_device",

@@ -17,9 +17,9 @@ import pytest
 from atune.device_lock import DeviceLock
 from atune.events import Event, Warned
 from atune.local_device import LocalDeviceLane
-from atune.pool import Worker
 from atune.settings import BenchmarkSettings, CompileSettings
 from atune.tuner import tune
+from atune.worker import Worker
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parent / "contract_kernels.py"
