@@ -20,13 +20,17 @@ from atune.device import DeviceInfo, Target
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.events import SCHEMA, Event, RunStarted
 from atune.fingerprint import fingerprint, kernel_fingerprint
+from atune.journal import line_of
+from atune.known import Known, history
 from atune.local import installed_versions
 from atune.protocol import Discovery
 from atune.result import TuneResult
-from atune.result_cache import Known, ResultCache, ResultKey, TuningLock, history, journal_bytes
+from atune.result_cache import ResultCache
+from atune.result_entry import ResultKey
 from atune.resumption import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
 from atune.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.tuner import run_blocking, tune
+from atune.tuning_lock import TuningLock
 from atune.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
@@ -107,7 +111,7 @@ class Work:
             },
             versions=self.versions,
         )
-        return journal_bytes(history(header, self.spec.configs, known))
+        return b"".join(map(line_of, history(header, self.spec.configs, known)))
 
 
 def discover(target: str, devices: str | Sequence[str], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:

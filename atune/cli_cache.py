@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atune.interrupts import Interrupts
-    from atune.result_cache import CacheEntry, ResultCache
+    from atune.result_cache import ResultCache
+    from atune.result_entry import CacheEntry
 
 
 def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:

@@ -21,6 +21,12 @@ from atune.reader import MAX_LINE_BYTES, JournalReader, cannot
 from atune.reader import read as read
 
 
+def line_of(event: Event) -> bytes:
+    """Return `event` as a line of a journal."""
+    body = encode(event)
+    return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
+
+
 class Journal:
     """The one writer of a journal, which it holds a lock on; the lock ends with its process, however that dies.
 
@@ -95,8 +101,7 @@ class Journal:
             raise self._broken
         if event.seq != self._next_seq:
             raise ValueError(f"event {event.seq} out of turn: the journal's next is {self._next_seq}")
-        body = encode(event)
-        line = b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
+        line = line_of(event)
         if len(line) > MAX_LINE_BYTES:
             raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
         done = 0

@@ -8,48 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import sqlite3
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from atune.artifact import StaticFacts
 from atune.cache import cache_folder, make_private_folder
 from atune.candidate import Config, config_key, thaw
-from atune.errors import UsageError
-from atune.events import (
-    AnyEvent,
-    BenchmarkFailed,
-    BuildFailed,
-    CandidateAliased,
-    CandidateLowered,
-    CandidateMeasured,
-    CandidateProposed,
-    CandidatePruned,
-    Event,
-    RunStarted,
-    decode,
-    encode,
-)
+from atune.events import AnyEvent, Event, decode, encode
+from atune.known import Known, known_of
 from atune.result import TuneResult
+from atune.result_entry import CacheEntry, ResultKey, exported, read_exported
 from atune.state import State
 
 T = TypeVar("T")
 
 SCHEMA = 1
-EXPORT_FORMAT = "atune results"
-LASTING = ("lower", "codegen", "compile", "launch", "mismatch", "non_finite", "unwritten")
-"""Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
-are tried again."""
-
-Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
 
 _Row = tuple[str, str, float | None, float | None, float]
 
@@ -64,66 +44,6 @@ CREATE TABLE IF NOT EXISTS measurements (
     PRIMARY KEY (work, config_key)
 ) WITHOUT ROWID;
 """
-
-
-class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a result depends on.
-
-    `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone. `fingerprint`: the same
-    with its callbacks. `problem`: the problem's key, as data. `device`: model. `measuring`: settings that change a
-    measurement; `search`: those that change which candidate wins. `space`: SHA-256 of the candidates' keys in order.
-    """
-
-    kernel: str
-    source: str
-    fingerprint: str
-    problem: Any
-    device: str
-    target: str
-    versions: Mapping[str, str]
-    measuring: Mapping[str, Any]
-    search: Mapping[str, Any]
-    space: str
-
-    @property
-    def work(self) -> str:
-        """What a measurement of one configuration depends on, as a hash."""
-        return _digest(self, ("kernel", "search", "space"))
-
-    @property
-    def text(self) -> str:
-        """The whole key as a hash: 32 hex digits."""
-        return _digest(self, ("kernel",))
-
-
-class Known(msgspec.Struct, frozen=True):
-    """What is known of one configuration from earlier runs."""
-
-    config: Config
-    code_key: str
-    facts: StaticFacts
-    outcome: Outcome
-
-
-class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One result in the cache, as `atune cache show` and exported files have it. Data only."""
-
-    parts: ResultKey
-    config: Config
-    latency_ms: float | None = None
-    reference_ms: float | None = None
-    created: float = 0.0
-    """Wall clock, seconds since the Unix epoch."""
-
-    @property
-    def key(self) -> str:
-        return self.parts.text
-
-
-class _Exported(msgspec.Struct):
-    format: Literal["atune results"]
-    schema: int
-    entries: list[CacheEntry]
 
 
 class ResultCache:
@@ -238,8 +158,7 @@ class ResultCache:
 
     def export(self, *, kernel: str | None = None, key: str | None = None) -> bytes:
         """Return results as JSON that can be shipped with a library: keys, winners and latencies, no libraries."""
-        found = _Exported("atune results", SCHEMA, sorted(self.entries(kernel=kernel, key=key), key=lambda e: e.key))
-        return msgspec.json.format(msgspec.json.encode(found, order="deterministic"), indent=1)
+        return exported(self.entries(kernel=kernel, key=key))
 
     def merge(self, data: bytes) -> int:
         """Take in results that `export` wrote; return how many are new. What was tuned here stays as it is.
@@ -319,93 +238,6 @@ class ResultCache:
         _warn(f"the result cache was damaged ({error}); it lies in {aside} now, and a new one is begun")
 
 
-class TuningLock:
-    """One process's turn at tuning what a key names. It ends with the process, however that dies."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = str(path)
-        self._fd = -1
-
-    def acquire(self) -> bool:
-        """Take the lock where it is free. Raises `OSError` where the folder cannot be written."""
-        make_private_folder(os.path.dirname(self.path))
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_ino == os.stat(self.path).st_ino:
-                self._fd = fd
-                return True
-        except (BlockingIOError, FileNotFoundError):
-            pass  # held, or removed by who held it: the caller asks again
-        os.close(fd)
-        return False
-
-    def release(self) -> None:
-        """Let go of the lock and remove its file."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-            os.close(self._fd)
-            self._fd = -1
-
-
-def known_of(state: State) -> Iterator[Known]:
-    """Yield what a run learnt that lasts: measurements, and failures that would come back."""
-    for entry in state.entries.values():
-        outcome = state.outcome(entry.index)
-        if outcome is None or not entry.key:
-            continue
-        if isinstance(outcome, BuildFailed | BenchmarkFailed) and outcome.kind not in LASTING:
-            continue
-        yield Known(dict(entry.config), entry.code_key, entry.facts or StaticFacts(), outcome)
-
-
-def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, Known]) -> list[Event]:
-    """Return the journal of a run that has `known` behind it and the rest of `configs` before it.
-
-    A candidate is aliased to the first one with the same code, as in the run that measured it.
-    """
-    events: list[Event] = [header]
-    codes: dict[str, int] = {}
-
-    def add(event: Event) -> None:
-        events.append(msgspec.structs.replace(event, seq=len(events), time=header.time, mono=0.0))
-
-    for index, config in enumerate(configs):
-        key = config_key(config)
-        if (found := known.get(key)) is None:
-            continue
-        add(CandidateProposed(seq=0, time=0, mono=0, index=index, key=key, config=config))
-        if found.code_key:
-            lowered = CandidateLowered(
-                seq=0, time=0, mono=0, index=index, code_key=found.code_key, facts=found.facts, seconds=0.0
-            )
-            add(lowered)
-            first = codes.setdefault(found.code_key, index)
-            if first != index:
-                add(CandidateAliased(seq=0, time=0, mono=0, index=index, same_as=first))
-                continue
-        add(msgspec.structs.replace(found.outcome, index=index))
-    return events
-
-
-def journal_bytes(events: Iterable[Event]) -> bytes:
-    """Return `events` as the lines of a journal."""
-    bodies = (encode(event) for event in events)
-    return b"".join(b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body) for body in bodies)
-
-
-def read_exported(data: bytes) -> list[CacheEntry]:
-    """Return the entries of a file that `ResultCache.export` wrote. Raises `UsageError` on anything else."""
-    try:
-        found = msgspec.json.decode(data, type=_Exported)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"this is no file of exported results ({error}); `atune cache export` writes them") from None
-    if found.schema > SCHEMA:
-        raise UsageError(f"a newer atune exported these results (schema {found.schema}): update atune")
-    return [msgspec.structs.replace(entry, config=thaw(entry.config)) for entry in found.entries]
-
-
 _SELECT = "SELECT parts, config, latency_ms, reference_ms, created FROM results"
 
 
@@ -439,11 +271,6 @@ def _where(kernel: str | None, key: str | None) -> tuple[str, list[Any]]:
         conditions.append("substr(key, 1, ?) = ?")
         values += [len(key), key]
     return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
-
-
-def _digest(key: ResultKey, without: Sequence[str]) -> str:
-    parts = {name: value for name, value in msgspec.to_builtins(key).items() if name not in without}
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]
 
 
 def _json(value: Any) -> str:

@@ -11,7 +11,7 @@ from atune.arguments import text_of
 from atune.cached import Work
 from atune.candidate import config_key, thaw
 from atune.errors import UsageError
-from atune.result_cache import CacheEntry, read_exported
+from atune.result_entry import CacheEntry, read_exported
 
 
 def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:

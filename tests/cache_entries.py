@@ -17,7 +17,7 @@ from atune.events import (
     RunStarted,
 )
 from atune.measurement import Timing
-from atune.result_cache import ResultKey
+from atune.result_entry import ResultKey
 from atune.resumption import space_hash
 
 

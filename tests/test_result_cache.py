@@ -32,11 +32,14 @@ from atune.events import (
     CandidateProposed,
     Event,
 )
+from atune.journal import line_of
 from atune.reader import read
 from atune.result import TuneResult
-from atune.result_cache import ResultCache, ResultKey, TuningLock, journal_bytes
+from atune.result_cache import ResultCache
+from atune.result_entry import ResultKey
 from atune.sealed import Sealed
 from atune.state import State
+from atune.tuning_lock import TuningLock
 from atune.workload import Workload, fingerprint
 
 ROOT = Path(__file__).parent.parent
@@ -425,7 +428,7 @@ def test_a_journal_of_the_cache_that_is_damaged_costs_nothing(cache: ResultCache
     work = Work(workload(), target="c", benchmark=QUICK)
     journal = cache.folder / "running" / f"{work.key.text}.jsonl"
     journal.parent.mkdir(parents=True)
-    journal.write_bytes(b"rubbish\n" + journal_bytes(events(1.0)))
+    journal.write_bytes(b"rubbish\n" + b"".join(map(line_of, events(1.0))))
     result = run_here(cache)
     assert result.measured == 2 and not result.cache_hit
     assert run_here(cache).cache_hit
