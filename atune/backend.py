@@ -107,6 +107,10 @@ class Backend(Protocol):
         """Whether building should wait, because it will soon be cheaper; and whether the first groups should, too."""
         ...
 
+    def sharing(self) -> bool:
+        """Tell whether candidates of one family share a compile, with the compiler that builds now or soon will."""
+        ...
+
     def resting(self, measuring: int) -> int:
         """Return how many compile workers should start nothing new while `measuring` devices need a core."""
         ...

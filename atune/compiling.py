@@ -171,7 +171,6 @@ class Compiling:
         for failure in (answer for answer in built if isinstance(answer, Failure)):
             self._build_failed(lane, failure)
         if good:
-            self.state.sharing = good[0].compiler in ("cicc", "nvrtc")
             indices, first = tuple(a.index for a in good), good[0]
             file = first.path.rpartition("/")[2]
             self.emit(
@@ -212,6 +211,7 @@ class Compiling:
         self.state.waiting = self._proposals.statistics().current_buffer_used
         self.state.hold, self.state.hold_first = self.backend.hold_builds()
         self.state.resting = self.backend.resting(self.run.measuring)
+        self.state.sharing = self.backend.sharing()
 
     def _drop_queues(self) -> None:
         self.state.ready.clear()

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from atune.scheduler import MAX_GROUP, MIN_GROUP
+from atune.scheduler import MAX_GROUP, MIN_GROUP, SHARES
 
 
 class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +52,11 @@ def estimate(candidates: int, lanes: int, costs: CompileCosts) -> tuple[float, f
 
 
 def _groups(candidates: int, lanes: int) -> int:
-    """Return about how many groups the scheduler makes: each has a share of what is left then."""
+    """Return about how many groups the scheduler makes of kernels with few accumulators, lowered by then."""
     left, groups = candidates, 0
     while left > 0:
-        left -= max(MIN_GROUP, min(MAX_GROUP, math.ceil(left / (2 * lanes))))
+        early = math.ceil(MIN_GROUP * (1 + groups / lanes))
+        left -= max(MIN_GROUP, min(MAX_GROUP, early, math.ceil(left / (SHARES * lanes))))
         groups += 1
     return max(groups, min(candidates, lanes))
 

@@ -229,6 +229,9 @@ class LocalBackend:
     def hold_builds(self) -> tuple[bool, bool]:
         return self.service.warming, self.service.warming and self.service.soon
 
+    def sharing(self) -> bool:
+        return bool(self.service.compiler) or self.service.warming
+
     def resting(self, measuring: int) -> int:
         return 0 if self._cores_left is None else max(0, measuring - self._cores_left)
 

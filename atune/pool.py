@@ -114,7 +114,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 await worker.kill(CANCEL_S)
                 raise
         if not worker.pid:
-            raise WorkerError(f"{name} did not start: {worker.end}", read_tail(self._process.log))
+            raise WorkerError(f"{name} did not start: {worker.how_ended}", read_tail(self._process.log))
         return worker
 
     @property
@@ -198,7 +198,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     worker.pid = message["pid"]
                     worker.forked.set()
                 elif message["op"] == "exited" and worker:
-                    worker.gone(message["how"])
+                    worker.told_ended(message["how"])
             self._hammer()
             with anyio.move_on_after(GRACE_S):
                 await self._process.wait()
@@ -219,7 +219,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._failure = self._failure or why
         self._ready.set()
         for worker in list(self._workers.values()):
-            worker.gone(why)
+            worker.told_ended(why)
 
     def _hammer(self) -> None:
         """SIGKILL everything without the server's help.

@@ -30,6 +30,7 @@ from atune.state import State
 T = TypeVar("T")
 
 SCHEMA = 1
+"""Of the database."""
 
 _Row = tuple[str, str, float | None, float | None, float]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atune.artifact import Lowered
+from atune.screen import SPILL_REGISTERS
 
 MAX_GROUP = 16
 """Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small. As all sizes
@@ -18,14 +19,14 @@ MAX_MEMBERS = 4 * MAX_GROUP
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, that make a compile one of the longest: nobody knows how long, and headers are
 a small part of it. So it has a library of its own."""
-WORK = ((HEAVY_REGISTERS, 6.0), (256, 2.5))
-"""Accumulators, in registers a thread, from which a kernel spills, and how long its compile takes beside one with few:
-0.9 s and 2.3 s (1.3 to 4) were seen for 0.35 s."""
+WORK = ((HEAVY_REGISTERS, 6.0), (SPILL_REGISTERS, 2.5))
+"""Accumulators, in registers a thread, and how long the compile of a kernel with so many takes beside one with fewer:
+2.3 s (1.3 to 4) and 0.9 s were seen for 0.35 s."""
 LOWERING = 1.0
 """What it takes to lower a candidate, beside such a compile."""
 SHARES = 1.5
-"""Groups that would be left for each worker if all were as large as the next. More, smaller ones cost what each library
-costs again (as much as a compile); fewer leave workers idle at the end."""
+"""Groups that would be left for each of several workers if all were as large as the next. More, smaller ones cost what
+each library costs again (half as much as a compile); fewer leave workers idle at the end."""
 HEAVY_LEFT = 6
 """Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
 still come late, and enough work beside them that no worker ends long after the others."""
@@ -63,8 +64,8 @@ class CompileState:
     pipeline: bool = True
     in_a_row: int = 1
     """Candidates that one worker lowers one after the other, while there are many: neighbours may share the work."""
-    sharing: bool = True
-    """Whether candidates of one family share a compile, with the compiler that builds now. Expected until one has."""
+    sharing: bool = False
+    """Whether candidates of one family share a compile, with the compiler that builds now or soon will."""
     related: bool = False
     """Whether neighbours were seen to share it: then they are lowered in a row to the end."""
     taken: int = 0
@@ -145,8 +146,8 @@ class CompileState:
             elif self.group_size is not None:
                 if len(self.ready) >= self.group_size or not self._more_to_lower:
                     return self._build(self.ready, self.group_size, "group size as asked")
-            elif self._work(self.ready) >= self._ready_share():
-                return self._build(self.ready, self._ready_share(), "a worker's share of what is left")
+            elif (work := self._work(self.ready)) >= MIN_GROUP and work >= (share := self._ready_share()):
+                return self._build(self.ready, share, "a worker's share of what is left")
             elif not self._more_to_lower and not self.lowering:
                 return self._build(self.ready, self._split(self.ready), "the rest, split over the free workers")
         if self.waiting:
@@ -178,7 +179,7 @@ class CompileState:
     @property
     def _left(self) -> int:
         """Count the candidates whose lowering has not begun, those to come included."""
-        return self.total - self.seen - self.lowering
+        return self.total - self.seen - self.lowering if self.proposing else self.waiting
 
     @property
     def _more_to_lower(self) -> bool:
@@ -186,24 +187,33 @@ class CompileState:
 
     def _ready_share(self) -> float:
         """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
-        early = MIN_GROUP * (1 + self.groups / self.lanes) if self.pipeline else MAX_GROUP
+        early = MIN_GROUP * (1 + self.groups / self.lanes) if self.pipeline and self.devices else MAX_GROUP
         return max(MIN_GROUP, min(early, self._share()))
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
+        shares = SHARES * self.lanes if self.lanes > 1 else 1.0
         known = self.ready + self.deferred
-        work = self._work(known)
-        to_lower = max(self.total - self.seen, 0) if self.proposing else self.waiting + self.lowering
+        work = self._work(known, enough=MAX_GROUP * shares)
+        to_lower = max(self._left, 0) + self.lowering
         left = work + to_lower * (work / len(known) + LOWERING)  # the rest is taken to be as heavy as what is known
-        return min(MAX_GROUP, left / (SHARES * self.lanes) if self.lanes > 1 else left)
+        return min(MAX_GROUP, left / shares)
 
     def _split(self, queue: Sequence[Lowered]) -> float:
         free = max(1, self.lanes - self.busy)
         return min(MAX_GROUP, math.ceil(self._work(queue) / free))
 
-    def _work(self, queue: Sequence[Lowered]) -> float:
-        """Sum up the compiles that `queue` takes: one for each candidate, or one for all of a family."""
-        return sum({self._compile_of(lowered): _work_of(lowered) for lowered in queue}.values())
+    def _work(self, queue: Sequence[Lowered], enough: float = math.inf) -> float:
+        """Sum up the compiles that `queue` takes, one for each candidate or for all of a family, as far as `enough`."""
+        compiles: set[str | int] = set()
+        work = 0.0
+        for lowered in queue:
+            if (one := self._compile_of(lowered)) not in compiles:
+                compiles.add(one)
+                work += _work_of(lowered)
+                if work >= enough:
+                    break
+        return work
 
     def _compile_of(self, lowered: Lowered) -> str | int:
         return (self.sharing and lowered.family) or lowered.index
@@ -223,7 +233,8 @@ class CompileState:
             if self.group_size is not None:
                 fits = len(group) < size
             else:
-                fits = one in compiles or not group or (not heavy and work + _work_of(lowered) <= size)
+                alone = heavy or _is_heavy(lowered)
+                fits = one in compiles or not group or (not alone and work + _work_of(lowered) <= size)
             if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
                 work += 0.0 if one in compiles else _work_of(lowered)
                 compiles.add(one)

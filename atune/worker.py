@@ -21,7 +21,7 @@ CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; the others are `atune.pool`'s."""
 
 
-class Server(Protocol):
+class ForkServerSide(Protocol):
     """The fork server's side that a worker needs."""
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(
         self,
-        server: Server,
+        server: ForkServerSide,
         number: int,
         name: str,
         sock: socket.socket,
@@ -50,12 +50,13 @@ class Worker:
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
         self._busy = False
-        self.forked, self._exited = anyio.Event(), anyio.Event()
-        self.end = ""
-        """How the process ended."""
+        self.forked = anyio.Event()
+        """Set once the process is there, or never will be."""
+        self.how_ended = ""
+        self._exited = anyio.Event()
 
     @classmethod
-    def left(cls, server: Server, left: Lasting) -> Worker:
+    def left(cls, server: ForkServerSide, left: Lasting) -> Worker:
         """Return a worker that the run before left at `server`'s process."""
         worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
         worker.pid = left.pid
@@ -73,7 +74,7 @@ class Worker:
     async def ended(self) -> WorkerLost:
         """Wait for the process to end; return how it did."""
         await self._exited.wait()
-        return WorkerLost(f"{self.name} is gone: {self.end}", self._tail())
+        return WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
 
     @property
     def alive(self) -> bool:
@@ -91,7 +92,7 @@ class Worker:
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
         if not self.alive:
-            raise WorkerLost(f"{self.name} is gone: {self.end}", self._tail())
+            raise WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
         self._busy = True
         try:
             with anyio.fail_after(timeout_s):
@@ -102,7 +103,7 @@ class Worker:
             raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
         except (OSError, EOFError, anyio.ClosedResourceError):
             await self.kill()  # an end of file alone is no death
-            raise WorkerLost(f"{self.name} died in {entry}: {self.end}", self._tail()) from None
+            raise WorkerLost(f"{self.name} died in {entry}: {self.how_ended}", self._tail()) from None
         except BaseException:
             await self.kill(CANCEL_S)
             raise
@@ -127,12 +128,12 @@ class Worker:
             if self.pid:
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            self.gone("killed by SIGKILL, not reaped")
+            self.told_ended("killed by SIGKILL, not reaped")
 
-    def gone(self, how: str) -> None:
+    def told_ended(self, how: str) -> None:
         """Learn from the server that the process has ended."""
         if self.alive:
-            self.end = how
+            self.how_ended = how
             self._server.forget(self._number)
             self.forked.set()
             self._exited.set()

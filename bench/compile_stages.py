@@ -57,7 +57,12 @@ COMPILERS = ("nvcc", "cicc", "nvrtc", "nvrtc+pch")
 SIZES = (1, 2, 4, 8, 16, 32)
 STAGES = ("elaborate", "lower", "source", "keys", "merge", "device compiler", "link", "load")
 """keys: pickling and digests. merge: both halves' merging and the host's C. link: gcc."""
-PATHS = {"auto": "atune", "nvcc": "atune, nvcc", "cicc": "atune, cicc", "nvrtc": "atune, NVRTC with PCH"}
+PATHS = {
+    "auto": ("atune", "auto", True), "no-pipeline": ("atune, --no-pipeline", "auto", False),
+    "nvcc": ("atune, nvcc", "nvcc", True), "cicc": ("atune, cicc", "cicc", True),
+    "nvrtc": ("atune, NVRTC with PCH", "nvrtc", True),
+}  # fmt: skip
+"""By the option's word: a name, the compiler, and whether groups are kept small at first for a device that waits."""
 COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#bab0ac", "#edc948", "#e15759", "#b07aa1", "#76b7b2")
 
 
@@ -125,6 +130,8 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
         os.environ[SERVER_FOLDER] = folder
         counting.begin()
         counting.load()
+        del os.environ[SERVER_FOLDER]
+        assert counting._library is not None, "threads are counted by z3"
     import tvm_ffi
     from tilelang import tvm
 
@@ -256,7 +263,7 @@ def child_atune(job: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(None, (events.append,))
     engine = Engine(
         backend, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
-        seed=job["seed"], budget=Budget(candidates=job["candidates"]), pipeline=False,
+        seed=job["seed"], budget=Budget(candidates=job["candidates"]), pipeline=job["pipeline"],
     )  # fmt: skip
     anyio.run(engine.run)
     built = [e for e in events if isinstance(e, ArtifactBuilt)]
@@ -344,7 +351,7 @@ def markdown(result: dict[str, Any]) -> str:
         if len(rounds) > 1:
             lines[-1] += (
                 f" All were run in turn, {len(rounds)} times: seconds are medians, and ratios those within a round, "
-                "their median with the least and the largest."
+                "their median with the least and the largest; libraries are the first round's."
             )
         lines += [
             "",
@@ -363,7 +370,7 @@ def markdown(result: dict[str, Any]) -> str:
             delivered = min(one["delivered"] for one in runs)
             lines.append(
                 f"| {name} | {delivered} | {wall_s:.1f} | {cpu_s:.1f} | **{cpu_s / n:.3f}** | {_spread(ratios)} | "
-                f"{groups} | {used} | {load} |"
+                f"{groups} | {used} | {load:.1f} |"
             )
         lines.append("")
     return "\n".join(lines)
@@ -428,7 +435,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compilers", default=",".join(COMPILERS), help="for the stages; empty leaves them out")
     made.add_argument("--candidates", type=int, default=48, help="of the whole; 0 leaves it out")
     made.add_argument("--tilelang", default="default", help=f"modes of tilelang's tuner, of {','.join(MODES)}")
-    made.add_argument("--paths", default=",".join(PATHS), help="of atune's, for the whole, by compiler")
+    made.add_argument("--paths", default=",".join(PATHS), help="of atune's, for the whole")
     made.add_argument("--rounds", type=int, default=1, help="of the whole: each path once, in turn")
     made.add_argument("--cores", type=int, help="restrict everything to the first N cores")
     made.add_argument("--seed", type=int, default=0)
@@ -467,8 +474,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run["group_compile_size"] = 4
             found[f"tilelang, {mode}"] = whole({**job, "child": "tilelang", "run": run}, options.timeout)
             _write(options, result)
-        for compiler in filter(None, options.paths.split(",")):
-            found[PATHS[compiler]] = whole({**job, "child": "atune", "compiler": compiler}, options.timeout)
+        for path in filter(None, options.paths.split(",")):
+            name, compiler, pipeline = PATHS[path]
+            child = {"child": "atune", "compiler": compiler, "pipeline": pipeline}
+            found[name] = whole({**job, **child}, options.timeout)
             _write(options, result)
     for compiler in filter(None, options.compilers.split(",")):
         result["stages"][compiler] = whole({**common, "child": "stages", "compiler": compiler}, options.timeout)

@@ -209,7 +209,7 @@ def test_the_whole_compile_stage_is_run_and_counted(tmp_path: Path) -> None:
     """Two configurations through atune's engine without a device, in a process whose descendants are all counted."""
     code = """
 import json, compile_stages
-job = {"space": vs, "seed": 0, "child": "atune", "candidates": 2, "workers": 1, "compiler": "nvcc"}
+job = {"space": vs, "seed": 0, "child": "atune", "candidates": 2, "workers": 1, "compiler": "nvcc", "pipeline": True}
 print(json.dumps(compile_stages.whole(job, 120)))
 """.replace("vs,", f"{vs_tilelang.space_of('gemm288')!r},")
     found = json.loads(python(code, timeout_s=150))

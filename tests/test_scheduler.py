@@ -13,6 +13,7 @@ from atune.artifact import Lowered, StaticFacts
 from atune.scheduler import (
     FIRST_GROUP,
     HEAVY_LEFT,
+    HEAVY_REGISTERS,
     MAX_GROUP,
     MAX_MEMBERS,
     MIN_GROUP,
@@ -33,7 +34,7 @@ def state(**fields: object) -> CompileState:
     return CompileState(ready=ready, **values)  # type: ignore[arg-type]
 
 
-def with_accumulators(one: Lowered, registers: int) -> Lowered:
+def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
     return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers))
 
 
@@ -182,11 +183,25 @@ def test_groups_grow_while_devices_wait_for_results() -> None:
 
 
 def test_what_will_not_be_proposed_is_not_waited_for() -> None:
-    """The budget may end a run before the space does."""
+    """`total` is a bound: a strategy may have no more to propose before."""
     one = state(ready=6, waiting=1, total=1000, seen=6, groups=9)
     assert isinstance(one.next_job(), Lower)
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
+    heavy = [with_accumulators(lowered(9), 512)]
+    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "in_a_row": 2, "taken": 40}
+    assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
+    assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
+
+
+def test_without_a_device_the_first_groups_are_as_large_as_others() -> None:
+    assert len(indices(state(ready=30, waiting=5, devices=0).next_job())) == MAX_GROUP
+
+
+def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
+    one = state(proposing=False, devices=0, lanes=1)
+    one.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(6)]
+    assert [indices(one.next_job()), indices(one.next_job())] == [[0, 1, 3, 4, 5], [2]]
 
 
 def test_a_share_has_a_lower_bound() -> None:
@@ -216,7 +231,7 @@ def test_deferred_groups_have_an_upper_bound() -> None:
     assert len(indices(one.next_job())) == MAX_GROUP
 
 
-@pytest.mark.parametrize(("lanes", "busy", "together"), [(1, 0, 2), (2, 0, 1), (2, 1, 1)])
+@pytest.mark.parametrize(("lanes", "busy", "together"), [(1, 0, 2), (2, 1, 1)])
 def test_the_last_two_deferred_go_to_a_worker_each(lanes: int, busy: int, together: int) -> None:
     """Also to one that is not free yet: it will be before the first of them is compiled."""
     one = state(proposing=False, lanes=lanes, busy=busy, seen=100)
@@ -258,7 +273,7 @@ def test_deferred_candidates_come_last() -> None:
     one.waiting, one.lowering = 0, 1
     assert one.next_job() is None
     one.lowering, one.proposing = 0, False
-    assert indices(one.next_job()) == [0, 1]  # small groups: nobody knows how long they take
+    assert indices(one.next_job()) == [0, 1]  # a third for each of two workers
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
@@ -279,12 +294,15 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     bad = {i for i in range(total) if rng.random() < rng.choice([0, 0.05, 0.5])}
     deferred = {i for i in range(total) if rng.random() < rng.choice([0, 0.1, 1])}
     dropped = {i for i in range(total) if rng.random() < 0.1}  # fails, is pruned or aliased in lowering
-    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8)
+    relatives = rng.randint(1, 6)
+    accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by family
+    in_a_row = rng.choice([1, 2])
+    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8, in_a_row=in_a_row)
     proposals = list(range(total))
     buffer: list[int] = []
     built: Counter[int] = Counter()
     failed: Counter[int] = Counter()
-    running: list[tuple[float, int, tuple[Lowered, ...] | int]] = []
+    running: list[tuple[float, int, tuple[Lowered, ...] | list[int]]] = []
     now, number = 0.0, 0
 
     def take() -> None:
@@ -294,16 +312,25 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 buffer.append(proposals.pop(0))
             one.proposing = bool(proposals)
             one.waiting = len(buffer)
+            one.hold = bool(running) and rng.random() < 0.1  # something goes on that will end it
+            one.sharing = rng.random() < 0.5
             job = one.next_job()
             if job is None:
                 return
             number += 1
             one.busy += 1
             if isinstance(job, Lower):
-                one.lowering += 1
-                heapq.heappush(running, (now + rng.random(), number, buffer.pop(0)))
+                assert 1 <= job.count <= in_a_row
+                one.lowering += job.count
+                one.taken += job.count
+                row, buffer[: job.count] = buffer[: job.count], []
+                heapq.heappush(running, (now + rng.random(), number, row))
             else:
-                assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
+                assert 1 <= len(job.group) <= (group_size or MAX_MEMBERS)
+                compiles = {(one.sharing and member.family) or member.index: member for member in job.group}
+                heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
+                if job.reason != "part of a failed group":
+                    assert len(compiles) <= (group_size or (1 if heavy else MAX_GROUP))
                 assert len({member.merge_key for member in job.group}) == 1
                 one.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
@@ -312,12 +339,16 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     while running:
         now, _, what = heapq.heappop(running)
         one.busy -= 1
-        if isinstance(what, int):
-            one.lowering -= 1
-            one.seen += 1
-            if what not in dropped:
-                queue = one.deferred if what in deferred else one.ready
-                queue.append(lowered(what, str(what % keys)))
+        if isinstance(what, list):
+            one.lowering -= len(what)
+            one.seen += len(what)
+            for index in what:
+                if index not in dropped:
+                    family = f"f{index // relatives}" if rng.random() < 0.9 else ""
+                    candidate = with_accumulators(
+                        lowered(index, str(index % keys), family), accumulators[index // relatives]
+                    )
+                    (one.deferred if index in deferred else one.ready).append(candidate)
         else:
             one.building -= 1
             members = {member.index for member in what}

@@ -138,6 +138,9 @@ class FakeBackend:
     def hold_builds(self) -> tuple[bool, bool]:
         return False, False
 
+    def sharing(self) -> bool:
+        return False
+
     def resting(self, measuring: int) -> int:
         return 0
 
