@@ -316,6 +316,7 @@ def script(tmp_path: Path, blocks: str) -> list[str]:
     return done.stdout.split()[-2:]
 
 
+@pytest.mark.slow  # test_examples runs a decorated kernel's script; test_result_cache has the next program
 def test_in_a_script_and_again_in_the_next_program(tmp_path: Path) -> None:
     """A decorated kernel of `__main__`; its result is in the cache of the next program."""
     assert script(tmp_path, "[16, 32]") == ["2", "tuned"]

@@ -129,6 +129,7 @@ async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path
     assert len(made) == 2 and not [path for path in (server / cicc.FOLDER).glob("more-*") if path.is_dir()]
 
 
+@pytest.mark.slow  # headers are parsed for another device
 @pytest.mark.anyio
 async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
     flavour = Flavour(AMPERE.arch, fast_math=True)

@@ -154,6 +154,7 @@ def test_more_candidates_never_take_less_time() -> None:
         assert estimates == sorted(estimates)
 
 
+@pytest.mark.slow  # test_finalists and test_store have both halves, with other compilers
 @pytest.mark.anyio
 @needs_nvcc
 async def test_nvcc_compiles_again_what_nvrtc_did_and_the_store_has_both(
