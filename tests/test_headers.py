@@ -114,7 +114,7 @@ async def test_the_code_is_the_same_byte_for_byte(tmp_path: Path) -> None:
         assert folder is not None
         sizes = [sum((Path(base) / name).stat().st_size for name in headers.GMMA) for base in (folder, whole[1])]
         assert sizes[0] < sizes[1] / 10
-        source = tmp_path / "kernel.cu"
-        source.write_text(blob.source)
-        assert compiled(source, [folder, *whole]) == compiled(source, whole)
     assert len(shapes) == 2
+    source = tmp_path / "kernel.cu"
+    source.write_text(blob.source)  # the last one's: nvcc takes seconds for each, and test_cicc has more
+    assert compiled(source, [folder, *whole]) == compiled(source, whole)
