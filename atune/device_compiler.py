@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from atune.scheduler import MAX_GROUP, MIN_GROUP, SHARES
+from atune.scheduler import SHARES, bounded
 
 
 class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +55,7 @@ def _groups(candidates: int, lanes: int) -> int:
     """Return about how many groups the scheduler makes of kernels with few accumulators, lowered by then."""
     left, groups = candidates, 0
     while left > 0:
-        early = math.ceil(MIN_GROUP * (1 + groups / lanes))
-        left -= max(MIN_GROUP, min(MAX_GROUP, early, math.ceil(left / (SHARES * lanes))))
+        left -= math.ceil(bounded(left / (SHARES * lanes), groups / lanes))
         groups += 1
     return max(groups, min(candidates, lanes))
 

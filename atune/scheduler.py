@@ -157,8 +157,8 @@ class CompileState:
         return None
 
     def _heavy_due(self) -> bool:
-        heavy = any(map(_is_heavy, self.deferred))
-        return heavy and not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
+        late = not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
+        return late and any(map(_is_heavy, self.deferred))
 
     def _build_deferred(self) -> Build:
         """Take the longest first, by what is known of them, so that none of those is the last."""
@@ -187,8 +187,7 @@ class CompileState:
 
     def _ready_share(self) -> float:
         """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
-        early = MIN_GROUP * (1 + self.groups / self.lanes) if self.pipeline and self.devices else MAX_GROUP
-        return max(MIN_GROUP, min(early, self._share()))
+        return bounded(self._share(), self.groups / self.lanes if self.pipeline and self.devices else math.inf)
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
@@ -230,13 +229,14 @@ class CompileState:
         work = 0.0
         for lowered in queue:
             one = self._compile_of(lowered)
+            more = 0.0 if one in compiles else _work_of(lowered)
             if self.group_size is not None:
                 fits = len(group) < size
             else:
                 alone = heavy or _is_heavy(lowered)
-                fits = one in compiles or not group or (not alone and work + _work_of(lowered) <= size)
+                fits = one in compiles or not group or (not alone and work + more <= size)
             if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
-                work += 0.0 if one in compiles else _work_of(lowered)
+                work += more
                 compiles.add(one)
                 group.append(lowered)
             else:
@@ -244,6 +244,14 @@ class CompileState:
         queue[:] = left
         self.groups += 1
         return Build(tuple(group), reason)
+
+
+def bounded(share: float, earlier: float) -> float:
+    """Return the size of a group of likely winners, of a worker's `share` of the work that is left.
+
+    `earlier`: groups so far, for each worker, where devices wait for results: then the first ones are small.
+    """
+    return max(MIN_GROUP, min(MAX_GROUP, MIN_GROUP * (1 + earlier), share))
 
 
 def _is_heavy(lowered: Lowered) -> bool:
