@@ -38,7 +38,8 @@ T = TypeVar("T")
 
 PRELOAD = (
     "atune.stages.counting:begin", "torch", "atune.stages.counting:load",
-    "tilelang", "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
+    "tilelang", "atune.stages.z3_tables:shrink",
+    "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.lowering", "atune.stages.codegen", "atune.stages.benchmark",
 )  # fmt: skip
 NEIGHBOURS = 2

@@ -136,11 +136,12 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     from tilelang import tvm
 
     from atune.screen import SPILL_REGISTERS
-    from atune.stages import codegen, lowering, mutation, session
+    from atune.stages import codegen, lowering, mutation, session, z3_tables
 
     engine: Any = importlib.import_module("tilelang.engine.lower")  # the package's attribute is its function
     clock = Clock()
     mutation.install()
+    z3_tables.shrink()
     with tempfile.TemporaryDirectory() as run_dir:
         ref = parse_file_ref(job["space"])
         begun = Session(ref, Target("cuda", ARCH), CompileSettings(), BenchmarkSettings(n_final=0), run_dir)

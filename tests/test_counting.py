@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from atune.folders import SERVER_FOLDER
-from atune.stages import c_library, counting
+from atune.stages import c_library, counting, z3_tables
 
 z3: Any = pytest.importorskip("z3")
 Z3 = Path(next(iter(importlib.util.find_spec("z3").submodule_search_locations or ())))  # type: ignore[union-attr]
@@ -26,6 +26,9 @@ import json, os, sys
 from atune.stages import counting
 counting.begin()
 counting.load()
+import tilelang
+from atune.stages import z3_tables
+z3_tables.shrink()
 import msgspec
 from atune.candidate import Candidate, config_key
 from atune.device import Target
@@ -235,8 +238,8 @@ Lowered = tuple[int, bool, str, str]
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Lowered]]:
-    """Lower each in a process of its own, with and without the library: how often z3 was spared, if it was done again,
-    the source and the key.
+    """Lower each in a process of its own, as workers do and as tilelang does: how often z3 was spared, if it was done
+    again, the source and the key.
     """
     folder = tmp_path_factory.mktemp("lowered")
     (folder / "branches.py").write_text(BRANCHES)
@@ -249,7 +252,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Low
     for n, off in enumerate(("0", "1")):
         run_dir = folder / str(n)
         run_dir.mkdir()
-        environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_COUNT_BY_Z3": off}
+        environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_COUNT_BY_Z3": off, z3_tables.OFF: off}
         command = [sys.executable, "-c", LOWER, str(run_dir), json.dumps(what)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
         found.append(json.loads(done.stdout.splitlines()[-1]))
