@@ -18,7 +18,9 @@ MAX_MEMBERS = 4 * MAX_GROUP
 """Most candidates of a group, however few compiles they take."""
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, that make a compile one of the longest: nobody knows how long, and headers are
-a small part of it. So it has a library of its own."""
+a small part of it. So it has a library of its own where there are more than `FEW_WORKERS`."""
+FEW_WORKERS = 3
+"""Workers that have so much to do until the end that one long compile more or less does not decide when it comes."""
 WORK = ((HEAVY_REGISTERS, 6.0), (SPILL_REGISTERS, 2.5))
 """Accumulators, in registers a thread, and how long the compile of a kernel with so many takes beside one with fewer:
 2.3 s (1.3 to 4) and 0.9 s were seen for 0.35 s."""
@@ -233,7 +235,7 @@ class CompileState:
             if self.group_size is not None:
                 fits = len(group) < size
             else:
-                alone = heavy or _is_heavy(lowered)
+                alone = (heavy or _is_heavy(lowered)) and self.lanes > FEW_WORKERS
                 fits = one in compiles or not group or (not alone and work + more <= size)
             if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
                 work += more

@@ -11,6 +11,7 @@ import pytest
 
 from atune.artifact import Lowered, StaticFacts
 from atune.scheduler import (
+    FEW_WORKERS,
     FIRST_GROUP,
     HEAVY_LEFT,
     HEAVY_REGISTERS,
@@ -108,7 +109,8 @@ def test_shares_count_families() -> None:
 
 
 def test_heavy_ones_that_share_a_compile_go_together() -> None:
-    one = state(proposing=False, deferred=[with_accumulators(low, 512) for low in pairs(4)], sharing=True)
+    deferred = [with_accumulators(low, 512) for low in pairs(4)]
+    one = state(proposing=False, deferred=deferred, sharing=True, lanes=FEW_WORKERS + 1)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -199,9 +201,9 @@ def test_without_a_device_the_first_groups_are_as_large_as_others() -> None:
 
 
 def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
-    one = state(proposing=False, devices=0, lanes=1)
-    one.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(6)]
-    assert [indices(one.next_job()), indices(one.next_job())] == [[0, 1, 3, 4, 5], [2]]
+    one = state(proposing=False, devices=0, lanes=FEW_WORKERS + 1)
+    one.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
+    assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3, 4], [2], [5]]
 
 
 def test_a_share_has_a_lower_bound() -> None:
@@ -211,12 +213,23 @@ def test_a_share_has_a_lower_bound() -> None:
     assert len(indices(one.next_job())) == MIN_GROUP
 
 
+def heavy_and_likely_losers() -> list[Lowered]:
+    alternating = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
+    return [*alternating, *(with_accumulators(lowered(i), 256) for i in range(8, 12))]
+
+
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
+    one = state(proposing=False, lanes=FEW_WORKERS + 1)
+    one.deferred = heavy_and_likely_losers()
+    groups = [indices(one.next_job()) for _ in range(11)]
+    assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
+
+
+def test_with_few_workers_the_heaviest_are_together_as_far_as_their_share_goes() -> None:
     one = state(proposing=False)
-    one.deferred = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
-    one.deferred += [with_accumulators(lowered(i), 256) for i in range(8, 12)]
-    groups = [indices(one.next_job()) for _ in range(8)]
-    assert groups == [[1], [3], [5], [7], [0, 2], [4, 6], [8], [9]]  # ever smaller: all workers end together
+    one.deferred = heavy_and_likely_losers()
+    groups = [indices(one.next_job()) for _ in range(7)]
+    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10]]  # ever smaller: both end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
@@ -330,7 +343,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 compiles = {(one.sharing and member.family) or member.index: member for member in job.group}
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "part of a failed group":
-                    assert len(compiles) <= (group_size or (1 if heavy else MAX_GROUP))
+                    assert len(compiles) <= (group_size or (1 if heavy and lanes > FEW_WORKERS else MAX_GROUP))
                 assert len({member.merge_key for member in job.group}) == 1
                 one.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
