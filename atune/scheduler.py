@@ -138,7 +138,7 @@ class CompileState:
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self._heavy_due():
-            return self._build_deferred()
+            return self._build_deferred(sum(map(_is_heavy, self.deferred)))
         if self.ready:
             waits = self.pipeline and self.groups < self.devices and self.group_size is None and not self.hold_first
             if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
@@ -162,10 +162,14 @@ class CompileState:
         late = not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
         return late and any(map(_is_heavy, self.deferred))
 
-    def _build_deferred(self) -> Build:
-        """Take the longest first, by what is known of them, so that none of those is the last."""
+    def _build_deferred(self, of: int | None = None) -> Build:
+        """Take the longest first, by what is known of them, so that none of those is the last; of the first `of`."""
         self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
-        return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
+        size = self.group_size or self._share()
+        queue, others = self.deferred[:of], self.deferred[len(self.deferred[:of]) :]
+        job = self._build(queue, size, "deferred by the screen")
+        self.deferred[:] = queue + others
+        return job
 
     def _row(self) -> int:
         """Return how many candidates to lower in a row.

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_z3_tables import KNOWN
 
 from atune.folders import SERVER_FOLDER
-from atune.stages import c_library, counting, z3_tables
+from atune.stages import c_library, counting, lowering, z3_tables
 
 z3: Any = pytest.importorskip("z3")
 Z3 = Path(next(iter(importlib.util.find_spec("z3").submodule_search_locations or ())))  # type: ignore[union-attr]
@@ -28,7 +29,7 @@ counting.begin()
 counting.load()
 import tilelang
 from atune.stages import z3_tables
-z3_tables.shrink()
+shrunk = z3_tables.shrink()
 import msgspec
 from atune.candidate import Candidate, config_key
 from atune.device import Target
@@ -59,6 +60,7 @@ for path, config in json.loads(sys.argv[2]):
     source = msgspec.msgpack.decode(lowered.blob, type=lowering.Blob).source
     again = "atune_counting_off" in getattr(counting._library, "called", [])
     found.append([counting.answered() - before, again, source, lowered.ir_key])
+print(shrunk)
 print(json.dumps(found))
 """
 LIMIT = 10_000
@@ -255,7 +257,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Low
         environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_COUNT_BY_Z3": off, z3_tables.OFF: off}
         command = [sys.executable, "-c", LOWER, str(run_dir), json.dumps(what)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        *_, shrunk, last = done.stdout.splitlines()
+        assert shrunk == str(off == "0" and KNOWN)
+        found.append(json.loads(last))
     return list(zip(*found, strict=True))
 
 
@@ -274,6 +278,11 @@ def test_where_z3_may_run_into_its_limit_it_counts_and_decides_the_code(
     (spared, again, source, _), (*_, as_tilelang, _) = kernels[which]
     assert spared >= 511 and again == cubes
     assert source == as_tilelang and source.count("__sync_thread_partial") >= 1 + cubes, source
+
+
+@pytest.mark.parametrize("off", [counting.OFF, z3_tables.OFF])
+def test_what_turns_one_of_them_off_is_part_of_the_key(off: str) -> None:
+    assert lowering._LOWERS.match(off)
 
 
 def test_without_a_compiler_z3_counts(tmp_path: Path) -> None:

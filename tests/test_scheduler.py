@@ -23,6 +23,7 @@ from atune.scheduler import (
     Lower,
     halves,
 )
+from atune.scheduler import _work_of as work_of
 
 
 def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
@@ -37,6 +38,11 @@ def state(**fields: object) -> CompileState:
 
 def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
     return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers))
+
+
+def heavy_and_likely_losers() -> list[Lowered]:
+    alternating = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
+    return [*alternating, *(with_accumulators(lowered(i), 256) for i in range(8, 12))]
 
 
 def indices(job: object) -> list[int]:
@@ -123,6 +129,15 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
     assert isinstance(state(**late, deferred=[*heavy], hold=True).next_job(), Lower)
     assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
+
+
+def test_only_the_longest_compiles_are_begun_early() -> None:
+    """Together, where workers are few; the other likely losers still wait for the likely winners."""
+    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2, "groups": 1}
+    one = state(**late, deferred=heavy_and_likely_losers(), ready=9)
+    assert [indices(one.next_job()), indices(one.next_job())] == [[1, 3], [5, 7]]
+    assert [low.index for low in one.deferred] == [0, 2, 4, 6, 8, 9, 10, 11]
+    assert isinstance(one.next_job(), Lower)
 
 
 def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
@@ -213,11 +228,6 @@ def test_a_share_has_a_lower_bound() -> None:
     assert len(indices(one.next_job())) == MIN_GROUP
 
 
-def heavy_and_likely_losers() -> list[Lowered]:
-    alternating = [with_accumulators(lowered(i), 256 * (1 + i % 2)) for i in range(8)]
-    return [*alternating, *(with_accumulators(lowered(i), 256) for i in range(8, 12))]
-
-
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
     one = state(proposing=False, lanes=FEW_WORKERS + 1)
     one.deferred = heavy_and_likely_losers()
@@ -226,10 +236,10 @@ def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_s
 
 
 def test_with_few_workers_the_heaviest_are_together_as_far_as_their_share_goes() -> None:
-    one = state(proposing=False)
+    one = state(proposing=False, groups=1)
     one.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(7)]
-    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10]]  # ever smaller: both end together
+    assert groups == [[1, 3], [5], [7], [0, 2], [4, 6], [8], [9]]  # ever smaller: both end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
@@ -344,6 +354,8 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "part of a failed group":
                     assert len(compiles) <= (group_size or (1 if heavy and lanes > FEW_WORKERS else MAX_GROUP))
+                    work = sum(map(work_of, compiles.values()))
+                    assert work <= MAX_GROUP or len(compiles) == 1 or group_size
                 assert len({member.merge_key for member in job.group}) == 1
                 one.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))

@@ -9,15 +9,15 @@ from pathlib import Path
 
 def context_mb() -> tuple[float, float]:
     """Return what z3 takes a new context to have allocated, and what of it is in memory. Each context is kept."""
-    (path,) = {path for path, _ in permissions()}
+    (path,) = {path for path, _, _ in permissions()}
     library = ctypes.CDLL(path)
     library.Z3_get_estimated_alloc_size.restype = ctypes.c_uint64
     library.Z3_mk_config.restype = library.Z3_mk_context_rc.restype = ctypes.c_void_p
     library.Z3_mk_context_rc.argtypes = [ctypes.c_void_p]
 
     def taken() -> tuple[float, float]:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return library.Z3_get_estimated_alloc_size() / 1e6, pages * mmap.PAGESIZE / 1e6
+        (rss,) = (line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Rss:"))
+        return library.Z3_get_estimated_alloc_size() / 1e6, int(rss.split()[1]) * 1024 / 1e6
 
     config, before = library.Z3_mk_config(), taken()
     for _ in range(4):
@@ -31,7 +31,12 @@ def touched_mb(_: bytes) -> bytes:
     return str(context_mb()[1]).encode()
 
 
-def permissions() -> set[tuple[str, str]]:
-    """Return the path and the permissions of each part of z3's library in this process."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return {(line.split()[5], line.split()[1]) for line in maps if "libz3" in line}
+def permissions() -> set[tuple[str, int, str]]:
+    """Return the path, the offset and the permissions of each page of z3's library in this process."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, flags, offset, _, _, *path = line.split(maxsplit=5)
+        if path and "libz3" in path[0]:
+            start, end = (int(address, 16) for address in span.split("-"))
+            found |= {(path[0], int(offset, 16) + at, flags) for at in range(0, end - start, mmap.PAGESIZE)}
+    return found

@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.stages import counting, elaboration, mutation
+from atune.stages import counting, elaboration, mutation, z3_tables
 from atune.stages.family import Families, Modules, split
 from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
@@ -223,7 +223,7 @@ _DECISIVE = (
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
 """Environment variables that compilers and tilelang take sources or flags from."""
-_LOWERS = re.compile(rf"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_|{counting.OFF})")
+_LOWERS = re.compile(rf"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_|{counting.OFF}|{z3_tables.OFF})")
 """Environment variables that may decide what tilelang makes of a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)

@@ -1,12 +1,13 @@
-"""Has z3 begin with small tables, in the compile workers.
+"""Has z3 begin with small tables, in the processes that lower.
 
 Each of z3's contexts begins with two hash tables of half a million cells, all of which it writes: 16 MB, for the few
 hundred terms that tilelang asks about. That is 1 to 3 ms, some twenty times a kernel: a fifth of lowering. No setting
 of z3's changes it. So here the numbers are changed where they stand in the library, in this process's memory alone, for
 the one build that pip installs for tilelang. Tables grow as they fill, as they always do, and terms are only looked up
-in them. As much memory is allocated as before, but little of it is used: z3 goes by how much it has, and took other
-steps with less. What is not byte for byte as it is known, or must not be written, is left alone;
-`ATUNE_LARGE_Z3_TABLES=1` leaves all of it alone.
+in them. As much memory is allocated as before, though little of it is used: with less, z3 was seen to take other steps.
+(A table that grows is allocated anew; large ones did so, too, from some hundred thousand terms on. Where z3 copies a
+table to a smaller one, in its SAT tactic, that is large as before.) What is not byte for byte as it is known, or must
+not be written, is left alone; `ATUNE_LARGE_Z3_TABLES=1` leaves all of it alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def shrink() -> bool:
     """
     if os.environ.get(OFF, "0") not in ("", "0"):
         return False
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         return _apply(_segments(), _edits())
     return False
 
@@ -69,7 +70,7 @@ def _segments(name: str = "libz3.so") -> list[Segment]:
     """Return the segments of the one library of this `name` in this process; none where there is another one, too."""
     found: list[Segment] = []
     files = set()
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         for line in maps:
             span, flags, offset, _, _, *path = line.split(maxsplit=5)
             if path and os.path.basename(path[0].strip()).startswith(name):
@@ -102,7 +103,8 @@ def _apply(segments: Sequence[Segment], edits: Iterable[Edit]) -> bool:
             ctypes.memmove(address, after, len(after))
     finally:
         for page in opened:
-            _protect(page, pages[page])
+            with suppress(OSError):
+                _protect(page, pages[page])
     return True
 
 
