@@ -18,9 +18,10 @@ MAX_MEMBERS = 4 * MAX_GROUP
 """Most candidates of a group, however few compiles they take."""
 HEAVY_REGISTERS = 512
 """Accumulators, in registers a thread, that make a compile one of the longest: nobody knows how long, and headers are
-a small part of it. So it has a library of its own where there are more than `FEW_WORKERS`."""
+a small part of it. So, with more than `FEW_WORKERS`, it has a library of its own."""
 FEW_WORKERS = 3
-"""Workers that have so much to do until the end that one long compile more or less does not decide when it comes."""
+"""Workers that have so much to do each that one long compile does not decide when the end comes: those that take
+longest begin with the other likely losers, and share libraries as all do."""
 WORK = ((HEAVY_REGISTERS, 6.0), (SPILL_REGISTERS, 2.5))
 """Accumulators, in registers a thread, and how long the compile of a kernel with so many takes beside one with fewer:
 2.3 s (1.3 to 4) and 0.9 s were seen for 0.35 s."""
@@ -138,7 +139,7 @@ class CompileState:
         if self.retry:
             return Build(self.retry.pop(), "part of a failed group")
         if self._heavy_due():
-            return self._build_deferred(sum(map(_is_heavy, self.deferred)))
+            return self._build_deferred()
         if self.ready:
             waits = self.pipeline and self.groups < self.devices and self.group_size is None and not self.hold_first
             if waits and len(self.ready) >= min(FIRST_GROUP, self.total):
@@ -160,16 +161,12 @@ class CompileState:
 
     def _heavy_due(self) -> bool:
         late = not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
-        return late and any(map(_is_heavy, self.deferred))
+        return late and self.lanes > FEW_WORKERS and any(map(_is_heavy, self.deferred))
 
-    def _build_deferred(self, of: int | None = None) -> Build:
-        """Take the longest first, by what is known of them, so that none of those is the last; of the first `of`."""
+    def _build_deferred(self) -> Build:
+        """Take the longest first, by what is known of them, so that none of those is the last."""
         self.deferred.sort(key=lambda lowered: -(lowered.facts.accumulators or 0))
-        size = self.group_size or self._share()
-        queue, others = self.deferred[:of], self.deferred[len(self.deferred[:of]) :]
-        job = self._build(queue, size, "deferred by the screen")
-        self.deferred[:] = queue + others
-        return job
+        return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
 
     def _row(self) -> int:
         """Return how many candidates to lower in a row.

@@ -122,22 +122,23 @@ def test_heavy_ones_that_share_a_compile_go_together() -> None:
 
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
-    heavy, light = [with_accumulators(lowered(1), 512)], [with_accumulators(lowered(1), 256)]
-    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2, "groups": 1}
-    assert indices(state(**late, deferred=[*heavy], ready=9).next_job()) == [1]
+    lanes = FEW_WORKERS + 1
+    heavy, light = [with_accumulators(lowered(1), 512)], [with_accumulators(lowered(2), 256)]
+    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * lanes, "groups": 1, "lanes": lanes}
+    assert indices(state(**late, deferred=[*light, *heavy], ready=9).next_job()) == [1]
     assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
     assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
     assert isinstance(state(**late, deferred=[*heavy], hold=True).next_job(), Lower)
     assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
 
 
-def test_only_the_longest_compiles_are_begun_early() -> None:
-    """Together, where workers are few; the other likely losers still wait for the likely winners."""
-    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * 2, "groups": 1}
-    one = state(**late, deferred=heavy_and_likely_losers(), ready=9)
-    assert [indices(one.next_job()), indices(one.next_job())] == [[1, 3], [5, 7]]
-    assert [low.index for low in one.deferred] == [0, 2, 4, 6, 8, 9, 10, 11]
-    assert isinstance(one.next_job(), Lower)
+def test_with_few_workers_the_longest_compiles_begin_last() -> None:
+    late = {"total": 40, "groups": 1, "lanes": FEW_WORKERS}
+    heavy = [with_accumulators(lowered(9), 512)]
+    assert isinstance(state(**late, waiting=4, seen=30, deferred=[*heavy]).next_job(), Lower)
+    assert isinstance(state(**late, waiting=1, seen=39, deferred=[*heavy], proposing=False).next_job(), Lower)
+    assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False, ready=3).next_job()) == [0]
+    assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False).next_job()) == [9]
 
 
 def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
@@ -206,7 +207,7 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
     heavy = [with_accumulators(lowered(9), 512)]
-    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "in_a_row": 2, "taken": 40}
+    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "in_a_row": 2, "taken": 40, "lanes": 4}
     assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
@@ -239,7 +240,7 @@ def test_with_few_workers_the_heaviest_are_together_as_far_as_their_share_goes()
     one = state(proposing=False, groups=1)
     one.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(7)]
-    assert groups == [[1, 3], [5], [7], [0, 2], [4, 6], [8], [9]]  # ever smaller: both end together
+    assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10]]  # ever smaller: both end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
