@@ -5,9 +5,9 @@ hundred terms that tilelang asks about. That is 1 to 3 ms, some twenty times a k
 of z3's changes it. So here the numbers are changed where they stand in the library, in this process's memory alone, for
 the one build that pip installs for tilelang. Tables grow as they fill, as they always do, and terms are only looked up
 in them. As much memory is allocated as before, though little of it is used: with less, z3 was seen to take other steps.
-(A table that grows is allocated anew; large ones did so, too, from some hundred thousand terms on. Where z3 copies a
-table to a smaller one, in its SAT tactic, that is large as before.) What is not byte for byte as it is known, or must
-not be written, is left alone; `ATUNE_LARGE_Z3_TABLES=1` leaves all of it alone.
+(A table that grows is allocated anew, a small one sooner than a large one. Where z3 copies a table to a smaller one, in
+its SAT tactic, that is large as before.) What is not byte for byte as it is known, or must not be written, is left
+alone; `ATUNE_LARGE_Z3_TABLES=1` leaves all of it alone.
 """
 
 from __future__ import annotations
