@@ -161,7 +161,11 @@ class CompileState:
 
     def _heavy_due(self) -> bool:
         late = not self.hold and self.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
-        return late and self.lanes > FEW_WORKERS and any(map(_is_heavy, self.deferred))
+        return late and any(map(self._stands_alone, self.deferred))
+
+    def _stands_alone(self, lowered: Lowered) -> bool:
+        """Tell whether a candidate's compile may be the last to end: it is begun early, and nothing waits for it."""
+        return self.lanes > FEW_WORKERS and (lowered.facts.accumulators or 0) >= HEAVY_REGISTERS
 
     def _build_deferred(self) -> Build:
         """Take the longest first, by what is known of them, so that none of those is the last."""
@@ -225,7 +229,7 @@ class CompileState:
 
         A size that was asked for is one of candidates.
         """
-        key, heavy = queue[0].merge_key, _is_heavy(queue[0])
+        key, alone = queue[0].merge_key, self._stands_alone(queue[0])
         group: list[Lowered] = []
         left: list[Lowered] = []
         compiles: set[str | int] = set()
@@ -236,8 +240,8 @@ class CompileState:
             if self.group_size is not None:
                 fits = len(group) < size
             else:
-                alone = (heavy or _is_heavy(lowered)) and self.lanes > FEW_WORKERS
-                fits = one in compiles or not group or (not alone and work + more <= size)
+                together = not alone and not self._stands_alone(lowered) and work + more <= size
+                fits = one in compiles or not group or together
             if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
                 work += more
                 compiles.add(one)
@@ -255,10 +259,6 @@ def bounded(share: float, earlier: float) -> float:
     `earlier`: groups so far, for each worker, where devices wait for results: then the first ones are small.
     """
     return max(MIN_GROUP, min(MAX_GROUP, MIN_GROUP * (1 + earlier), share))
-
-
-def _is_heavy(lowered: Lowered) -> bool:
-    return (lowered.facts.accumulators or 0) >= HEAVY_REGISTERS
 
 
 def _work_of(lowered: Lowered) -> float:

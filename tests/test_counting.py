@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_z3_tables import KNOWN
+from z3_contexts import known
 
 from atune.folders import SERVER_FOLDER
 from atune.stages import c_library, counting, lowering, z3_tables
@@ -258,7 +258,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Low
         command = [sys.executable, "-c", LOWER, str(run_dir), json.dumps(what)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
         *_, shrunk, last = done.stdout.splitlines()
-        assert shrunk == str(off == "0" and KNOWN)
+        assert shrunk == str(off == "0" and known())
         found.append(json.loads(last))
     return list(zip(*found, strict=True))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -13,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from z3_contexts import known
 
 from atune.local import LocalBackend
 from atune.stages import z3_tables
 from atune.workload import FileRef
 
 z3: Any = pytest.importorskip("z3")
-KNOWN = importlib.metadata.version("z3-solver") == "4.15.4.0" and platform.machine() == "x86_64"
-pytestmark = pytest.mark.skipif(not KNOWN, reason="changes z3-solver 4.15.4.0 for x86-64 alone")
+pytestmark = pytest.mark.skipif(not known(), reason="changes z3-solver 4.15.4.0 for x86-64 alone")
 HERE = Path(__file__).parent
 LIBRARY = Path(z3.__file__).parent / "lib" / "libz3.so"
 OPEN = """
-import ctypes, sys
+import ctypes, mmap, sys
 from atune.stages import z3_tables
 from z3_contexts import context_mb, permissions
 ctypes.CDLL(sys.argv[1])
@@ -146,7 +144,7 @@ def test_it_is_left_alone_where_it_must_not_be_written() -> None:
     script = f"""{OPEN}
 protect, calls, flags = z3_tables._protect, [], permissions()
 def refused(page, protection):
-    calls.append(protection & z3_tables.PROT_WRITE)
+    calls.append(protection & mmap.PROT_WRITE)
     if len(calls) == int(sys.argv[2]):
         raise PermissionError(13, "refused")
     protect(page, protection)

@@ -24,8 +24,7 @@ CELL = 16
 SLOTS, CELLAR = 1 << 19, 1 << 13
 """Cells that a table of ``ast_manager`` begins with: those that hashes lead to, and those for what collides."""
 FEWER_SLOTS = 1 << 13
-PROT_READ, PROT_WRITE, PROT_EXEC = 1, 2, 4
-FLAGS = {"r": PROT_READ, "w": PROT_WRITE, "x": PROT_EXEC}
+FLAGS = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
 
 Edit = tuple[int, bytes, bytes]
 """An offset in the library, the bytes there, and what they become."""
@@ -66,14 +65,14 @@ def shrink() -> bool:
     return False
 
 
-def _segments(name: str = "libz3.so") -> list[Segment]:
-    """Return the segments of the one library of this `name` in this process; none where there is another one, too."""
+def _segments() -> list[Segment]:
+    """Return the segments of the one ``libz3.so`` in this process; none where there is another one, too."""
     found: list[Segment] = []
     files = set()
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         for line in maps:
             span, flags, offset, _, _, *path = line.split(maxsplit=5)
-            if path and os.path.basename(path[0].strip()).startswith(name):
+            if path and os.path.basename(path[0].strip()).startswith("libz3.so"):
                 start, end = (int(address, 16) for address in span.split("-"))
                 found.append((start, end, int(offset, 16), sum(bit for flag, bit in FLAGS.items() if flag in flags)))
                 files.add(path[0])
@@ -88,7 +87,7 @@ def _apply(segments: Sequence[Segment], edits: Iterable[Edit]) -> bool:
         inside = (s for s in segments if s[2] <= offset and offset + len(before) <= s[2] + s[1] - s[0])
         start, _, begins, protection = next(inside, (0, 0, 0, 0))
         address = start + offset - begins
-        if not protection & PROT_READ or ctypes.string_at(address, len(before)) != before:
+        if not protection & mmap.PROT_READ or ctypes.string_at(address, len(before)) != before:
             return False
         writes.append((address, after))
         for page in range(address & -mmap.PAGESIZE, address + len(after), mmap.PAGESIZE):
@@ -97,7 +96,7 @@ def _apply(segments: Sequence[Segment], edits: Iterable[Edit]) -> bool:
     try:
         # Code stays executable meanwhile: a system that forbids memory to be both refuses this, and nothing is lost.
         for page, protection in pages.items():
-            _protect(page, protection | PROT_WRITE)
+            _protect(page, protection | mmap.PROT_WRITE)
             opened.append(page)
         for address, after in writes:
             ctypes.memmove(address, after, len(after))
