@@ -19,7 +19,7 @@ import msgspec
 from atune.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.protocol import BuildJob
 from atune.settings import CPU_FLAGS
-from atune.stages import alone, cicc, headers, ir, nvrtc, orders
+from atune.stages import alone, cicc, headers, host_code, ir, nvrtc, orders
 from atune.stages.device_source import flags_config, flavour_of, for_nvcc
 from atune.stages.lowering import Blob
 from atune.stages.session import session
@@ -199,13 +199,15 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
 
     context = _context()
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}
-    host = _merge(tvm, [ir.load(blob.host) for blob in blobs])
+    codes = [(blob.symbol, blob.host_code) for blob in blobs if blob.host_code is not None]  # all, or none
     devices = {blob.symbol: ir.load(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, service)
     if session().shares and not exact and device_compiler.service:
         device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
-        library = host_codegen(host, context)
+        # What the host's module says is not read where `codes` say it: it only holds the device's.
+        host = tvm.get_global_func("runtime.CSourceModuleCreate")("", "c", [], []) if codes else None
+        library = host or host_codegen(_merge(tvm, [ir.load(blob.host) for blob in blobs]), context)
         with device_compiler:
             layers = orders.layers(list(devices), device_compiler.families)
             while layers:
@@ -215,10 +217,15 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
                 if not device_compiler.sharing and layers:
                     layers = [[symbol for layer in layers for symbol in layer]]  # nothing is shared any more
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
-        # tvm asks a compiler function for its `object_format`; without one it writes C for the host module, as we want.
-        tvm.runtime.Executable(library).export_library(
-            path, fcompile=_link, fpack_imports=_pack, workspace_dir=workspace
-        )
+        if codes:
+            # A kernel that is to be as tilelang makes it has its own function of the host.
+            files = _plain(blobs[0], workspace) if exact and len(blobs) == 1 else _from_tables(codes, workspace)
+            _link(path, [*files, _pack(library, False, "", workspace)])
+        else:
+            # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as we want.
+            tvm.runtime.Executable(library).export_library(
+                path, fcompile=_link, fpack_imports=_pack, workspace_dir=workspace
+            )
     families = device_compiler.families if device_compiler.sharing else []
     return device_compiler.used, device_compiler.why, frozenset(s for family in families for s in family.symbols)
 
@@ -308,22 +315,43 @@ class DeviceCompiler:
         return nvrtc.compile_remotely(code, self.flavour, run_dir)
 
 
+def _plain(blob: Blob, folder: str) -> list[str]:
+    """Write the host's code of one kernel as tilelang prints it, for `_link`; return the files."""
+    with open(os.path.join(folder, "host.c"), "w") as file:
+        file.write(blob.host_source)
+    return [file.name, *_include_options()]
+
+
+def _from_tables(codes: Sequence[tuple[str, host_code.HostCode]], folder: str) -> list[str]:
+    """Write the host's code of several kernels, for `_link`; return the files, what they share among them."""
+    with open(os.path.join(folder, "host.c"), "w") as file:
+        file.write(host_code.tables(codes))
+    names = dict.fromkeys(code.template for _, code in codes)
+    return [file.name, *(host_code.compiled(name, session().run_dir, _compile_c) for name in names)]
+
+
+def _include_options() -> list[str]:
+    from tvm.libinfo import find_include_path
+
+    return [f"-I{folder}" for folder in find_include_path()]
+
+
+def _compile_c(arguments: Sequence[str]) -> None:
+    _run_gcc([*arguments, *_include_options()])
+
+
 def _link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
     """Make the library of the host's C and of what `_pack` wrote."""
-    command = [
-        shutil.which("gcc") or shutil.which("g++") or "gcc",
-        "-shared",
-        "-fPIC",
-        "-w",
-        "-o",
-        output,
-        *files,
-        *options,
-    ]
+    _run_gcc(["-shared", "-o", output, *files, *options])
+
+
+def _run_gcc(arguments: Sequence[str]) -> None:
+    command = [shutil.which("gcc") or shutil.which("g++") or "gcc", "-fPIC", "-w", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
+        what = "linking" if "-shared" in arguments else "compiling the host's code"
         raise CompileError(
-            f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
+            f"{what} failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
         )
 
 

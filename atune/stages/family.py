@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from atune.stages import ir
+from atune.stages.host_code import HostCode
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """The annotation that `T.use_swizzle` makes."""
@@ -31,6 +32,8 @@ BLOCK_ORDER = "threadblock_swizzle_pattern"
 class Modules:
     """A kernel's lowered halves: in tvm's JSON, and as they are printed. `device`: the device module itself."""
 
+    host: HostCode | None
+    """What the host's half comes to; None where only its JSON tells."""
     host_json: str
     device_json: str
     device: Any
@@ -46,6 +49,7 @@ class Relative(msgspec.Struct, frozen=True):
 
     symbol: str
     order: str
+    host: HostCode | None
     host_json: str
     device_json: str
     host_source: str
@@ -85,6 +89,7 @@ class Families:
         mine = Relative(
             symbol,
             text,
+            modules.host,
             modules.host_json,
             modules.device_json,
             modules.host_source,
@@ -128,9 +133,13 @@ class Families:
         }
         device = tvm.IRModule(functions, attrs=device.attrs)
         return Modules(
-            renamed(relative.host_json), str(tvm.ir.save_json(device)), device, renamed(relative.host_source),
+            relative.host,
+            renamed(relative.host_json),
+            str(tvm.ir.save_json(device)),
+            device,
+            renamed(relative.host_source),
             self.print(device),
-        )  # fmt: skip
+        )
 
     def _note(self, same: bool) -> None:
         with contextlib.suppress(OSError):

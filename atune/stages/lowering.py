@@ -19,8 +19,9 @@ import msgspec
 from atune.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.cache import artifacts_folder, code_file, lowered_file
 from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.stages import counting, elaboration, mutation, z3_tables
+from atune.stages import counting, elaboration, host_code, mutation, z3_tables
 from atune.stages.family import Families, Modules, split
+from atune.stages.host_code import HostCode
 from atune.stages.orders import without_order
 from atune.stages.session import candidate_of, session, workload
 
@@ -39,8 +40,11 @@ class Blob(msgspec.Struct, frozen=True):
     symbol: str
     host: str
     device: str
-    """Both lowered modules, in tvm's JSON."""
+    """Both lowered modules, in tvm's JSON. No `host` where `host_code` says it."""
     source: str
+    host_source: str
+    """Both as they are printed."""
+    host_code: HostCode | None
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
     flags: tuple[str, ...] | None = None
@@ -170,11 +174,15 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         def lower_ir() -> Modules:
             host, device, *_ = counting.settled(lambda: lower_to_host_device_ir(function, context))
             if target.kind == "c":  # C sources are merged as text
-                return Modules("", "", device, "", print_(device))
+                return Modules(None, "", "", device, "", print_(device))
             # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
             host_source = str(host_codegen(host, context).inspect_source())
-            host_json, device_json = (str(tvm.ir.save_json(half)) for half in (host, device))
-            return Modules(host_json, device_json, device, host_source, print_(device))
+            code = None
+            if not alone and (found := host_code.parse(host_source, symbol)):
+                code, template = found
+                host_code.keep(code.template, template, session().run_dir)
+            host_json = "" if code else str(tvm.ir.save_json(host))
+            return Modules(code, host_json, str(tvm.ir.save_json(device)), device, host_source, print_(device))
 
         if target.kind == "cuda":
             families = Families(os.path.join(session().run_dir, "families"), repr(beside), print_)
@@ -192,12 +200,14 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
     compiler = (settings.compiler, settings.target_host, alone, session().shares)
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
-    merge = (alone and symbol, str(target), flags, pass_configs, _imported(source), attributes)
+    merge = (alone and symbol, modules.host is None, str(target), flags, pass_configs, _imported(source), attributes)
     blob = Blob(
         symbol,
         modules.host_json,
         modules.device_json,
         source,
+        host_source,
+        modules.host,
         pass_configs,
         calls,
         flags,
