@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Sequence
 
 
-def command(source: Path, library: str, *options: str) -> list[str]:
-    """Return the command that compiles `source` to the shared library `library`."""
+def command(sources: Sequence[str], library: str, *options: str) -> list[str]:
+    """Return the command that compiles `sources` to the shared library `library`."""
     compiler = shutil.which("gcc") or "cc"
-    return [compiler, "-O1", "-w", "-shared", "-fPIC", *options, str(source), "-o", library, "-ldl"]
+    return [compiler, "-O1", "-w", "-shared", "-fPIC", *options, *sources, "-o", library, "-ldl"]

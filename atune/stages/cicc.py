@@ -204,7 +204,7 @@ class Server:
             return False
 
     def _make_library(self) -> None:
-        _run(c_library.command(SERVER, os.path.join(self.folder, LIBRARY)), self.tools)
+        _run(c_library.command([str(SERVER)], os.path.join(self.folder, LIBRARY)), self.tools)
 
     def _start(self, parsed: Parsed) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""

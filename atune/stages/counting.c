@@ -11,11 +11,8 @@
  * the same context, the lowering is in doubt: atune_counting_doubtful tells, and the caller lowers again without this.
  */
 #define _GNU_SOURCE
+#include "witness.h"
 #include <dlfcn.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <z3.h>
 
 /* z3 finds all of a range within tilelang's limit up to here: it was seen to with 1152 values and 30 variables, and to
  * give up after 1654 of 2048. */
@@ -73,6 +70,14 @@ int atune_counting_begin(const char *z3) {
     return 0;
   FUNCTIONS(FIND)
 #undef FIND
+  if (!witness_begin(library))
+    return 0;
+  real.Z3_del_context = witness_del_context;
+  real.Z3_solver_assert = witness_assert;
+  real.Z3_solver_check = witness_check;
+  real.Z3_solver_check_assumptions = witness_check_assumptions;
+  real.Z3_solver_get_assertions = witness_get_assertions;
+  real.Z3_solver_get_model = witness_get_model;
   return 1;
 }
 
@@ -230,14 +235,14 @@ long atune_counting_answered(void) { return answered; }
 
 /* Tells whether z3, spared before, was at a loss or counted by itself since this was asked last, in this thread. */
 int atune_counting_doubtful(void) {
-  bool was = doubtful;
-  doubtful = false;
+  bool was = doubtful || witness_doubtful;
+  doubtful = witness_doubtful = false;
   spared = NULL;
   return was;
 }
 
-/* Whether z3 counts everything, in this thread. */
-void atune_counting_off(int value) { off = value; }
+/* Whether z3 counts, and is asked, everything, in this thread. */
+void atune_counting_off(int value) { off = witness_off = value; }
 
 static void end(void) {
   if (now.model)
@@ -281,7 +286,7 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
     return Z3_L_FALSE;
   }
   Z3_lbool answer = noted(c, real.Z3_solver_check(c, s));
-  doubtful |= now.state > FIRST && c == spared;
+  doubtful |= now.state > FIRST && (c == spared || witness_spared(c, s));
   if (now.state == FIRST && answer == Z3_L_TRUE) {
     now.state = FOUND;
     now.c = c;
@@ -367,7 +372,7 @@ void Z3_solver_assert(Z3_context c, Z3_solver s, Z3_ast term) {
     now.state = ANSWERING;
     spared = c;
   } else { /* which values are found first, and how far z3 comes, may matter */
-    doubtful |= c == spared;
+    doubtful |= c == spared || witness_spared(c, s);
     end();
   }
 }

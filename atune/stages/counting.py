@@ -22,7 +22,7 @@ from atune.stages import c_library
 
 T = TypeVar("T")
 OFF = "ATUNE_COUNT_BY_Z3"
-SOURCE = Path(__file__).with_name("counting.c")
+SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("counting.c", "witness.c"))
 
 
 class Build:
@@ -30,7 +30,7 @@ class Build:
 
     def __init__(self, z3: Path, folder: str) -> None:
         self.z3, self.path = z3 / "lib" / "libz3.so", os.path.join(folder, "counting.so")
-        command = c_library.command(SOURCE, self.path, "-fexceptions", f"-I{z3 / 'include'}")
+        command = c_library.command(SOURCES, self.path, "-fexceptions", f"-I{z3 / 'include'}")
         self.compiler = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def load(self) -> ctypes.CDLL:
@@ -91,6 +91,11 @@ def settled(lower: Callable[[], T]) -> T:
         return lower()
     finally:
         _library.atune_counting_off(0)
+
+
+def found() -> int:
+    """Return for how many of this thread's questions a witness was found, so that z3 was not asked."""
+    return 0 if _library is None else int(_library.atune_witness_found())
 
 
 def answered() -> int:

@@ -1,0 +1,18 @@
+/* What witness.c does in place of z3, for counting.c, which stands before it. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <z3.h>
+
+#pragma GCC visibility push(hidden)
+int witness_begin(void *library); /* false where `library`, z3's, lacks a function */
+void witness_assert(Z3_context, Z3_solver, Z3_ast);
+Z3_lbool witness_check(Z3_context, Z3_solver);
+Z3_lbool witness_check_assumptions(Z3_context, Z3_solver, unsigned, Z3_ast const *);
+Z3_ast_vector witness_get_assertions(Z3_context, Z3_solver);
+Z3_model witness_get_model(Z3_context, Z3_solver);
+bool witness_spared(Z3_context, Z3_solver); /* whether z3 was not asked all that the solver was */
+void witness_del_context(Z3_context);
+extern __thread bool witness_off;      /* whether z3 is asked everything, in this thread */
+extern __thread bool witness_doubtful; /* whether z3, spared before, was at a loss or near it */
+#pragma GCC visibility pop
