@@ -106,7 +106,7 @@ def lower(panel):
     json = str(tilelang.tvm.ir.save_json(module))
     def lowering():
         calls.append(panel)
-        return Modules(json, json, module, "", f"as lowering prints it, {panel}")
+        return Modules(None, json, json, module, "", f"as lowering prints it, {panel}")
     found = Families(sys.argv[1], "", str).lowered(*split(function), f"symbol_{panel}", lowering)
     assert found.device is module or "threadblock" in str(found.device)
 

@@ -218,9 +218,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
                     layers = [[symbol for layer in layers for symbol in layer]]  # nothing is shared any more
     with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as workspace:
         if codes:
-            # A kernel that is to be as tilelang makes it has its own function of the host.
-            files = _plain(blobs[0], workspace) if exact and len(blobs) == 1 else _from_tables(codes, workspace)
-            _link(path, [*files, _pack(library, False, "", workspace)])
+            _link(path, [*_host_files(blobs, codes, workspace, exact), _pack(library, False, "", workspace)])
         else:
             # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as we want.
             tvm.runtime.Executable(library).export_library(
@@ -315,15 +313,31 @@ class DeviceCompiler:
         return nvrtc.compile_remotely(code, self.flavour, run_dir)
 
 
+def _host_files(
+    blobs: Sequence[Blob], codes: Sequence[tuple[str, host_code.HostCode]], folder: str, exact: bool
+) -> list[str]:
+    """Write the host's code; return the files, and options, for `_link`. A kernel that stands alone and is to be as
+    tilelang makes it, or whose template is no C, has its own function.
+    """
+    if exact and len(blobs) == 1:
+        return _plain(blobs[0], folder)
+    try:
+        return _from_tables(codes, folder)
+    except CompileError:
+        if len(blobs) > 1:
+            raise
+        return _plain(blobs[0], folder)
+
+
 def _plain(blob: Blob, folder: str) -> list[str]:
-    """Write the host's code of one kernel as tilelang prints it, for `_link`; return the files."""
+    """Write the host's code of one kernel as tilelang prints it."""
     with open(os.path.join(folder, "host.c"), "w") as file:
         file.write(blob.host_source)
     return [file.name, *_include_options()]
 
 
 def _from_tables(codes: Sequence[tuple[str, host_code.HostCode]], folder: str) -> list[str]:
-    """Write the host's code of several kernels, for `_link`; return the files, what they share among them."""
+    """Write the host's code of `codes`: their tables, beside the templates that they share."""
     with open(os.path.join(folder, "host.c"), "w") as file:
         file.write(host_code.tables(codes))
     names = dict.fromkeys(code.template for _, code in codes)

@@ -214,5 +214,9 @@ def _whole(path: Path, write: Callable[[str], object]) -> None:
     """Have `write` make a file, and give it the name `path` once it is whole: other workers make it, too."""
     fd, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(fd)
-    write(part)
-    os.replace(part, path)
+    try:
+        write(part)
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise

@@ -368,20 +368,24 @@ static bool holds(const Term *term, const int64_t *point) {
   return valid[term->size - 1] && values[term->size - 1];
 }
 
-/* Notes what a term says of single variables: comparisons with a number, and that they are true;
- * several joined by "and". */
+/* Notes what a term says of single variables: comparisons with a number, and that they are true; several joined by "and".
+ */
 static void note_bounds(const Term *term, int at, Bound *bounds, int *n, int room) {
   const Node *node = term->nodes + at;
   const int *of = term->operands + node->first;
   if (node->operation == Z3_OP_AND)
     for (int i = 0; i < node->count; i++)
       note_bounds(term, of[i], bounds, n, room);
-  if (node->operation == Z3_OP_UNINTERPRETED && *n < room) /* a truth value that is told to be true */
-    bounds[(*n)++] = (Bound){(int)node->value, 1, 1};
-  bool less = node->operation == Z3_OP_LE || node->operation == Z3_OP_LT;
-  if ((!less && node->operation != Z3_OP_GE && node->operation != Z3_OP_GT) || *n == room)
+  if (*n == room)
     return;
-  bool strict = node->operation == Z3_OP_LT || node->operation == Z3_OP_GT;
+  if (node->operation == Z3_OP_UNINTERPRETED) {
+    bounds[(*n)++] = (Bound){(int)node->value, 1, 1};
+    return;
+  }
+  bool equal = node->operation == Z3_OP_EQ, strict = node->operation == Z3_OP_LT || node->operation == Z3_OP_GT;
+  bool less = node->operation == Z3_OP_LE || node->operation == Z3_OP_LT;
+  if (!equal && !less && node->operation != Z3_OP_GE && node->operation != Z3_OP_GT)
+    return;
   const Node *left = term->nodes + of[0], *right = term->nodes + of[1];
   if (left->operation != Z3_OP_UNINTERPRETED) { /* 3 <= x is x >= 3 */
     const Node *swapped = left;
@@ -394,9 +398,9 @@ static void note_bounds(const Term *term, int at, Bound *bounds, int *n, int roo
       number < -MAX_BOUND)
     return;
   Bound bound = {(int)left->value, INT64_MIN, INT64_MAX};
-  if (less)
+  if (equal || less)
     bound.high = number - strict;
-  else
+  if (equal || !less)
     bound.low = number + strict;
   bounds[(*n)++] = bound;
 }
@@ -708,7 +712,7 @@ Z3_lbool witness_check_assumptions(Z3_context c, Z3_solver s, unsigned n, Z3_ast
   return Z3_L_TRUE;
 }
 
-/* Has z3 find by itself what is asked about. */
+/* Tells z3 what it was not told, and has it find by itself what was asked last. */
 static void settle(Solver *solver) {
   if (!solver->asked) {
     tell(solver);
@@ -733,12 +737,12 @@ Z3_model witness_get_model(Z3_context c, Z3_solver s) {
 
 Z3_ast_vector witness_get_assertions(Z3_context c, Z3_solver s) {
   Solver *solver = solver_of(c, s);
-  if (solver && !solver->asked)
-    tell(solver);
-  else if (solver)
+  if (solver)
     settle(solver);
   return real.Z3_solver_get_assertions(c, s);
 }
+
+Z3_ast_vector Z3_solver_get_assertions(Z3_context c, Z3_solver s) { return witness_get_assertions(c, s); }
 
 Z3_stats Z3_solver_get_statistics(Z3_context c, Z3_solver s) {
   Solver *solver = solver_of(c, s);
