@@ -42,8 +42,11 @@ class Noting:
     def __init__(self, library):
         self.library, self.called = library, []
     def __getattr__(self, name):
-        self.called.append(name)
-        return getattr(self.library, name)
+        function = getattr(self.library, name)
+        def call(*arguments):
+            self.called.append((name, *arguments))
+            return function(*arguments)
+        return call
 
 if counting._library is not None:
     counting._library = Noting(counting._library)
@@ -58,7 +61,7 @@ for path, config in json.loads(sys.argv[2]):
     session.begin(msgspec.msgpack.encode(settings))
     lowered = lowering.lower(Candidate(0, config_key(config), config))
     source = msgspec.msgpack.decode(lowered.blob, type=lowering.Blob).source
-    again = "atune_counting_off" in getattr(counting._library, "called", [])
+    again = ("atune_counting_off", True, True) in getattr(counting._library, "called", [])
     found.append([counting.answered() - before, counting.found() - found_before, again, source, lowered.ir_key])
 print(shrunk)
 print(json.dumps(found))
@@ -281,6 +284,75 @@ def test_where_z3_may_run_into_its_limit_it_counts_and_decides_the_code(
     (spared, _, again, source, _), (*_, as_tilelang, _) = kernels[which]
     assert spared >= 511 and again == cubes
     assert source == as_tilelang and source.count("__sync_thread_partial") >= 1 + cubes, source
+
+
+class Doubting:
+    """Stands for the library: has `doubts` in turn, one a lowering, and notes what each left to z3."""
+
+    def __init__(self, *doubts: int) -> None:
+        self.doubts = list(doubts)
+        self.doubt, self.off = 0, (False, False)
+        self.left = list[tuple[bool, bool]]()
+
+    def atune_counting_off(self, counts: bool, witnesses: bool) -> None:
+        self.off = counts, witnesses
+
+    def atune_counting_doubtful(self) -> int:
+        doubt, self.doubt = self.doubt, 0
+        return doubt
+
+    def lower(self) -> int:
+        self.left.append(self.off)
+        self.doubt = self.doubts.pop(0)
+        if self.doubt:
+            raise ValueError("cut short")
+        return len(self.left)
+
+
+NOTHING, QUESTIONS, ALL = (False, False), (False, True), (True, True)
+
+
+@pytest.mark.parametrize(
+    ("doubts", "left"),
+    [
+        ((0,), [NOTHING]),
+        ((2, 0), [NOTHING, QUESTIONS]),
+        ((1, 0), [NOTHING, ALL]),
+        ((3, 0), [NOTHING, ALL]),
+        ((2, 1, 0), [NOTHING, QUESTIONS, ALL]),
+    ],
+)
+def test_what_is_in_doubt_is_lowered_again_and_left_to_z3(
+    monkeypatch: pytest.MonkeyPatch, doubts: tuple[int, ...], left: list[tuple[bool, bool]]
+) -> None:
+    library = Doubting(*doubts)
+    monkeypatch.setattr(counting, "_library", library)
+    monkeypatch.setattr(counting, "_worth", counting.Worth())
+    assert counting.settled(library.lower) == len(left)
+    assert (library.left, library.off) == (left, NOTHING)
+
+
+def test_what_raises_without_a_doubt_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Doubting(2, 1, 1)  # a lowering without the library has no doubts; this one raises
+    monkeypatch.setattr(counting, "_library", library)
+    monkeypatch.setattr(counting, "_worth", counting.Worth())
+    with pytest.raises(ValueError, match="cut short"):
+        counting.settled(library.lower)
+    assert (library.left, library.off) == ([NOTHING, QUESTIONS, ALL], NOTHING)
+
+
+def test_a_run_whose_kernels_come_to_be_in_doubt_does_without_witnesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each doubt costs a lowering, more than two witnessed ones spare."""
+    library = Doubting(*[2, 0] * 2, 0, 0, *[0] * 7, *[2, 0] * 3, 0)
+    monkeypatch.setattr(counting, "_library", library)
+    monkeypatch.setattr(counting, "_worth", counting.Worth())
+    for _ in range(4):
+        counting.settled(library.lower, "a run")
+    assert library.left == [*[NOTHING, QUESTIONS] * 2, QUESTIONS, QUESTIONS]
+    library.left.clear()
+    for _ in range(11):
+        counting.settled(library.lower, "another")
+    assert library.left == [*[NOTHING] * 7, *[NOTHING, QUESTIONS] * 3, NOTHING]
 
 
 @pytest.mark.parametrize("off", [counting.OFF, z3_tables.OFF])

@@ -75,7 +75,9 @@ class Solver:
         return int(self.library.atune_witness_found())
 
     def doubtful(self) -> bool:
-        return bool(self.library.atune_counting_doubtful())
+        doubt = self.library.atune_counting_doubtful()
+        assert doubt in (0, 2)
+        return doubt == 2
 
 
 @pytest.fixture
@@ -272,7 +274,7 @@ def test_a_proof_that_takes_long_after_z3_was_spared_leaves_it_in_doubt(solver: 
 def test_turned_off_z3_is_asked_everything(solver: Solver) -> None:
     before = solver.found()
     solver.add(*RANGE)
-    solver.library.atune_counting_off(1)
+    solver.library.atune_counting_off(1, 1)
     try:
         other = Solver(solver.library)
         other.add(*RANGE)
@@ -281,5 +283,5 @@ def test_turned_off_z3_is_asked_everything(solver: Solver) -> None:
             assert len(each.plain.assertions()) == len(RANGE)  # told at once
         other._call("solver_dec_ref")
     finally:
-        solver.library.atune_counting_off(0)
+        solver.library.atune_counting_off(0, 0)
     assert solver.found() == before

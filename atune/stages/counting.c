@@ -233,16 +233,20 @@ static __thread long answered;
 /* How many times this thread answered for z3 so far. */
 long atune_counting_answered(void) { return answered; }
 
-/* Tells whether z3, spared before, was at a loss or counted by itself since this was asked last, in this thread. */
+/* Tells whether z3, spared before, was at a loss or counted by itself since this was asked last, in this thread: 1 where
+ * it was spared a count, 2 where a witness was found in its place. */
 int atune_counting_doubtful(void) {
-  bool was = doubtful || witness_doubtful;
+  int was = doubtful | witness_doubtful << 1;
   doubtful = witness_doubtful = false;
   spared = NULL;
   return was;
 }
 
-/* Whether z3 counts, and is asked, everything, in this thread. */
-void atune_counting_off(int value) { off = witness_off = value; }
+/* Whether z3 counts, and whether it is asked, everything, in this thread. */
+void atune_counting_off(int counting, int witness) {
+  off = counting;
+  witness_off = witness;
+}
 
 static void end(void) {
   if (now.model)
@@ -286,7 +290,8 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
     return Z3_L_FALSE;
   }
   Z3_lbool answer = noted(c, real.Z3_solver_check(c, s));
-  doubtful |= now.state > FIRST && (c == spared || witness_spared(c, s));
+  doubtful |= now.state > FIRST && c == spared;
+  witness_doubtful |= now.state > FIRST && witness_spared(c, s);
   if (now.state == FIRST && answer == Z3_L_TRUE) {
     now.state = FOUND;
     now.c = c;
@@ -372,7 +377,8 @@ void Z3_solver_assert(Z3_context c, Z3_solver s, Z3_ast term) {
     now.state = ANSWERING;
     spared = c;
   } else { /* which values are found first, and how far z3 comes, may matter */
-    doubtful |= c == spared || witness_spared(c, s);
+    doubtful |= c == spared;
+    witness_doubtful |= witness_spared(c, s);
     end();
   }
 }

@@ -1,8 +1,9 @@
-"""Has tilelang count threads without z3, which it asks for one thread after another.
+"""Has tilelang count threads without z3, which it asks for one thread after another, and disprove without it.
 
 Three such counts are a quarter to a half of what lowering a pipelined kernel costs with 128 or 256 threads, and nearly
-all of it with 1024. `counting.c` answers for z3 where the threads are a range, and leaves the rest to it, so that the
-code is the same. For the one release of tilelang that atune works with; `ATUNE_COUNT_BY_Z3=1` leaves it off.
+all of it with 1024. `counting.c` answers for z3 where the threads are a range. What z3 is asked to prove is nearly
+always wrong: `witness.c` finds an example. Both leave the rest to z3, so that the code is the same. For the one release
+of tilelang that atune works with; `ATUNE_COUNT_BY_Z3=1` leaves them off.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from atune.stages import c_library
 
 T = TypeVar("T")
 OFF = "ATUNE_COUNT_BY_Z3"
+COUNTS = 1
+"""What `counting.c` says where z3 was spared a count that may matter."""
 SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("counting.c", "witness.c"))
 
 
@@ -70,27 +73,60 @@ def load() -> None:
             print(f"threads are counted by z3: {error}", file=sys.stderr)
 
 
-def settled(lower: Callable[[], T]) -> T:
+class Worth:
+    """Whether witnesses are worth their while in a run: a kernel that comes to be in doubt is lowered again.
+
+    They spare a third of a lowering, and a doubt costs as much as one.
+    """
+
+    def __init__(self) -> None:
+        self.run, self.lowered, self.doubted = "", 0, 0
+
+    def begin(self, run: str) -> None:
+        if run != self.run:
+            self.run, self.lowered, self.doubted = run, 0, 0
+
+    def __bool__(self) -> bool:
+        return 4 * self.doubted <= self.lowered + 4
+
+    def add(self, doubted: bool) -> None:
+        self.lowered += 1
+        self.doubted += doubted
+
+
+_worth = Worth()
+
+
+def settled(lower: Callable[[], T], run: str = "") -> T:
     """Return what `lower` does; where z3, which remembers what it was asked, may have come to less, lower anew.
 
-    That includes where it raised: tilelang refuses numbers of threads that are cut short.
+    That includes where it raised: tilelang refuses numbers of threads that are cut short. `run`: within one, it is
+    learned whether to look for witnesses.
     """
     if _library is None:
         return lower()
-    _library.atune_counting_doubtful()
+    _worth.begin(run)
+    counts, witnesses = True, bool(_worth)
     try:
-        result = lower()
-    except Exception:
-        if not _library.atune_counting_doubtful():
-            raise
-    else:
-        if not _library.atune_counting_doubtful():
-            return result
-    _library.atune_counting_off(1)
-    try:
-        return lower()
+        while True:
+            _library.atune_counting_off(not counts, not witnesses)
+            _library.atune_counting_doubtful()
+            result, error = None, None
+            try:
+                result = lower()
+            except Exception as raised:
+                error = raised
+            doubt = _library.atune_counting_doubtful()
+            if witnesses:
+                _worth.add(bool(doubt))
+            if not doubt or not (counts or witnesses):
+                break
+            counts, witnesses = counts and witnesses and not doubt & COUNTS, False
     finally:
-        _library.atune_counting_off(0)
+        _library.atune_counting_off(False, False)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
 
 
 def found() -> int:

@@ -172,7 +172,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
             return str(device_codegen_without_compile(device, context).inspect_source())
 
         def lower_ir() -> Modules:
-            host, device, *_ = counting.settled(lambda: lower_to_host_device_ir(function, context))
+            host, device, *_ = counting.settled(lambda: lower_to_host_device_ir(function, context), session().run_dir)
             if target.kind == "c":  # C sources are merged as text
                 return Modules(None, "", "", device, "", print_(device))
             # The host's source carries the grid, the TMA descriptors and the launch's shared memory.

@@ -583,7 +583,7 @@ static Z3_lbool ask(Solver *solver, unsigned n, Z3_ast const *assumptions, bool 
   double begun = cpu_ns();
   Z3_lbool answer = plain ? real.Z3_solver_check(solver->c, solver->s)
                           : real.Z3_solver_check_assumptions(solver->c, solver->s, n, assumptions);
-  if (solver->spared)
+  if (solver->spared && !witness_off)
     witness_doubtful |= answer == Z3_L_UNDEF || (answer == Z3_L_FALSE && cpu_ns() - begun > NEAR_LIMIT);
   return answer;
 }
@@ -620,7 +620,7 @@ void Z3_solver_dec_ref(Z3_context c, Z3_solver s) {
 
 bool witness_spared(Z3_context c, Z3_solver s) {
   Solver *solver = solver_of(c, s);
-  return solver && solver->spared;
+  return solver && solver->spared && !witness_off;
 }
 
 void witness_del_context(Z3_context c) {
