@@ -260,7 +260,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Lowered, Low
     for n, off in enumerate(("0", "1")):
         run_dir = folder / str(n)
         run_dir.mkdir()
-        environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_COUNT_BY_Z3": off, z3_tables.OFF: off}
+        environment = {**os.environ, SERVER_FOLDER: str(run_dir), "ATUNE_ASK_Z3": off, z3_tables.OFF: off}
         command = [sys.executable, "-c", LOWER, str(run_dir), json.dumps(what)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
         *_, shrunk, last = done.stdout.splitlines()
@@ -374,8 +374,8 @@ def test_without_a_compiler_z3_counts(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
         assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
         said.append(done.stderr)
-    assert said[0] == "" and "counted by z3: the compiler ended with status 3" in said[1]
-    assert "counted by z3" in said[2] and "counting.so" in said[2]
+    assert said[0] == "" and "asked everything: the compiler ended with status 3" in said[1]
+    assert "asked everything" in said[2] and "counting.so" in said[2]
     assert not list(tmp_path.glob("counting.so"))
 
 

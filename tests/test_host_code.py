@@ -286,13 +286,14 @@ def parsed(body: str) -> tuple[tuple[int, ...], str] | None:
         ("x = 2147483647;", (2147483647,), "x = ((int32_t)atune_self->numbers[0]);"),
         ("x = ((int64_t)2147483648);", (2147483648,), "x = ((int64_t)((int64_t)atune_self->numbers[0]));"),
         ("y[3] = 1.5f + 1e5 + 0x10 + 7LL + 010 + .5;", (), "y[3] = 1.5f + 1e5 + 0x10 + 7LL + 010 + .5;"),
+        ("y[3] = 1.0e+10 - 2e-10;", (), "y[3] = 1.0e+10 - 2e-10;"),
         ("TL_ALIGN(128) TVMFFIAny stack[17];", (), "TL_ALIGN(128) TVMFFIAny stack[17];"),
         ('f("got 5", \'6\'); // 7', (), 'f("got 5", \'6\'); // 7'),
         ('f("a \\" 5", 6);', (6,), 'f("a \\" 5", ((int32_t)atune_self->numbers[0]));'),
         ("x1 = (uint8_t)4;", (4,), "x1 = (uint8_t)((int32_t)atune_self->numbers[0]);"),
         ('f("atune_kernel_1f.A");', (), 'f(atune_text(atune_self, "\\001.A"));'),
         ("g(&atune_kernel_1f_kernel_packed);", (), "g(&atune_self->pointers[0]);"),
-        ("void* atune_kernel_1f_A_shape;", (), "void* kernel_A_shape;"),
+        ("void* atune_kernel_1f_A_shape;", (), "void* atune_own_A_shape;"),
     ],
 )  # fmt: skip
 def test_numbers_and_names_come_from_the_table(body: str, numbers: tuple[int, ...], line: str) -> None:

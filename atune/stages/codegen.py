@@ -331,14 +331,14 @@ def _host_files(
 
 def _plain(blob: Blob, folder: str) -> list[str]:
     """Write the host's code of one kernel as tilelang prints it."""
-    with open(os.path.join(folder, "host.c"), "w") as file:
+    with open(os.path.join(folder, "host.c"), "w", encoding="utf-8") as file:
         file.write(blob.host_source)
     return [file.name, *_include_options()]
 
 
 def _from_tables(codes: Sequence[tuple[str, host_code.HostCode]], folder: str) -> list[str]:
     """Write the host's code of `codes`: their tables, beside the templates that they share."""
-    with open(os.path.join(folder, "host.c"), "w") as file:
+    with open(os.path.join(folder, "host.c"), "w", encoding="utf-8") as file:
         file.write(host_code.tables(codes))
     names = dict.fromkeys(code.template for _, code in codes)
     return [file.name, *(host_code.compiled(name, session().run_dir, _compile_c) for name in names)]

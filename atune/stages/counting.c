@@ -5,7 +5,7 @@
  * are called in place of those of the same name. While values are counted it lets z3 find the first one, and answers for
  * it from then on, if every constraint in the solver compares a variable with a number: then the values are a range, and
  * z3 finds all of it. With anything else z3 may run into the limit that tilelang sets it, and tilelang then counts too
- * few: that is z3's to decide. Outside of CountSatisfyingValues every call is passed on.
+ * few: that is z3's to decide. Outside of CountSatisfyingValues every call is passed on, to witness.c first.
  *
  * z3 remembers what it went through. So where it is at a loss, or counts by itself, after it was spared something in
  * the same context, the lowering is in doubt: atune_counting_doubtful tells, and the caller lowers again without this.
@@ -23,7 +23,7 @@
 #define NAME_(name) #name
 #define NAME(name) NAME_(name)
 
-/* z3's own functions, those that this library stands before among them. */
+/* z3's own functions, and those of witness.c that stand before them. */
 #define FUNCTIONS(F)                                                                                                   \
   F(Z3_ast_vector_dec_ref)                                                                                             \
   F(Z3_ast_vector_get)                                                                                                 \
@@ -291,7 +291,7 @@ Z3_lbool Z3_solver_check(Z3_context c, Z3_solver s) {
   }
   Z3_lbool answer = noted(c, real.Z3_solver_check(c, s));
   doubtful |= now.state > FIRST && c == spared;
-  witness_doubtful |= now.state > FIRST && witness_spared(c, s);
+  witness_doubtful |= now.state > FIRST && witness_has(c, s);
   if (now.state == FIRST && answer == Z3_L_TRUE) {
     now.state = FOUND;
     now.c = c;
@@ -378,7 +378,7 @@ void Z3_solver_assert(Z3_context c, Z3_solver s, Z3_ast term) {
     spared = c;
   } else { /* which values are found first, and how far z3 comes, may matter */
     doubtful |= c == spared;
-    witness_doubtful |= witness_spared(c, s);
+    witness_doubtful |= witness_has(c, s);
     end();
   }
 }

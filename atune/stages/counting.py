@@ -3,7 +3,7 @@
 Three such counts are a quarter to a half of what lowering a pipelined kernel costs with 128 or 256 threads, and nearly
 all of it with 1024. `counting.c` answers for z3 where the threads are a range. What z3 is asked to prove is nearly
 always wrong: `witness.c` finds an example. Both leave the rest to z3, so that the code is the same. For the one release
-of tilelang that atune works with; `ATUNE_COUNT_BY_Z3=1` leaves them off.
+of tilelang that atune works with; `ATUNE_ASK_Z3=1` leaves them off.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from atune.folders import SERVER_FOLDER
 from atune.stages import c_library
 
 T = TypeVar("T")
-OFF = "ATUNE_COUNT_BY_Z3"
+OFF = "ATUNE_ASK_Z3"
 COUNTS = 1
 """What `counting.c` says where z3 was spared a count that may matter."""
 SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("counting.c", "witness.c"))
 
 
 class Build:
-    """A compile of `counting.c` under way. It takes a moment in which the server imports torch."""
+    """A compile of the library under way. It takes a moment in which the server imports torch."""
 
     def __init__(self, z3: Path, folder: str) -> None:
         self.z3, self.path = z3 / "lib" / "libz3.so", os.path.join(folder, "counting.so")
@@ -59,18 +59,18 @@ def begin() -> None:
     spec, folder = importlib.util.find_spec("z3"), os.environ.get(SERVER_FOLDER)
     if os.environ.get(OFF, "0") not in ("", "0") or "tvm" in sys.modules or spec is None or not folder:
         return
-    with suppress(OSError):  # no compiler: z3 counts
+    with suppress(OSError):  # no compiler: z3 is asked everything
         _build = Build(Path((spec.submodule_search_locations or [""])[0]), folder)
 
 
 def load() -> None:
-    """Load the library that `begin` had made, ahead of tilelang's own. Without it, z3 counts."""
+    """Load the library that `begin` had made, ahead of tilelang's own. Without it, z3 is asked everything."""
     global _library
     if _build is not None:
         try:
             _library = _build.load()
         except OSError as error:
-            print(f"threads are counted by z3: {error}", file=sys.stderr)
+            print(f"z3 counts and is asked everything: {error}", file=sys.stderr)
 
 
 class Worth:
@@ -118,7 +118,7 @@ def settled(lower: Callable[[], T], run: str = "") -> T:
                 error = raised
             doubt = _library.atune_counting_doubtful()
             if witnesses:
-                _worth.add(bool(doubt))
+                _worth.add(bool(doubt & ~COUNTS))
             if not doubt or not (counts or witnesses):
                 break
             counts, witnesses = counts and witnesses and not doubt & COUNTS, False

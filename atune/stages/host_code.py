@@ -34,7 +34,7 @@ _TOKEN = re.compile(
     r'(?P<text>"(?:[^"\\\n]|\\.)*")'
     r"|'(?:[^'\\\n]|\\.)*'|//[^\n]*|/\*.*?\*/|\[\d+\]|TL_ALIGN\(\d+\)"  # what has to be constant stays
     r"|(?P<own>\x01\w*)"
-    r"|(?P<number>(?<![\w.])(?:0|[1-9]\d*)(?![\w.]))",
+    r"|(?P<number>(?<![\w.])(?<![eE][+-])(?:0|[1-9]\d*)(?![\w.]))",
     re.DOTALL,
 )
 _NO_TABLE = re.compile(r"^\s*#|\bcase\b|\bstatic\b|__attribute__|\benum\b", re.MULTILINE)
@@ -142,7 +142,7 @@ def _take_apart(source: str) -> _Form | None:
             named = text.replace(_OWN, r"\001")
             return text if named == text else f"atune_text(atune_self, {named})"
         if kind == "own":
-            return f"atune_self->pointers[{own.index(text)}]" if text in own else f"kernel{text[1:]}"
+            return f"atune_self->pointers[{own.index(text)}]" if text in own else f"atune_own{text[1:]}"
         if kind == "number":
             numbers.append(int(text))
             places.append(place_of[begin + match.start()])

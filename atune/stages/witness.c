@@ -5,8 +5,8 @@
  * all hold at one, the answer is z3's, which is never wrong about that. Where none is found, z3 is asked. What a solver
  * is told is kept back until then, so that most of them never have work to do.
  *
- * z3 remembers what it went through, and tilelang sets it a limit. So where it is at a loss after it was spared
- * something, or near the limit, the lowering is in doubt, as it is where counting.c says so.
+ * z3 remembers what it went through, and in which order, and tilelang sets it a limit. So where it is at a loss, or not
+ * far from the limit with a proof, the lowering is in doubt, as it is where counting.c says so.
  *
  * Evaluated are terms of integers and truth values: sums, products, quotients, comparisons, cases. A solver that is told
  * others asks z3 while they last.
@@ -16,14 +16,13 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_NODES 2000 /* in one term */
 #define MAX_VARIABLES 256
 #define POINTS 24
 #define FREE_SPAN 65536 /* how far from its bound, or from zero, a variable is looked for that has no other bound */
 #define MAX_BOUND ((int64_t)1 << 40)
-#define NEAR_LIMIT 5e6 /* ns: z3 took five times as long where it ran into tilelang's limit */
+#define NEAR_LIMIT 2000 /* z3's steps for a proof, of the 10000 that tilelang lets it take */
 
 #define FUNCTIONS(F)                                                                                                   \
   F(Z3_dec_ref)                                                                                                        \
@@ -48,6 +47,13 @@
   F(Z3_solver_inc_ref)                                                                                                 \
   F(Z3_solver_pop)                                                                                                     \
   F(Z3_solver_push)                                                                                                    \
+  F(Z3_set_error)                                                                                                      \
+  F(Z3_stats_dec_ref)                                                                                                  \
+  F(Z3_stats_get_key)                                                                                                  \
+  F(Z3_stats_get_uint_value)                                                                                           \
+  F(Z3_stats_inc_ref)                                                                                                  \
+  F(Z3_stats_is_uint)                                                                                                  \
+  F(Z3_stats_size)                                                                                                     \
   F(Z3_to_app)
 
 static struct {
@@ -104,7 +110,6 @@ typedef struct Solver {
   int references;
   Entry *entries;
   int size, capacity, told; /* how many of the entries z3 was told */
-  bool spared;
   Z3_ast *asked; /* what was found possible last, where z3 was not asked */
   unsigned n_asked;
   Z3_ast variables[MAX_VARIABLES];
@@ -572,19 +577,28 @@ static bool possible(Solver *solver, unsigned n, Z3_ast const *assumptions) {
   return is;
 }
 
-static double cpu_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+/* How many steps z3 took in the solver's context so far. */
+static unsigned steps(const Solver *solver) {
+  Z3_context c = solver->c;
+  unsigned found = UINT32_MAX;
+  Z3_stats all = real.Z3_solver_get_statistics(c, solver->s);
+  real.Z3_stats_inc_ref(c, all);
+  for (unsigned i = 0, n = real.Z3_stats_size(c, all); i < n; i++)
+    if (!strcmp(real.Z3_stats_get_key(c, all, i), "rlimit count") && real.Z3_stats_is_uint(c, all, i))
+      found = real.Z3_stats_get_uint_value(c, all, i);
+  real.Z3_stats_dec_ref(c, all);
+  return found;
 }
 
 static Z3_lbool ask(Solver *solver, unsigned n, Z3_ast const *assumptions, bool plain) {
   tell(solver);
-  double begun = cpu_ns();
+  unsigned before = witness_off ? 0 : steps(solver);
   Z3_lbool answer = plain ? real.Z3_solver_check(solver->c, solver->s)
                           : real.Z3_solver_check_assumptions(solver->c, solver->s, n, assumptions);
-  if (solver->spared && !witness_off)
-    witness_doubtful |= answer == Z3_L_UNDEF || (answer == Z3_L_FALSE && cpu_ns() - begun > NEAR_LIMIT);
+  if (!witness_off && answer != Z3_L_TRUE) {
+    unsigned after = answer == Z3_L_UNDEF ? UINT32_MAX : steps(solver);
+    witness_doubtful |= after == UINT32_MAX || after - before > NEAR_LIMIT;
+  }
   return answer;
 }
 
@@ -618,10 +632,7 @@ void Z3_solver_dec_ref(Z3_context c, Z3_solver s) {
   real.Z3_solver_dec_ref(c, s);
 }
 
-bool witness_spared(Z3_context c, Z3_solver s) {
-  Solver *solver = solver_of(c, s);
-  return solver && solver->spared && !witness_off;
-}
+bool witness_has(Z3_context c, Z3_solver s) { return !witness_off && solver_of(c, s); }
 
 void witness_del_context(Z3_context c) {
   forget(c, NULL, false);
@@ -635,6 +646,7 @@ void Z3_solver_push(Z3_context c, Z3_solver s) {
     real.Z3_solver_push(c, s);
     return;
   }
+  real.Z3_set_error(c, Z3_OK); /* as a call of z3's would */
   forget_asked(solver);
   if (!append(solver, push))
     abort();
@@ -660,6 +672,7 @@ void Z3_solver_pop(Z3_context c, Z3_solver s, unsigned n) {
     } while (solver->entries[size].ast);
     told += size < solver->told;
   }
+  real.Z3_set_error(c, Z3_OK);
   drop(solver, size, true);
   if (solver->told > size)
     solver->told = size;
@@ -707,7 +720,6 @@ Z3_lbool witness_check_assumptions(Z3_context c, Z3_solver s, unsigned n, Z3_ast
   for (unsigned i = 0; i < n; i++)
     real.Z3_inc_ref(c, assumptions[i]);
   solver->n_asked = n;
-  solver->spared = true;
   found++;
   return Z3_L_TRUE;
 }

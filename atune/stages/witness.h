@@ -11,8 +11,8 @@ Z3_lbool witness_check(Z3_context, Z3_solver);
 Z3_lbool witness_check_assumptions(Z3_context, Z3_solver, unsigned, Z3_ast const *);
 Z3_ast_vector witness_get_assertions(Z3_context, Z3_solver);
 Z3_model witness_get_model(Z3_context, Z3_solver);
-bool witness_spared(Z3_context, Z3_solver); /* whether z3 was not asked all that the solver was */
+bool witness_has(Z3_context, Z3_solver); /* whether z3 is not told and asked all that the solver is, when it is */
 void witness_del_context(Z3_context);
 extern __thread bool witness_off;      /* whether z3 is asked everything, in this thread */
-extern __thread bool witness_doubtful; /* whether z3, spared before, was at a loss or near it */
+extern __thread bool witness_doubtful; /* whether z3 was at a loss, or not far from it */
 #pragma GCC visibility pop
