@@ -205,9 +205,10 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
     if session().shares and not exact and device_compiler.service:
         device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
-        # What the host's module says is not read where `codes` say it: it only holds the device's.
-        host = tvm.get_global_func("runtime.CSourceModuleCreate")("", "c", [], []) if codes else None
-        library = host or host_codegen(_merge(tvm, [ir.load(blob.host) for blob in blobs]), context)
+        if codes:  # what the host's module says is not read: it only holds the device's
+            library = tvm.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
+        else:
+            library = host_codegen(_merge(tvm, [ir.load(blob.host) for blob in blobs]), context)
         with device_compiler:
             layers = orders.layers(list(devices), device_compiler.families)
             while layers:

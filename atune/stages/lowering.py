@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -179,8 +180,9 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
             host_source = str(host_codegen(host, context).inspect_source())
             code = None
             if not alone and (found := host_code.parse(host_source, symbol)):
-                code, template = found
-                host_code.keep(code.template, template, session().run_dir)
+                with contextlib.suppress(OSError):  # a full disk
+                    host_code.keep(found[0].template, found[1], session().run_dir)
+                    code = found[0]
             host_json = "" if code else str(tvm.ir.save_json(host))
             return Modules(code, host_json, str(tvm.ir.save_json(device)), device, host_source, print_(device))
 
