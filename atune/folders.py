@@ -41,6 +41,19 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 
 @contextmanager
+def whole_file(path: Path) -> Generator[str, None, None]:
+    """Give the file `path` the name of a part meanwhile: others see it once it is whole, and nothing where it fails."""
+    fd, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(fd)
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+@contextmanager
 def run_folder() -> Generator[str, None, None]:
     """Make a private folder for one run, gone afterwards."""
     folder, lock = _make_folder("run-")

@@ -136,7 +136,7 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     from tilelang import tvm
 
     from atune.screen import SPILL_REGISTERS
-    from atune.stages import codegen, lowering, mutation, session, z3_tables
+    from atune.stages import codegen, linking, lowering, mutation, session, z3_tables
 
     engine: Any = importlib.import_module("tilelang.engine.lower")  # the package's attribute is its function
     clock = Clock()
@@ -169,7 +169,7 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
                 break
         common = {name: seconds / len(lowered) for name, seconds in lowering_s.items()}
         engine.host_codegen = sources[1]
-        codegen._link = clock.wrap("link", codegen._link)
+        linking.link = clock.wrap("link", linking.link)
         header_s = 0.0
         if job["compiler"] == "nvcc":
             nvcc = tvm_ffi.get_global_func(codegen.DeviceCompiler.NAME)

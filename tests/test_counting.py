@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import random
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import z3_layer
 from z3_contexts import known
 
 from atune.folders import SERVER_FOLDER
-from atune.stages import c_library, counting, lowering, z3_tables
+from atune.stages import counting, lowering, z3_tables
 
 z3: Any = pytest.importorskip("z3")
-Z3 = Path(next(iter(importlib.util.find_spec("z3").submodule_search_locations or ())))  # type: ignore[union-attr]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOWER = """
 import json, os, sys
@@ -75,11 +74,7 @@ Range = Callable[..., "tuple[int, int] | None"]
 @pytest.fixture(scope="module")
 def range_of(tmp_path_factory: pytest.TempPathFactory) -> Range:
     """Return what tells the range of a z3 term beside a solver's constraints; None where z3 is to count."""
-    path = str(tmp_path_factory.mktemp("counting") / "counting.so")
-    strict = ("-Wall", "-Wextra", "-Werror", "-fexceptions", f"-I{Z3 / 'include'}")
-    subprocess.run([*c_library.command(counting.SOURCES, path), *strict], check=True)
-    library = ctypes.CDLL(path)
-    assert library.atune_counting_begin(os.fsencode(Z3 / "lib" / "libz3.so")) == 1
+    library = z3_layer.made(tmp_path_factory.mktemp("counting"))
     pointer, number = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
     library.atune_range.argtypes = [pointer, pointer, pointer, pointer, number, number]
     library.atune_range.restype = ctypes.c_bool

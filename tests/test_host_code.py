@@ -58,7 +58,7 @@ CALL = """if True:
     from atune.device import Target
     from atune.protocol import Session
     from atune.settings import BenchmarkSettings, CompileSettings
-    from atune.stages import codegen, host_code, lowering, session
+    from atune.stages import linking, lowering, session
     from atune.workload import FileRef
 
     folder, wanted = sys.argv[1], json.loads(sys.argv[2])
@@ -116,9 +116,9 @@ CALL = """if True:
     plain = []
     for n, (blob, _) in enumerate(blobs):
         os.mkdir(f"{folder}/{n}")
-        codegen._link(f"{folder}/{n}.so", codegen._plain(blob, f"{folder}/{n}"))
+        linking.link(f"{folder}/{n}.so", linking._plain(blob, f"{folder}/{n}"))
         plain.append(tvm_ffi.load_module(f"{folder}/{n}.so"))
-    codegen._link(f"{folder}/all.so", codegen._from_tables([(b.symbol, b.host_code) for b, _ in blobs], folder))
+    linking.link(f"{folder}/all.so", linking._from_tables([(b.symbol, b.host_code) for b, _ in blobs], folder))
     shared = tvm_ffi.load_module(f"{folder}/all.so")
 
     found = []

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from atune.stages import c_library, counting
+import z3_layer
 
 z3: Any = pytest.importorskip("z3")
-Z3 = Path(next(iter(importlib.util.find_spec("z3").submodule_search_locations or ())))  # type: ignore[union-attr]
 CONTEXT = z3.main_ctx()
 ANSWERS = {1: z3.sat, -1: z3.unsat, 0: z3.unknown}
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = str(tmp_path_factory.mktemp("witness") / "witness.so")
-    strict = ("-Wall", "-Wextra", "-Werror", "-fexceptions", f"-I{Z3 / 'include'}")
-    subprocess.run([*c_library.command(counting.SOURCES, path), *strict], check=True)
-    library = ctypes.CDLL(path)
-    assert library.atune_counting_begin(os.fsencode(Z3 / "lib" / "libz3.so")) == 1
+    library = z3_layer.made(tmp_path_factory.mktemp("witness"))
     library.Z3_mk_solver.restype = z3.SolverObj
     library.Z3_solver_get_model.restype = z3.ModelObj
     library.Z3_solver_get_assertions.restype = z3.AstVectorObj
@@ -273,7 +263,7 @@ def test_a_proof_that_takes_many_steps_leaves_it_in_doubt(solver: Solver) -> Non
 
 def test_what_is_kept_back_leaves_no_error_behind(solver: Solver) -> None:
     """z3's C++ interface throws where a call leaves one."""
-    plain, context = ctypes.CDLL(str(Z3 / "lib" / "libz3.so")), ctypes.c_void_p(CONTEXT.ref().value)
+    plain, context = ctypes.CDLL(str(z3_layer.z3_folder() / "lib" / "libz3.so")), ctypes.c_void_p(CONTEXT.ref().value)
     for call in (solver.push, solver.pop):
         plain.Z3_get_app_arg(context, ctypes.c_void_p(x.as_ast().value), 7)
         assert plain.Z3_get_error_code(context) != 0

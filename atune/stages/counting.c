@@ -12,7 +12,6 @@
  */
 #define _GNU_SOURCE
 #include "witness.h"
-#include <dlfcn.h>
 
 /* z3 finds all of a range within tilelang's limit up to here: it was seen to with 1152 values and 30 variables, and to
  * give up after 1654 of 2048. */
@@ -54,9 +53,7 @@
   F(Z3_to_app)
 
 static struct {
-#define MEMBER(name) __typeof__(name) *name;
   FUNCTIONS(MEMBER)
-#undef MEMBER
   int64_t (*count)(void *, const void *, int64_t, int64_t);
 } real;
 
@@ -65,11 +62,7 @@ int atune_counting_begin(const char *z3) {
   void *library = dlopen(z3, RTLD_LAZY | RTLD_LOCAL);
   if (!library)
     return 0;
-#define FIND(name)                                                                                                      \
-  if (!(real.name = (__typeof__(real.name))dlsym(library, #name)))                                                      \
-    return 0;
   FUNCTIONS(FIND)
-#undef FIND
   if (!witness_begin(library))
     return 0;
   real.Z3_del_context = witness_del_context;

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from atune.folders import whole_file
 from atune.stages import ir
 from atune.stages.host_code import HostCode
 
@@ -154,10 +153,8 @@ class Families:
     def _write(self, path: Path, relative: Relative) -> None:
         with contextlib.suppress(OSError):  # a full disk costs time alone
             self.folder.mkdir(exist_ok=True)
-            fd, part = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            with open(fd, "wb") as file:
-                file.write(msgspec.msgpack.encode(relative))
-            os.replace(part, path)
+            with whole_file(path) as part:
+                Path(part).write_bytes(msgspec.msgpack.encode(relative))
 
 
 def split(function: Any) -> tuple[str, list[Any]]:

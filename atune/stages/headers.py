@@ -14,12 +14,12 @@ import hashlib
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from atune.folders import whole_file
 from atune.stages.device_source import GUESS, GUESS_BEFORE_HOPPER
 
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
@@ -98,9 +98,8 @@ def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder:
     for name, text in written.items():
         path = os.path.join(target, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as part:
-            part.write(text)
-        os.replace(part.name, path)
+        with whole_file(Path(path)) as part:
+            Path(part).write_text(text)
     return target
 
 

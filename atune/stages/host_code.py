@@ -9,14 +9,14 @@ library links it with the tables of its members.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from atune.folders import whole_file
 
 _EXTERN = '#ifdef __cplusplus\nextern "C"\n#endif\n'
 _ARGUMENTS = "void* self_handle, void* args, int32_t num_args, void* result"
@@ -112,7 +112,7 @@ def parse(source: str, symbol: str) -> tuple[HostCode, str] | None:
         numbers = tuple(int(digits[place]) for place in form.places)
         if tuple(map(_is_wide, numbers)) == form.wide:
             return msgspec.structs.replace(form.code, numbers=numbers), form.template
-    form = _take_apart(source)
+    form = _take_apart(source, digits)
     if form is None:
         return None
     if len(_forms) == _MAX_FORMS:
@@ -121,7 +121,7 @@ def parse(source: str, symbol: str) -> tuple[HostCode, str] | None:
     return form.code, form.template
 
 
-def _take_apart(source: str) -> _Form | None:
+def _take_apart(source: str, digits: Sequence[str]) -> _Form | None:
     main = source.endswith(_MAIN)
     head, context, rest = source.removesuffix(_MAIN).partition(_CONTEXT)
     statics, defined, rest = rest.partition(_DEFINED)
@@ -153,7 +153,7 @@ def _take_apart(source: str) -> _Form | None:
     text = _TEMPLATE.format(head=head, struct=_STRUCT, statics=shared, arguments=_ARGUMENTS, body=body)
     name = f"atune_host_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     return _Form(
-        _constants(_DIGITS.findall(source), places),
+        _constants(digits, places),
         tuple(places),
         tuple(map(_is_wide, numbers)),
         HostCode(name, tuple(numbers), len(own), main),
@@ -175,7 +175,8 @@ def keep(name: str, text: str, folder: str) -> None:
     """Let workers of the run find the template `text` in `folder`."""
     path = Path(folder, f"{name}.c")
     if not path.exists():
-        _whole(path, lambda part: Path(part).write_text(text, encoding="utf-8"))
+        with whole_file(path) as part:
+            Path(part).write_text(text, encoding="utf-8")
 
 
 def compiled(name: str, folder: str, compiler: Callable[[list[str]], None]) -> str:
@@ -185,7 +186,8 @@ def compiled(name: str, folder: str, compiler: Callable[[list[str]], None]) -> s
     """
     path = Path(folder, f"{name}.o")
     if not path.exists():
-        _whole(path, lambda part: compiler(["-c", "-o", part, str(path.with_suffix(".c"))]))
+        with whole_file(path) as part:
+            compiler(["-c", "-o", part, str(path.with_suffix(".c"))])
     return str(path)
 
 
@@ -208,15 +210,3 @@ def tables(members: Sequence[tuple[str, HostCode]]) -> str:
         if code.main and len(members) == 1:
             lines.append(f"int __tvm_ffi_main({four}) {{ {call} }}\n")
     return "".join(lines)
-
-
-def _whole(path: Path, write: Callable[[str], object]) -> None:
-    """Have `write` make a file, and give it the name `path` once it is whole: other workers make it, too."""
-    fd, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(fd)
-    try:
-        write(part)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise

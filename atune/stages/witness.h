@@ -1,8 +1,15 @@
 /* What witness.c does in place of z3, for counting.c, which stands before it. */
+#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <z3.h>
+
+/* A table of functions of z3's, by a list FUNCTIONS of them: its members, and how `real` finds each in z3's library. */
+#define MEMBER(name) __typeof__(name) *name;
+#define FIND(name)                                                                                                     \
+  if (!(real.name = (__typeof__(real.name))dlsym(library, #name)))                                                     \
+    return 0;
 
 #pragma GCC visibility push(hidden)
 int witness_begin(void *library); /* false where `library`, z3's, lacks a function */
