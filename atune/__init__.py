@@ -18,35 +18,35 @@ from atune.version import __version__ as __version__
 
 if TYPE_CHECKING:
     # What to tune
-    from atune.space import Space as Space
-    from atune.workload import Workload as Workload
+    from atune.model.space import Space as Space
+    from atune.workload.workload import Workload as Workload
 
     # Tune
-    from atune.tuner import Tuner as Tuner
-    from atune.tuner import run as run
-    from atune.tuner import tune as tune
-    from atune.sweep import compile_all as compile_all
-    from atune.sweep import CompileFailed as CompileFailed
-    from atune.server_process import shutdown as shutdown
-    from atune.continuation import resume as resume
-    from atune.settings import BenchmarkSettings as BenchmarkSettings
-    from atune.settings import Budget as Budget
-    from atune.settings import CompileSettings as CompileSettings
+    from atune.api.tuner import Tuner as Tuner
+    from atune.api.tuner import run as run
+    from atune.api.tuner import tune as tune
+    from atune.api.compile_all import compile_all as compile_all
+    from atune.api.compile_all import CompileFailed as CompileFailed
+    from atune.processes.server import shutdown as shutdown
+    from atune.api.resume import resume as resume
+    from atune.model.settings import BenchmarkSettings as BenchmarkSettings
+    from atune.model.settings import Budget as Budget
+    from atune.model.settings import CompileSettings as CompileSettings
 
     # Kernels that tune themselves
-    from atune.decorator import autotune as autotune
-    from atune.decorator import best_config as best_config
-    from atune.decorator import clear_cache as clear_cache
-    from atune.presets import ByArch as ByArch
+    from atune.decorator.decorator import autotune as autotune
+    from atune.decorator.decorator import best_config as best_config
+    from atune.decorator.decorator import clear_cache as clear_cache
+    from atune.decorator.presets import ByArch as ByArch
 
     # What came out
-    from atune.measurement import Measurement as Measurement
-    from atune.measurement import Timing as Timing
-    from atune.playback import replay as replay
-    from atune.playback import simulate as simulate
-    from atune.merging import merge as merge
-    from atune.result import Record as Record
-    from atune.result import TuneResult as TuneResult
+    from atune.model.measurement import Measurement as Measurement
+    from atune.model.measurement import Timing as Timing
+    from atune.journal.replay import replay as replay
+    from atune.journal.replay import simulate as simulate
+    from atune.journal.merge import merge as merge
+    from atune.journal.result import Record as Record
+    from atune.journal.result import TuneResult as TuneResult
 
     # Errors
     from atune.errors import AtuneError as AtuneError
@@ -98,37 +98,37 @@ __all__ = [
 
 # Loaded on first use, so that `import atune` costs next to nothing, in workers and at the command line too.
 _HOME = {
-    "atune.space": ("Space",),
-    "atune.workload": ("Workload",),
-    "atune.sweep": ("CompileFailed", "compile_all"),
-    "atune.server_process": ("shutdown",),
-    "atune.tuner": (
+    "atune.model.space": ("Space",),
+    "atune.workload.workload": ("Workload",),
+    "atune.api.compile_all": ("CompileFailed", "compile_all"),
+    "atune.processes.server": ("shutdown",),
+    "atune.api.tuner": (
         "Tuner",
         "run",
         "tune",
     ),
-    "atune.continuation": ("resume",),
-    "atune.decorator": (
+    "atune.api.resume": ("resume",),
+    "atune.decorator.decorator": (
         "autotune",
         "best_config",
         "clear_cache",
     ),
-    "atune.presets": ("ByArch",),
-    "atune.settings": (
+    "atune.decorator.presets": ("ByArch",),
+    "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",
         "CompileSettings",
     ),
-    "atune.measurement": (
+    "atune.model.measurement": (
         "Measurement",
         "Timing",
     ),
-    "atune.playback": (
+    "atune.journal.replay": (
         "replay",
         "simulate",
     ),
-    "atune.merging": ("merge",),
-    "atune.result": (
+    "atune.journal.merge": ("merge",),
+    "atune.journal.result": (
         "Record",
         "TuneResult",
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError
-from atune.space import Space
+from atune.model.space import Space
 
 AXES = ("block_M", "block_N", "block_K", "num_stages", "threads", "swizzle")
 """What a recommendation gives for a matrix product."""
@@ -51,7 +51,7 @@ class MatmulHints(msgspec.Struct, frozen=True):
     names: dict[str, str]
 
     def __call__(self, M: int, N: int, K: int) -> list[dict[str, Any]]:
-        hints = importlib.import_module("atune.stages.roller").matmul_hints(self, M, N, K)
+        hints = importlib.import_module("atune.stages.frontend.roller").matmul_hints(self, M, N, K)
         return [{self.names.get(axis, axis): hint[axis] for axis in AXES} for hint in hints]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atune.result import TuneResult
+    from atune.journal.result import TuneResult
 
 
 class AtuneError(Exception):

@@ -25,7 +25,7 @@ import msgspec
 from counted import empty_caches, run_counted
 from vs_tilelang import machine
 
-from atune.measurement import Timing, ratio_interval
+from atune.model.measurement import Timing, ratio_interval
 
 FOLDER = common.ROOT / "examples" / "compat"
 EXAMPLES = ("gemm", "softmax", "flash_attention", "dequant_gemm")
@@ -109,7 +109,7 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile the winners the same way, check them, and time them in turn."""
     import torch
 
-    from atune.stages.timer import Timed, make_timer
+    from atune.stages.measure.timer import Timed, make_timer
 
     module = load(Path(job["path"]))
     jit, inputs = kernel_of(module), module.inputs()

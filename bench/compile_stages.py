@@ -38,18 +38,18 @@ import msgspec
 from counted import empty_caches, run_counted
 from vs_tilelang import MODES, machine, make_tuner, space_of
 
-from atune.artifact import Lowered
-from atune.device import Target
-from atune.engine import Engine
-from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
-from atune.folders import SERVER_FOLDER
-from atune.local import LocalBackend
-from atune.protocol import Session
-from atune.recorder import Recorder
-from atune.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.strategy import make_strategy
+from atune.engine.engine import Engine
+from atune.engine.strategy import make_strategy
+from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateLowered, CandidateMeasured, Warned
+from atune.journal.recorder import Recorder
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Lowered
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.processes.messages import Session
+from atune.system.folders import SERVER_FOLDER
 from atune.testing import IdleDeviceLane
-from atune.workload import FileRef, parse_file_ref
+from atune.workload.workload import FileRef, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
 ARCH = "sm_90a"
@@ -124,7 +124,7 @@ class Clock:
 
 def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     """Measure one device compiler. Returns CPU seconds by group size and stage, each for a candidate."""
-    from atune.stages import counting
+    from atune.stages.accelerators import counting
 
     with tempfile.TemporaryDirectory() as folder:  # as in the fork server, before tilelang is imported
         os.environ[SERVER_FOLDER] = folder
@@ -135,8 +135,10 @@ def child_stages(job: dict[str, Any]) -> dict[str, Any]:
     import tvm_ffi
     from tilelang import tvm
 
-    from atune.screen import SPILL_REGISTERS
-    from atune.stages import codegen, linking, lowering, mutation, session, z3_tables
+    from atune.engine.screen import SPILL_REGISTERS
+    from atune.stages.accelerators import mutation, z3_tables
+    from atune.stages.compile import codegen, linking, lowering
+    from atune.stages.session.session import session
 
     engine: Any = importlib.import_module("tilelang.engine.lower")  # the package's attribute is its function
     clock = Clock()
@@ -206,8 +208,8 @@ def _sampled(lowered: Sequence[Lowered], size: int) -> list[list[Lowered]]:
 
 def _start_cicc(run_dir: str, codegen: Any, clock: Clock, _: str) -> float:
     """Compile with a server of cicc, as the compile service does. Returns what parsing the headers cost."""
-    from atune.stages import cicc
-    from atune.stages.device_source import Flavour
+    from atune.stages.accelerators import cicc
+    from atune.stages.compile.device_source import Flavour
 
     begun, folder = cpu_s(), os.path.join(run_dir, "server")
     os.mkdir(folder)
@@ -220,8 +222,8 @@ def _start_cicc(run_dir: str, codegen: Any, clock: Clock, _: str) -> float:
 
 def _start_nvrtc(_: str, codegen: Any, clock: Clock, compiler: str) -> float:
     """Compile with NVRTC in forks of this process, as the compile service does. Returns what its header cost."""
-    from atune.stages import nvrtc
-    from atune.stages.device_source import Flavour, guess
+    from atune.stages.accelerators import nvrtc
+    from atune.stages.compile.device_source import Flavour, guess
 
     begun, pch = cpu_s(), compiler == "nvrtc+pch"
     if pch:
@@ -282,7 +284,7 @@ def child_atune(job: dict[str, Any]) -> dict[str, Any]:
 
 def child_tilelang(job: dict[str, Any]) -> dict[str, Any]:
     """Compile the same with tilelang's tuner; gcc runs where its first call of a kernel would run it."""
-    from atune.workload import load
+    from atune.workload.workload import load
 
     work = load(parse_file_ref(job["space"]))
     drawn = make_strategy("random", len(work.candidates()), job["seed"])

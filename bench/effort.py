@@ -8,8 +8,8 @@ from __future__ import annotations
 from common import ROOT, journal, options, report
 
 import atune
-from atune.events import CandidateMeasured, Event
-from atune.settings import BenchmarkSettings
+from atune.journal.events import CandidateMeasured, Event
+from atune.model.settings import BenchmarkSettings
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from common import ROOT, journal, options, report
 
 import atune
-from atune.events import (
+from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
     BenchmarkStarted,
@@ -21,11 +21,11 @@ from atune.events import (
     DeviceLost,
     DeviceReady,
 )
-from atune.local import LocalBackend, LocalDeviceLane
-from atune.measurement import Timing
-from atune.result import TuneResult
-from atune.settings import BenchmarkSettings
-from atune.workload import FileRef
+from atune.journal.result import TuneResult
+from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.model.measurement import Timing
+from atune.model.settings import BenchmarkSettings
+from atune.workload.workload import FileRef
 
 FAULTS = {
     2: ("trap", "fault"), 5: ("illegal address", "fault"), 8: ("misaligned", "fault"), 11: ("endless", "timeout"),

@@ -14,12 +14,12 @@ from typing import Any
 import anyio
 from common import ROOT, options, report
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key, thaw
-from atune.device import Target
-from atune.local import LocalBackend, LocalDeviceLane
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import FileRef
 
 ROUNDS = 200
 

@@ -27,9 +27,9 @@ EVENTS = 100_000
 
 def appending(folder: Path, synced: bool) -> dict[str, Any]:
     """Append events of the size of a measurement; with `synced`, in groups as the engine does."""
-    from atune.events import CandidateMeasured
-    from atune.journal import Journal
-    from atune.measurement import Timing
+    from atune.journal.events import CandidateMeasured
+    from atune.journal.writer import Journal
+    from atune.model.measurement import Timing
 
     timing = Timing.of([1000.0 + i / 7 for i in range(20)], "events")
     syncs = 0
@@ -68,8 +68,8 @@ def appending(folder: Path, synced: bool) -> dict[str, Any]:
 
 def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
     """Run the engine over `total` candidates that take no time."""
+    from atune.api.tuner import tune
     from atune.testing import FakeBackend, InstantClock, Script
-    from atune.tuner import tune
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
     backend = FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
@@ -93,8 +93,8 @@ def replaying(folder: Path, journal: Path) -> dict[str, Any]:
     """Fold the first `EVENTS` events of a journal into a result."""
     import itertools
 
-    from atune.reader import JournalReader
-    from atune.result import TuneResult
+    from atune.journal.reader import JournalReader
+    from atune.journal.result import TuneResult
 
     before = peak_bytes()
     started = time.perf_counter()

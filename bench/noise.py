@@ -22,7 +22,7 @@ from typing import Any
 
 from common import options, report
 
-from atune.stages.timer import CudaTimer, Timed
+from atune.stages.measure.timer import CudaTimer, Timed
 
 OTHER = """
 import os, subprocess, sys
@@ -80,7 +80,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 def clock_mhz() -> int | None:
     import torch
 
-    from atune.stages.conditions import Observer
+    from atune.stages.measure.conditions import Observer
 
     return Observer(f"GPU-{torch.cuda.get_device_properties(0).uuid}").now().sm_mhz
 

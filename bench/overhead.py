@@ -25,7 +25,7 @@ import tilelang.language as T
 import torch
 
 import atune
-from atune.measurement import median_interval
+from atune.model.measurement import median_interval
 
 CALLS = 200
 """Calls of one sample: few enough that a GPU's queue of launches does not fill."""

@@ -14,9 +14,9 @@ from common import ROOT, journal, options, report
 from scaling import built
 
 import atune
-from atune.local import LocalBackend
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import FileRef
 
 N_BEST = 40
 TRUE_ROUNDS = 300

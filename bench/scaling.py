@@ -21,10 +21,9 @@ import anyio
 from common import ROOT, journal, options, report
 
 import atune
-from atune.artifact import Artifact, Lowered
-from atune.backend import Backend, CompileLane, DeviceLane, GroupFailed
-from atune.candidate import Candidate, config_key, thaw
-from atune.events import (
+from atune.engine.interfaces import Backend, CompileLane, DeviceLane, GroupFailed
+from atune.engine.ranking import SPEED_TOLERANCE, speed_outliers
+from atune.journal.events import (
     BenchmarkStarted,
     CandidateMeasured,
     DeviceExcluded,
@@ -32,12 +31,13 @@ from atune.events import (
     FinalOrdered,
     ReferenceMeasured,
 )
-from atune.local import LocalBackend
-from atune.measurement import Measurement
-from atune.reader import JournalReader
-from atune.settings import BenchmarkSettings
-from atune.standing import SPEED_TOLERANCE, speed_outliers
-from atune.workload import FileRef
+from atune.journal.reader import JournalReader
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.measurement import Measurement
+from atune.model.settings import BenchmarkSettings
+from atune.workload.workload import FileRef
 
 COUNTS = (1, 2, 4, 8)
 GOALS = {2: 1.95, 4: 3.8}

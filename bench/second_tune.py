@@ -36,10 +36,10 @@ from compile_stages import CompileOnly
 from counted import empty_caches, run_counted
 
 import atune
-from atune.cache import artifacts_folder
-from atune.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
-from atune.tuner import Tuner
-from atune.workload import FileRef, parse_file_ref
+from atune.api.tuner import Tuner
+from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.system.paths import artifacts_folder
+from atune.workload.workload import FileRef, parse_file_ref
 
 FIRST = f"{ROOT}/examples/gemm.py:WORKLOAD"
 SECOND = f"{ROOT}/bench/kernels.py:EVEN"

@@ -27,10 +27,10 @@ from typing import Any
 import msgspec
 from counted import Finished, empty_caches, run_counted
 
-from atune.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
-from atune.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
-from atune.journal import JournalReader
-from atune.measurement import Timing, ratio_interval
+from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
+from atune.journal.writer import JournalReader
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
+from atune.model.measurement import Timing, ratio_interval
 
 BENCH = Path(__file__).resolve().parent
 SPACES = {
@@ -244,8 +244,8 @@ def child_tilelang(job: dict[str, Any]) -> None:
 
     import tilelang.autotuner.tuner as tuner_module
 
-    from atune.stages.check import RTOL
-    from atune.workload import load, parse_file_ref
+    from atune.stages.measure.check import RTOL
+    from atune.workload.workload import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
     tuner = make_tuner(work, check=job["check"], rtol=RTOL["bfloat16"], target=job["target"])
@@ -288,7 +288,7 @@ def make_tuner(work: Any, *, check: bool, rtol: float, target: Any) -> Any:
     """Return tilelang's AutoTuner over the workload's space; the problem's arguments ride in every configuration."""
     from tilelang.autotuner import AutoTuner
 
-    from atune.callables import function_of
+    from atune.workload.introspect import function_of
 
     configs = [{**work.arguments, **_tilelang_config(candidate.config)} for candidate in work.candidates()]
     tuner = AutoTuner.from_kernel(kernel=function_of(work.kernel), configs=configs)
@@ -325,12 +325,12 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.callables import function_of
-    from atune.stages.check import compare, expected_outputs
-    from atune.stages.inputs import Arguments
-    from atune.stages.lowering import _param
-    from atune.stages.timer import Timed, make_timer
-    from atune.workload import load, parse_file_ref
+    from atune.stages.compile.lowering import _param
+    from atune.stages.measure.check import compare, expected_outputs
+    from atune.stages.measure.inputs import Arguments
+    from atune.stages.measure.timer import Timed, make_timer
+    from atune.workload.introspect import function_of
+    from atune.workload.workload import load, parse_file_ref
 
     work = load(parse_file_ref(job["space"]))
     on_cpu = job["target"] == "c"

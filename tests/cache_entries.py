@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from atune.artifact import StaticFacts
-from atune.candidate import config_key
-from atune.device import Target
-from atune.events import (
+from atune.engine.plan import space_hash
+from atune.journal.events import (
     BenchmarkFailed,
     CandidateLowered,
     CandidateMeasured,
@@ -16,9 +14,11 @@ from atune.events import (
     RunFinished,
     RunStarted,
 )
-from atune.measurement import Timing
-from atune.result_entry import ResultKey
-from atune.resumption import space_hash
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import config_key
+from atune.model.device import Target
+from atune.model.measurement import Timing
+from atune.storage.result_key import ResultKey
 
 
 def key(**changes: Any) -> ResultKey:

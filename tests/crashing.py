@@ -16,17 +16,17 @@ from typing import Any
 import anyio
 
 from atune.errors import JournalError
-from atune.events import BenchmarkFailed, BenchmarkStarted, CandidateMeasured, RunResumed
-from atune.journal import read
-from atune.playback import replay
+from atune.journal.events import BenchmarkFailed, BenchmarkStarted, CandidateMeasured, RunResumed
+from atune.journal.replay import replay
+from atune.journal.writer import read
 
 TOTAL = 24
 
 
 def backend() -> Any:
     """A space with failures of every stage, duplicates, two devices, and a pace that spreads the run over 0.2 s."""
-    from atune.artifact import StaticFacts
-    from atune.device import DeviceLimits
+    from atune.model.artifact import StaticFacts
+    from atune.model.device import DeviceLimits
     from atune.testing import FakeBackend, FakeClock, Script
 
     script = Script(
@@ -58,7 +58,7 @@ def work(journal: str) -> None:
     """The program that is killed. A child of its own stands for the workers."""
     subprocess.Popen(["sleep", "100"])
     torn_writes()
-    from atune.tuner import tune
+    from atune.api.tuner import tune
 
     sys.stdout.write("begun\n")
     sys.stdout.flush()
@@ -113,7 +113,7 @@ def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3
 
 
 async def finish(journal: Path) -> None:
-    from atune.tuner import tune
+    from atune.api.tuner import tune
 
     await tune(backend=backend(), journal=journal)
 

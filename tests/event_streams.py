@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atune.artifact import StaticFacts
-from atune.candidate import config_key
-from atune.device import DeviceInfo, Target
-from atune.events import (
+from atune.journal.events import (
     SCHEMA,
     AnyEvent,
     ArtifactBuilt,
@@ -27,7 +24,10 @@ from atune.events import (
     RunResumed,
     RunStarted,
 )
-from atune.measurement import FinalEntry, Timing
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import config_key
+from atune.model.device import DeviceInfo, Target
+from atune.model.measurement import FinalEntry, Timing
 
 
 def timing(*latencies_ms: float) -> Timing:

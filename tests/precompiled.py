@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atune.settings import CPU_FLAGS
+from atune.model.settings import CPU_FLAGS
 
 HEADER = Path("tl_templates") / "cpp" / "common.h"
 FLAGS = {"atune": (*CPU_FLAGS, "-fPIC"), "tilelang": ("-fPIC",)}

@@ -10,11 +10,11 @@ import anyio
 import msgspec
 from processes import wait_until
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key, thaw
-from atune.local import LocalBackend, LocalCompileLane
-from atune.settings import CompileSettings
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef
 
 SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "WORKLOAD")
 

@@ -16,10 +16,10 @@ import torch
 from decorated import TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any
 
 import atune
-from atune import cached
-from atune.autotuned import Autotuned
+from atune.api import cached_tune as cached
+from atune.decorator.autotuned import Autotuned
 from atune.errors import NoWinner, UsageError, WorkloadError
-from atune.result_cache import ResultCache
+from atune.storage.result_cache import ResultCache
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.Monk
 def test_a_library_that_is_gone_is_compiled_again(tuned: Any) -> None:
     import shutil
 
-    from atune.cache import artifacts_folder
+    from atune.system.paths import artifacts_folder
 
     A = torch.randn(128)
     assert torch.equal(tuned(shift, reference=plus_one)(A), A + 1)
@@ -333,7 +333,7 @@ def test_in_a_script_whose_space_changes(tmp_path: Path) -> None:
 
 
 def test_source_of_the_decorator_is_no_part_of_the_kernel() -> None:
-    from atune.fingerprint import _without_tuning
+    from atune.workload.fingerprint import _without_tuning
 
     text = textwrap.dedent("""\
         @other

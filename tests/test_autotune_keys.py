@@ -15,18 +15,19 @@ import torch
 from decorated import add, scale_jit, shift, shift_any
 
 import atune
-from atune import autotuned, cached
-from atune.arguments import Arguments, raw_key
-from atune.artifact import StaticFacts
-from atune.candidate import config_key
-from atune.device import Target
+from atune.api import cached_tune as cached
+from atune.decorator import autotuned
+from atune.decorator.arguments import Arguments, raw_key
+from atune.decorator.presets import PRESETS, ByArch, tuning_options
+from atune.engine.plan import space_hash
 from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
-from atune.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
-from atune.measurement import Timing
-from atune.presets import PRESETS, ByArch, tuning_options
-from atune.result import TuneResult
-from atune.resumption import space_hash
-from atune.workload import Workload, describe
+from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
+from atune.journal.result import TuneResult
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import config_key
+from atune.model.device import Target
+from atune.model.measurement import Timing
+from atune.workload.workload import Workload, describe
 
 
 class Engine:

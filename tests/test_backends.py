@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from atune import tune
-from atune.artifact import Artifact, Failure, Lowered
-from atune.candidate import Candidate, config_key
-from atune.cores import WORKER_BYTES
 from atune.errors import TargetError, UsageError
-from atune.events import ArtifactBuilt, Event, Warned
-from atune.local import LocalBackend
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages.alone import Cubin
-from atune.workload import FileRef
+from atune.journal.events import ArtifactBuilt, Event, Warned
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.compile.alone import Cubin
+from atune.system.cores import WORKER_BYTES
+from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
 
@@ -159,8 +159,8 @@ async def test_the_host_target_reaches_tilelang(file: Path) -> None:
 
 
 async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.local.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
-    monkeypatch.setattr("atune.local.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
+    monkeypatch.setattr("atune.local.backend.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
+    monkeypatch.setattr("atune.local.backend.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
     settings = CompileSettings(backend="cython", store=False)
     backend = LocalBackend(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():
@@ -197,7 +197,7 @@ async def test_kernels_built_alone_run_and_are_right(file: Path, backend: Any, a
 
 
 def test_loading_without_a_gpu_is_a_clear_failure(tmp_path: Path) -> None:
-    from atune.stages.loader import LoadError, load
+    from atune.stages.measure.loader import LoadError, load
 
     bad = tmp_path / "bad.so"
     bad.write_bytes(b"no library")

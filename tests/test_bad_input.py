@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from atune.api.tuner import tune
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
-from atune.local import LocalBackend
-from atune.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.local.backend import LocalBackend
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.testing import FakeBackend
-from atune.tuner import tune
-from atune.workload import Workload, parse_file_ref
+from atune.workload.workload import Workload, parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parent / "contract_kernels.py"

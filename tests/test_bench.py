@@ -16,7 +16,7 @@ import compile_stages
 import pytest
 import vs_tilelang
 
-from atune.workload import load, parse_file_ref
+from atune.workload.workload import load, parse_file_ref
 
 ROOT = Path(__file__).resolve().parents[1]
 SM_90A = {"kind": "cuda", "arch": "sm_90a"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import scaling
 
-from atune.playback import replay
+from atune.journal.replay import replay
 from atune.testing import FakeBackend, Script
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import second_tune
 
-from atune.artifact import StaticFacts
-from atune.device import Target
-from atune.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.journal.events import ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.model.artifact import StaticFacts
+from atune.model.device import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 

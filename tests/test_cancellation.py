@@ -187,10 +187,10 @@ def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
 NVCC = """
     import sys
     import anyio
-    from atune.candidate import Candidate, config_key
-    from atune.local import LocalBackend
-    from atune.settings import CompileSettings
-    from atune.workload import FileRef
+    from atune.model.candidate import Candidate, config_key
+    from atune.local.backend import LocalBackend
+    from atune.model.settings import CompileSettings
+    from atune.workload.workload import FileRef
 
     async def main():
         backend = LocalBackend(

@@ -11,7 +11,7 @@ import pytest
 
 from atune.carver import AXES, HARDWARE, Hardware, matmul_space
 from atune.errors import SpaceError
-from atune.workload import WorkloadSpec, describe, load, parse_file_ref, ship
+from atune.workload.workload import WorkloadSpec, describe, load, parse_file_ref, ship
 
 ROOT = Path(__file__).parent.parent
 PROBLEM = {"M": 1024, "N": 1024, "K": 1024}
@@ -87,7 +87,7 @@ import torch
 from tilelang.carver.arch import CUDA
 from tilelang.carver.template import MatmulTemplate
 from atune.carver import HARDWARE, matmul_space
-from atune.stages.roller import described
+from atune.stages.frontend.roller import described
 own = CUDA("cuda")
 known = {a.removesuffix("a"): a for a in HARDWARE}
 name = known.get(f"sm_{own.sm_version}")

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from atune.artifact import KernelParam
 from atune.errors import TargetError, UsageError, WorkloadError
-from atune.local import LocalBackend
-from atune.settings import BenchmarkSettings
-from atune.stages.check import Mismatch, expected_outputs, judged
-from atune.stages.effort import counts, still_wanted
-from atune.stages.inputs import Arguments, drawn
-from atune.stages.timer import CpuTimer, Timed
-from atune.workload import SUPPLIES, FileRef, Workload, fingerprint
+from atune.local.backend import LocalBackend
+from atune.model.artifact import KernelParam
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure.check import Mismatch, expected_outputs, judged
+from atune.stages.measure.effort import counts, still_wanted
+from atune.stages.measure.inputs import Arguments, drawn
+from atune.stages.measure.timer import CpuTimer, Timed
+from atune.workload.workload import SUPPLIES, FileRef, Workload, fingerprint
 
 X = KernelParam("float32", (4, 8))
 

@@ -21,16 +21,16 @@ from processes import wait_until
 from services import SOFTMAX, artifacts, children, given_up, lowered
 
 import atune
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key
-from atune.folders import short_path
-from atune.local import LocalBackend
-from atune.server_process import services
-from atune.settings import CompileSettings
-from atune.stages import cicc
-from atune.stages.device_source import MICROSOFT, Flavour, parts, tilelang_paths
-from atune.stages.lowering import Blob
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.processes.server import services
+from atune.stages.accelerators import cicc
+from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
+from atune.stages.compile.lowering import Blob
+from atune.system.folders import short_path
+from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -264,8 +264,8 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
 
 ASK = """
 import sys
-from atune.stages import cicc
-from atune.stages.device_source import Flavour
+from atune.stages.accelerators import cicc
+from atune.stages.compile.device_source import Flavour
 
 cicc.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
 """

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 from event_streams import Stream
 
-from atune.cli import main
+from atune.cli.main import main
 from atune.errors import NoWinner, TargetError, WorkerError
-from atune.journal import Journal
-from atune.result import TuneResult
+from atune.journal.result import TuneResult
+from atune.journal.writer import Journal
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -30,7 +30,7 @@ BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).ca
 
 
 class Scripted:
-    """Stands for `atune.tuner`: remembers what it was called with, tells events, and returns or raises."""
+    """Stands for `atune.api.tuner`: remembers what it was called with, tells events, and returns or raises."""
 
     def __init__(self, stream: Stream, error: BaseException | None = None) -> None:
         self.stream, self.error = stream, error
@@ -62,9 +62,9 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
         scripted = Scripted(stream, error)
-        module = ModuleType("atune.tuner")
+        module = ModuleType("atune.api.tuner")
         module.tune = scripted.tune  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "atune.tuner", module)
+        monkeypatch.setitem(sys.modules, "atune.api.tuner", module)
         return scripted
 
     return install
@@ -249,7 +249,9 @@ def test_help_and_version_are_quick_and_light() -> None:
     )
     assert done.returncode == 0 and b"doctor" in done.stdout
     assert time.monotonic() - started < 2  # 0.1 s on an idle machine
-    code = "import sys, atune.cli; print([m for m in ('rich', 'structlog', 'torch', 'tilelang') if m in sys.modules])"
+    code = (
+        "import sys, atune.cli.main; print([m for m in ('rich', 'structlog', 'torch', 'tilelang') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
@@ -258,8 +260,8 @@ def test_help_and_version_are_quick_and_light() -> None:
 SLOW_ENGINE = """
 import sys, types, anyio
 from event_streams import Stream
-from atune.journal import Journal
-module = types.ModuleType("atune.tuner")
+from atune.journal.writer import Journal
+module = types.ModuleType("atune.api.tuner")
 async def tune(workload, *, journal, on_event, **options):
     with Journal.create(journal) as file:
         for event in Stream(total=9).candidate(0, 1.0).events:
@@ -274,8 +276,8 @@ async def tune(workload, *, journal, on_event, **options):
                 await anyio.sleep(0.4)
                 print("clean", flush=True)
 module.tune = tune
-sys.modules["atune.tuner"] = module
-from atune.cli import main
+sys.modules["atune.api.tuner"] = module
+from atune.cli.main import main
 sys.exit(main())
 """
 
@@ -310,13 +312,13 @@ def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workl
 class Announce:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "atune.cli":
+        if name == "atune.cli.main":
             print("loading", flush=True)
 
 sys.meta_path.insert(0, Announce)
 import runpy
 runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
-    code = SLOW_ENGINE.replace("from atune.cli import main\nsys.exit(main())", announce)
+    code = SLOW_ENGINE.replace("from atune.cli.main import main\nsys.exit(main())", announce)
     assert code != SLOW_ENGINE
     code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
     for step in range(12):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_result_cache import events, key
 
-from atune.cli import main
-from atune.result_cache import ResultCache
+from atune.cli.main import main
+from atune.storage.result_cache import ResultCache
 
 
 @pytest.fixture

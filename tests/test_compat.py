@@ -23,7 +23,6 @@ from tilelang.autotuner import capture, param, tuner
 
 import atune
 import atune.compat.tilelang as compat
-from atune.cache import artifacts_folder
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,
@@ -38,9 +37,10 @@ from atune.compat.tilelang import (
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import RunArgs, plan
-from atune.cores import usable_cores
-from atune.device import Target
-from atune.stages.jit_kernel import jit_kernel
+from atune.model.device import Target
+from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.system.cores import usable_cores
+from atune.system.paths import artifacts_folder
 
 pytestmark = pytest.mark.timeout(170)
 ON_CPU = CompileArgs(target="c", execution_backend="cython")

@@ -13,10 +13,10 @@ from contract_kernels import moody
 from peer_kernels import N, picky, scale
 
 import atune
-from atune.artifact import Artifact, Failure
-from atune.candidate import Candidate, config_key
-from atune.settings import CompileSettings
-from atune.sweep import compiled
+from atune.api.compile_all import compiled
+from atune.model.artifact import Artifact, Failure
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
 from atune.testing import FakeBackend, Script
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key, thaw
 from atune.errors import SpaceError
-from atune.local import LocalBackend, LocalCompileLane
-from atune.settings import CompileSettings
-from atune.workload import FileRef, Workload
+from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef, Workload
 
 pytestmark = pytest.mark.anyio
 

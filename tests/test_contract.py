@@ -14,15 +14,15 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.artifact import Artifact, Failure, Lowered
-from atune.backend import GroupFailed
-from atune.candidate import Candidate, config_key
-from atune.local import LocalBackend, LocalCompileLane, LocalDeviceLane
-from atune.measurement import Measurement
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages.effort import MOST
+from atune.engine.interfaces import GroupFailed
+from atune.local.backend import LocalBackend, LocalCompileLane, LocalDeviceLane
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.measurement import Measurement
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.measure.effort import MOST
 from atune.testing import FakeBackend, FakeClock, FakeCompileLane, FakeDeviceLane, Script
-from atune.workload import parse_file_ref
+from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parent / "contract_kernels.py"
 N = 32

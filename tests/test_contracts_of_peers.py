@@ -30,7 +30,7 @@ from peer_kernels import (
 )
 
 import atune
-from atune import cached
+from atune.api import cached_tune as cached
 from atune.compat.tilelang import (
     AutoTuner,
     AutotuneResult,
@@ -43,7 +43,7 @@ from atune.compat.tilelang import (
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
 from atune.errors import NoWinner
-from atune.events import (
+from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkStarted,
     CandidateLowered,
@@ -52,9 +52,9 @@ from atune.events import (
     DeviceLost,
     Event,
 )
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages import benchmark
-from atune.stages.timer import Timed
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.measure import benchmark
+from atune.stages.measure.timer import Timed
 from atune.testing import FakeBackend, FakeClock, Script
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -231,7 +231,7 @@ def test_09_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch)
 
     def run(work: Any, **options: Any) -> Any:
         asked.append(options["benchmark"])
-        raise NoWinner("enough", atune.TuneResult(atune.result.State()))
+        raise NoWinner("enough", atune.TuneResult(atune.journal.result.State()))
 
     monkeypatch.setattr("atune.compat.tilelang.autotuner.run_cached", run)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")

@@ -16,26 +16,28 @@ import pytest
 import z3_layer
 from z3_contexts import known
 
-from atune.folders import SERVER_FOLDER
-from atune.stages import counting, lowering, z3_tables
+from atune.stages.accelerators import counting, z3_tables
+from atune.stages.compile import lowering
+from atune.system.folders import SERVER_FOLDER
 
 z3: Any = pytest.importorskip("z3")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOWER = """
 import json, os, sys
-from atune.stages import counting
+from atune.stages.accelerators import counting
 counting.begin()
 counting.load()
 import tilelang
-from atune.stages import z3_tables
+from atune.stages.accelerators import z3_tables
 shrunk = z3_tables.shrink()
 import msgspec
-from atune.candidate import Candidate, config_key
-from atune.device import Target
-from atune.protocol import Session
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages import lowering, session
-from atune.workload import FileRef
+from atune.model.candidate import Candidate, config_key
+from atune.model.device import Target
+from atune.processes.messages import Session
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.compile import lowering
+from atune.stages.session.session import session
+from atune.workload.workload import FileRef
 
 class Noting:
     def __init__(self, library):
@@ -378,7 +380,7 @@ def test_what_is_loaded_already_stays(tmp_path: Path) -> None:
     """Once tilelang's libraries are there, nothing can come before them."""
     script = """if True:
         import sys
-        from atune.stages import counting
+        from atune.stages.accelerators import counting
         sys.modules["tvm"] = sys
         counting.begin()
         assert counting._build is None

@@ -13,12 +13,12 @@ import pytest
 from event_streams import Stream
 from test_journal import environment, write
 
-from atune.cli import main
+from atune.cli.main import main
 from atune.errors import JournalError
-from atune.events import CandidateMeasured, encode
-from atune.playback import replay, salvage
-from atune.reader import MAX_DEPTH, JournalReader, read
-from atune.result import TuneResult
+from atune.journal.events import CandidateMeasured, encode
+from atune.journal.reader import MAX_DEPTH, JournalReader, read
+from atune.journal.replay import replay, salvage
+from atune.journal.result import TuneResult
 
 STREAM = Stream(total=4, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0).candidate(2)
 STREAM.proposed(3).lowered(3, "c1").aliased(3, 1)
@@ -134,7 +134,7 @@ def test_a_long_line_takes_bounded_memory(path: Path) -> None:
     code = """
 import resource, sys
 from atune.errors import JournalError
-from atune.playback import replay
+from atune.journal.replay import replay
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try: print(replay(sys.argv[1]).total)
 except JournalError as error: print(str(error)[-60:])

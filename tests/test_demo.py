@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import atune
-from atune.measurement import ratio_interval
+from atune.model.measurement import ratio_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

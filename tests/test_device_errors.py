@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import atune
-from atune.events import DeviceLost, Event
-from atune.settings import BenchmarkSettings
-from atune.stages.device_errors import kind_of, words_of
+from atune.journal.events import DeviceLost, Event
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure.device_errors import kind_of, words_of
 
 KERNELS = Path(__file__).parent / "device_fault_kernels.py"
 

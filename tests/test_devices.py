@@ -14,10 +14,12 @@ import anyio.lowlevel
 import pytest
 from test_engine import finish, valley
 
-from atune import journal as journals
-from atune.device import DeviceInfo, fastest_ms
+from atune.api.tuner import tune
+from atune.engine.plausible import implausible
+from atune.engine.ranking import final_order, speed_outliers, unsettled
 from atune.errors import DevicesLost
-from atune.events import (
+from atune.journal import writer as journals
+from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -32,14 +34,12 @@ from atune.events import (
     RunInterrupted,
     Warned,
 )
-from atune.measurement import Timing
-from atune.plausible import implausible
-from atune.recorder import Recorder
-from atune.result import TuneResult
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.standing import final_order, speed_outliers, unsettled
+from atune.journal.recorder import Recorder
+from atune.journal.result import TuneResult
+from atune.model.device import DeviceInfo, fastest_ms
+from atune.model.measurement import Timing
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeBackend, FakeDeviceLane, Script
-from atune.tuner import tune
 
 pytestmark = pytest.mark.anyio
 

@@ -15,15 +15,15 @@ import pytest
 from test_layers import LAYERS
 
 import atune
-from atune.artifact import FailureKind
-from atune.cli import _parser
-from atune.events import SCHEMA, AnyEvent, Event, RunStarted, encode
-from atune.presets import PRESETS
-from atune.reader import parse_line
-from atune.result import TuneResult
-from atune.resumption import PARTS
-from atune.stages.check import RTOL
-from atune.state import State
+from atune.cli.main import _parser
+from atune.decorator.presets import PRESETS
+from atune.engine.plan import PARTS
+from atune.journal.events import SCHEMA, AnyEvent, Event, RunStarted, encode
+from atune.journal.reader import parse_line
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.artifact import FailureKind
+from atune.stages.measure.check import RTOL
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

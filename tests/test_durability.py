@@ -12,13 +12,13 @@ from typing import Any
 import anyio
 import pytest
 
+from atune.api.tuner import tune
+from atune.engine.strategy import STRATEGIES, Exhaustive
 from atune.errors import JournalError
-from atune.events import BestChanged, CandidateMeasured, Event, RunFinished
-from atune.journal import read
-from atune.reader import JournalReader
-from atune.strategy import STRATEGIES, Exhaustive
+from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
+from atune.journal.reader import JournalReader
+from atune.journal.writer import read
 from atune.testing import FakeBackend, FakeClock, Script
-from atune.tuner import tune
 
 pytestmark = pytest.mark.anyio
 fsync = os.fsync
@@ -118,7 +118,7 @@ async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data[:left])
 
-    monkeypatch.setattr("atune.journal.os.write", full)
+    monkeypatch.setattr("atune.journal.writer.os.write", full)
     backend = FakeBackend(500)
     with pytest.raises(JournalError, match="the disk is full: free some space or give another path"):
         await tune(backend=backend, journal=path)
@@ -126,7 +126,7 @@ async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
     reader = JournalReader(path)
     measured = sum(isinstance(e, CandidateMeasured) for e in reader)
     assert measured >= 5 and not reader.torn and 19_000 < path.stat().st_size <= room
-    monkeypatch.setattr("atune.journal.os.write", write)  # there is space again: it goes on
+    monkeypatch.setattr("atune.journal.writer.os.write", write)  # there is space again: it goes on
     result = await tune(backend=FakeBackend(500), journal=path)
     assert result.measured == 500 and sum(isinstance(e, CandidateMeasured) for e in read(path)) == 500
 
@@ -149,7 +149,7 @@ async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path:
     def read_only(*_: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("atune.journal.os.open", read_only)
+    monkeypatch.setattr("atune.journal.writer.os.open", read_only)
     backend = FakeBackend()
     with pytest.raises(JournalError, match="read-only: give another path"):
         await tune(backend=backend, journal=tmp_path / "j")

@@ -15,12 +15,13 @@ from typing import Any
 import anyio
 import pytest
 
-from atune import journal as journals
-from atune.artifact import StaticFacts
-from atune.device import DeviceLimits
-from atune.engine import ARTIFACTS_PER_DEVICE
+from atune.api.tuner import Tuner, run, tune
+from atune.engine.engine import ARTIFACTS_PER_DEVICE
+from atune.engine.scheduler import MAX_GROUP
+from atune.engine.strategy import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
-from atune.events import (
+from atune.journal import writer as journals
+from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
     BenchmarkStarted,
@@ -42,12 +43,11 @@ from atune.events import (
     RunStarted,
     Warned,
 )
-from atune.result import TuneResult
-from atune.scheduler import MAX_GROUP
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.strategy import LARGE, NEIGHBOURHOOD, Exhaustive
+from atune.journal.result import TuneResult
+from atune.model.artifact import StaticFacts
+from atune.model.device import DeviceLimits
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeBackend, FakeClock, Script
-from atune.tuner import Tuner, run, tune
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key, thaw
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.artifact import Lowered
-from atune.candidate import Candidate, config_key
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef
 
 GEMM = FileRef(str(Path(__file__).parents[1] / "examples" / "gemm.py"), "WORKLOAD")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -87,7 +87,7 @@ import sys
 from pathlib import Path
 import tilelang
 import tilelang.language as T
-from atune.stages.family import Families, Modules, split
+from atune.stages.accelerators.family import Families, Modules, split
 
 def kernel(panel):
     @T.prim_func

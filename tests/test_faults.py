@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from fault_kernels import FAULTS
 
-from atune import journal as journals
-from atune.artifact import Artifact, Failure, Lowered
-from atune.candidate import Candidate, config_key
-from atune.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
-from atune.local import LocalBackend, LocalDeviceLane
-from atune.measurement import Measurement
-from atune.result import TuneResult
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.tuner import tune
-from atune.workload import parse_file_ref
+from atune.api.tuner import tune
+from atune.journal import writer as journals
+from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
+from atune.journal.result import TuneResult
+from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.measurement import Measurement
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parent / "fault_kernels.py"

@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 
-from atune import finalists
-from atune.artifact import Lowered, StaticFacts
-from atune.continuation import resume
-from atune.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, Event, FinalOrdered, GroupSplit, Warned
-from atune.finalists import share
-from atune.result import TuneResult
-from atune.scheduler import CompileState
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.state import State
+from atune.api.resume import resume
+from atune.api.tuner import Tuner, tune
+from atune.engine import finalists
+from atune.engine.finalists import share
+from atune.engine.scheduler import CompileState
+from atune.journal.events import (
+    ArtifactBuilt,
+    CandidateLowered,
+    CandidateMeasured,
+    Event,
+    FinalOrdered,
+    GroupSplit,
+    Warned,
+)
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.artifact import Lowered, StaticFacts
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeBackend, FakeClock, Script
-from atune.tuner import Tuner, tune
 
 pytestmark = pytest.mark.anyio
 SLOW, SLOW_S = 7, 40.0

@@ -29,7 +29,7 @@ from guide_kernels import (
 )
 
 import atune
-from atune import cached
+from atune.api import cached_tune as cached
 from atune.compat.tilelang import (
     ArgumentError,
     AutoTuner,

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.stages import headers, nvrtc
-from atune.stages.lowering import Blob
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.stages.accelerators import headers, nvrtc
+from atune.stages.compile.lowering import Blob
+from atune.workload.workload import FileRef
 
 GEMM = FileRef(str(Path(__file__).parents[1] / "examples" / "gemm.py"), "WORKLOAD")
 CONFIGS = [

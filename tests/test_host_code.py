@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from atune.stages import host_code
+from atune.stages.accelerators import host_code
 
 pytest.importorskip("tilelang")
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -54,12 +54,14 @@ CALL = """if True:
     import ctypes, json, math, os, sys
     import tilelang
     import msgspec, tvm_ffi
-    from atune.candidate import Candidate, config_key
-    from atune.device import Target
-    from atune.protocol import Session
-    from atune.settings import BenchmarkSettings, CompileSettings
-    from atune.stages import linking, lowering, session
-    from atune.workload import FileRef
+    from atune.model.candidate import Candidate, config_key
+    from atune.model.device import Target
+    from atune.processes.messages import Session
+    from atune.model.settings import BenchmarkSettings, CompileSettings
+    from atune.stages.compile import linking
+    from atune.stages.compile import lowering
+    from atune.stages.session.session import session
+    from atune.workload.workload import FileRef
 
     folder, wanted = sys.argv[1], json.loads(sys.argv[2])
     blobs = []
@@ -187,12 +189,15 @@ BUILD = """if True:
     import os, sys
     import tilelang
     import msgspec, tvm_ffi
-    from atune.candidate import Candidate, config_key
-    from atune.device import Target
-    from atune.protocol import Session
-    from atune.settings import BenchmarkSettings, CompileSettings
-    from atune.stages import codegen, host_code, lowering, session
-    from atune.workload import FileRef
+    from atune.model.candidate import Candidate, config_key
+    from atune.model.device import Target
+    from atune.processes.messages import Session
+    from atune.model.settings import BenchmarkSettings, CompileSettings
+    from atune.stages.compile import codegen
+    from atune.stages.accelerators import host_code
+    from atune.stages.compile import lowering
+    from atune.stages.session.session import session
+    from atune.workload.workload import FileRef
 
     folder, file, known = sys.argv[1], sys.argv[2], sys.argv[3] == "known"
     target = Target("cuda", "sm_90a")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from atune.candidate import config_key
-from atune.engine import Engine
-from atune.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
-from atune.local import LocalBackend
-from atune.recorder import Recorder
-from atune.settings import BenchmarkSettings, CompileSettings
+from atune.engine.engine import Engine
+from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
+from atune.journal.recorder import Recorder
+from atune.local.backend import LocalBackend
+from atune.model.candidate import config_key
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import IdleDeviceLane
-from atune.workload import FileRef
+from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parent / "isolation_kernels.py"
 GOOD = {"good 1", "good 2", "good 3", "good 4"}

@@ -12,10 +12,10 @@ import torch
 from decorated import scale, scale_jit
 
 import atune
-from atune.candidate import config_key
-from atune.device import Target
-from atune.stages.elaboration import elaborate
-from atune.stages.jit_kernel import jit_kernel
+from atune.model.candidate import config_key
+from atune.model.device import Target
+from atune.stages.frontend.elaboration import elaborate
+from atune.stages.frontend.jit_kernel import jit_kernel
 
 CPU = Target("c")
 

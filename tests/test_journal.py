@@ -15,12 +15,12 @@ import anyio
 import pytest
 from event_streams import Stream
 
-from atune import reader as reader_module
 from atune.errors import JournalError
-from atune.events import SCHEMA, AnyEvent
-from atune.journal import Journal, read
-from atune.playback import replay
-from atune.reader import JournalReader
+from atune.journal import reader as reader_module
+from atune.journal.events import SCHEMA, AnyEvent
+from atune.journal.reader import JournalReader
+from atune.journal.replay import replay
+from atune.journal.writer import Journal, read
 
 STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
 EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_whole_lines_and_a_clear_error(tmp_path: Path) -> Non
 import resource, sys
 from event_streams import Stream
 from atune.errors import JournalError
-from atune.journal import Journal
+from atune.journal.writer import Journal
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
 with Journal.create(sys.argv[1]) as journal:
     try:
@@ -226,7 +226,7 @@ def test_closing_frees_the_lock_although_an_abandoned_sync_still_has_the_file_op
 HOLDER = """
 import sys, time
 from event_streams import Stream
-from atune.journal import Journal
+from atune.journal.writer import Journal
 journal = Journal.create(sys.argv[1])
 journal.append(Stream().events[0])
 print("held", flush=True)
@@ -340,7 +340,7 @@ def test_a_failed_sync_is_never_followed_by_a_success(tmp_path: Path, monkeypatc
 def test_replay_imports_nothing_heavy(path: Path) -> None:
     code = """
 import sys
-from atune.playback import replay
+from atune.journal.replay import replay
 replay(sys.argv[1]).table()
 print([m for m in ("tilelang", "torch", "structlog", "rich", "cloudpickle", "toy") if m in sys.modules])
 """

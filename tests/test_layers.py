@@ -1,8 +1,10 @@
-"""The layers of docs/architecture.md: who may import whom, read off the sources."""
+"""The folders of `atune/`: which may import which, read off the sources, and what docs/architecture.md says of them."""
 
 from __future__ import annotations
 
 import ast
+import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,113 +12,29 @@ import pytest
 import atune
 
 PACKAGE = Path(atune.__file__).parent
-LAYERS = {
-    "leaves": ["errors", "space", "carver", "device", "settings", "cache", "cores", "folders", "version"],
-    "records": [
-        "candidate",
-        "artifact",
-        "measurement",
-        "callables",
-        "sealed",
-        "fingerprint",
-        "shipping",
-        "workload",
-        "protocol",
-        "events",
-        "state",
-        "result",
-    ],
-    "side": [
-        "reader",
-        "journal",
-        "playback",
-        "log",
-        "progress",
-        "recorder",
-        "store",
-        "merging",
-        "exporting",
-        "report",
-        "result_entry",
-        "known",
-        "tuning_lock",
-        "result_cache",
-    ],
-    "stages": ["stages", *(f"stages.{p.stem}" for p in (PACKAGE / "stages").glob("*.py") if p.stem != "__init__")],
-    "drive": [
-        "strategy",
-        "screen",
-        "device_compiler",
-        "compile_service",
-        "scheduler",
-        "resumption",
-        "backend",
-        "server_process",
-        "forkserver",
-        "background",
-        "worker",
-        "pool",
-        "device_lock",
-        "local_device",
-        "local_compile",
-        "local",
-        "plausible",
-        "standing",
-        "running",
-        "finalists",
-        "compiling",
-        "measuring",
-        "finals",
-        "engine",
-    ],
-    "edge": [
-        "tuner",
-        "cached",
-        "arguments",
-        "presets",
-        "turns",
-        "shipped",
-        "call",
-        "autotuned",
-        "decorator",
-        "sweep",
-        "continuation",
-        "cli",
-        "cli_tune",
-        "cli_journal",
-        "cli_cache",
-        "interrupts",
-        "doctor",
-        "testing",
-        *(f"testing.{p.stem}" for p in (PACKAGE / "testing").glob("*.py") if p.stem != "__init__"),
-        "__main__",
-        "",
-    ],
-    "compat": [
-        "compat",
-        "compat.tilelang",
-        *(f"compat.tilelang.{p.stem}" for p in (PACKAGE / "compat" / "tilelang").glob("[a-z]*.py")),
-    ],
-}
-MAY_IMPORT = {
-    "leaves": {"leaves"},
-    "records": {"leaves", "records"},
-    "side": {"leaves", "records", "side"},
-    "stages": {"leaves", "records", "stages"},
-    "drive": {"leaves", "records", "side", "drive"},
-    "edge": {"leaves", "records", "side", "drive", "edge"},
-    "compat": {"leaves", "records", "side", "stages", "drive", "edge", "compat"},
-}
-LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
-HEAVY = {"tilelang", "torch", "tvm", "pynvml"}
+HEAVY = {"tilelang", "torch", "tvm", "tvm_ffi", "pynvml", "cuda"}
+MAY_BE_HEAVY = ("stages", "compat")
+PUBLIC = {"__init__", "__main__", "errors", "version", "carver"}
+"""Modules of the package's own folder: public import paths, and what all others may import."""
 
 
 def modules() -> dict[str, Path]:
+    """Return the sources by dotted name without ``atune.``; a package goes by its folder's name."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         found[name.removesuffix("__init__").removesuffix(".")] = path
     return found
+
+
+MODULES = modules()
+
+
+def folder_of(name: str) -> str:
+    """Return the folder of a module; modules of the package's own folder stand for themselves."""
+    path = MODULES[name]
+    inside = path.parent.relative_to(PACKAGE).as_posix().replace("/", ".")
+    return f"({name or 'atune'})" if inside == "." else inside
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
@@ -150,34 +68,62 @@ def ours(name: str) -> str | None:
     if name != "atune" and not name.startswith("atune."):
         return None
     inner = name.removeprefix("atune").removeprefix(".")
-    while inner and inner not in LAYER_OF:
+    while inner and inner not in MODULES:
         inner = inner.rpartition(".")[0]
     return inner
 
 
-def test_every_module_has_a_layer() -> None:
-    assert set(modules()) == set(LAYER_OF)
+def folder_imports() -> dict[str, set[str]]:
+    """Return which folders each folder imports, from inside functions too."""
+    found: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        mine = found.setdefault(folder_of(name), set())
+        for imported, _ in imports(path):
+            inner = ours(imported)
+            if inner is not None and folder_of(inner) != folder_of(name):
+                mine.add(folder_of(inner))
+    return found
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
-def test_imports_go_one_way(name: str) -> None:
-    layer = LAYER_OF[name]
-    for imported, _ in imports(modules()[name]):
-        inner = ours(imported)
-        if inner is not None:
-            assert LAYER_OF[inner] in MAY_IMPORT[layer], f"{name} ({layer}) imports {inner} ({LAYER_OF[inner]})"
+def test_the_package_has_few_modules_of_its_own() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
+def test_no_cycle_between_folders() -> None:
+    """`TopologicalSorter` raises `CycleError`, with the cycle, where there is one."""
+    assert len(list(TopologicalSorter(folder_imports()).static_order())) > 10
+
+
+def documented() -> list[str]:
+    """Return the folders of the table in docs/architecture.md, in its order."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    table = page.partition("## Folders")[2].partition("\n## ")[0]
+    return [name.strip("/").replace("/", ".") for name in re.findall(r"^\| `([\w/]+/)` \|", table, re.MULTILINE)]
+
+
+def test_the_architecture_lists_every_folder() -> None:
+    folders = {folder for folder in map(folder_of, MODULES) if not folder.startswith("(")}
+    assert sorted(documented()) == sorted(folders)
+
+
+def test_a_folder_imports_only_those_above_it_in_the_architecture() -> None:
+    order = documented()
+    for folder, imported in folder_imports().items():
+        for other in imported:
+            if not folder.startswith("(") and not other.startswith("("):
+                assert order.index(other) < order.index(folder), f"{folder} imports {other}"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_only_stages_import_what_is_heavy(name: str) -> None:
-    for imported, _ in imports(modules()[name]):
-        if imported.partition(".")[0] in HEAVY and LAYER_OF[name] not in ("stages", "compat"):
+    for imported, _ in imports(MODULES[name]):
+        if imported.partition(".")[0] in HEAVY and name.partition(".")[0] not in MAY_BE_HEAVY:
             # doctor asks NVML, inside a function; it makes no CUDA context
-            assert (name, imported.partition(".")[0]) == ("doctor", "pynvml"), f"{name} imports {imported}"
+            assert (name, imported.partition(".")[0]) == ("cli.doctor", "pynvml"), f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("name", sorted(n for n in modules() if n.startswith(("stages", "compat"))))
+@pytest.mark.parametrize("name", sorted(n for n in MODULES if n.startswith(MAY_BE_HEAVY)))
 def test_stages_are_imported_without_tilelang(name: str) -> None:
     """The parent may import a stage's module; what is heavy is imported inside its functions."""
-    for imported, at_the_top in imports(modules()[name]):
+    for imported, at_the_top in imports(MODULES[name]):
         assert not (at_the_top and imported.partition(".")[0] in HEAVY), f"{name} imports {imported} at its top"

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key
 from atune.errors import WorkerError, WorkloadError
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.stages.lowering import Blob
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.stages.compile.lowering import Blob
+from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
 

@@ -22,17 +22,17 @@ from event_streams import Stream
 from test_journal import environment, write
 
 import atune
-from atune.cli import main
+from atune.api.tuner import tune
+from atune.cli.main import main
 from atune.errors import JournalError, UsageError
-from atune.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
-from atune.exporting import export
-from atune.measurement import Conditions, Timing
-from atune.merging import merge
-from atune.playback import follow, replay, simulate
-from atune.reader import read
-from atune.report import POINTS, Clocks, report
+from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
+from atune.journal.export import export
+from atune.journal.merge import merge
+from atune.journal.reader import read
+from atune.journal.replay import follow, replay, simulate
+from atune.model.measurement import Conditions, Timing
+from atune.reporting.report import POINTS, Clocks, report
 from atune.testing import FakeBackend, Script
-from atune.tuner import tune
 
 DATA = Path(__file__).parent / "data" / "schema-1.jsonl"
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
@@ -370,7 +370,7 @@ def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_none_of_it_imports_what_is_heavy() -> None:
     code = """
 import sys
-from atune.cli import main
+from atune.cli.main import main
 out = ["-o", "/dev/null"]
 for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):
     main([command[0], sys.argv[1], *command[1:]])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atune import local
-from atune.cores import WORKER_BYTES, usable_memory_bytes, workers_that_fit
-from atune.device import Target
-from atune.settings import CompileSettings
-from atune.workload import FileRef
+from atune.local import backend as local
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.system.cores import WORKER_BYTES, usable_memory_bytes, workers_that_fit
+from atune.workload.workload import FileRef
 
 GIB = 1 << 30
 

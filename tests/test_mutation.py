@@ -16,13 +16,15 @@ import pytest
 import tilelang.language as T
 from tilelang import tvm
 
-from atune.artifact import Lowered
-from atune.candidate import Candidate, config_key
-from atune.device import Target
-from atune.protocol import Session
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages import lowering, mutation, session
-from atune.workload import FileRef
+from atune.model.artifact import Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.messages import Session
+from atune.stages.accelerators import mutation
+from atune.stages.compile import lowering
+from atune.stages.session.session import session
+from atune.workload.workload import FileRef
 
 EAGER: Any = importlib.import_module("tilelang.language.eager.ast")
 BUILDER: Any = importlib.import_module("tilelang.language.eager.builder")

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from services import SOFTMAX, artifacts, given_up, lowered
 
-from atune.artifact import Lowered
-from atune.candidate import Candidate, config_key, thaw
-from atune.device_compiler import CompileCosts, choose, estimate
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.stages import device_source
+from atune.local.backend import LocalBackend
+from atune.local.compiler_choice import CompileCosts, choose, estimate
+from atune.model.artifact import Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.stages.compile import device_source
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -82,8 +82,9 @@ async def test_a_compile_that_is_given_up_ends() -> None:
 
 SAME = """
 import sys
-from atune.stages import nvrtc, service
-from atune.stages.device_source import Flavour, guess
+from atune.stages.accelerators import nvrtc
+from atune.stages.accelerators import service
+from atune.stages.compile.device_source import Flavour, guess
 
 flavour, source = Flavour("sm_90a"), sys.stdin.read()
 assert nvrtc.make(flavour, guess("sm_90a")) > 0

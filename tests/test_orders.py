@@ -16,13 +16,13 @@ import msgspec
 import order_kernels
 import pytest
 
-from atune.artifact import Artifact, Lowered
-from atune.candidate import Candidate, config_key, thaw
-from atune.local import LocalBackend, LocalCompileLane
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.stages import orders
-from atune.stages.lowering import Blob
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.accelerators import orders
+from atune.stages.compile.lowering import Blob
+from atune.workload.workload import FileRef
 
 KERNELS = FileRef(str(Path(__file__).parent / "order_kernels.py"), "WORKLOAD")
 ROW, COLUMN = "tl::rasterization2DRow<4>()", "tl::rasterization2DColumn<4>()"

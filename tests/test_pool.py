@@ -18,9 +18,9 @@ import anyio
 import pytest
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
-from atune.pool import ForkServer
-from atune.server_process import shutdown
-from atune.worker import Worker
+from atune.processes.pool import ForkServer
+from atune.processes.server import shutdown
+from atune.processes.worker import Worker
 
 HERE = Path(__file__).parent
 UVLOOP = ("asyncio", {"use_uvloop": True})

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from event_streams import Stream
 
-from atune.events import Warned
-from atune.log import event_logger
-from atune.progress import Progress, duration
-from atune.settings import Budget
+from atune.journal.events import Warned
+from atune.model.settings import Budget
+from atune.reporting.log import event_logger
+from atune.reporting.progress import Progress, duration
 
 
 class Terminal(io.StringIO):
@@ -152,7 +152,7 @@ def test_the_log_configures_no_ones_logging() -> None:
 import io, logging
 before = (list(logging.root.handlers), logging.root.level, logging.raiseExceptions)
 from event_streams import Stream
-from atune.log import event_logger
+from atune.reporting.log import event_logger
 import structlog
 defaults = structlog.get_config()
 for json in (True, False):
@@ -182,7 +182,7 @@ def test_bars_on_a_real_terminal_give_the_cursor_back() -> None:
     code = """
 import time
 from event_streams import Stream
-from atune.progress import Progress
+from atune.reporting.progress import Progress
 with Progress() as progress:
     for event in Stream(total=1).candidate(0, 1.0).finished().events: progress.on_event(event)
 """

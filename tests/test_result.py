@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from event_streams import Stream, timing
 
-from atune.artifact import Artifact
-from atune.cache import artifacts_folder, cache_folder
 from atune.errors import AtuneError
-from atune.events import CandidateMeasured, decode, encode
-from atune.result import TuneResult
-from atune.state import State
+from atune.journal.events import CandidateMeasured, decode, encode
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.artifact import Artifact
+from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",

@@ -22,25 +22,25 @@ from cache_entries import events, key
 from decorated import QUICK, doubled, scale, workload
 
 import atune
-from atune import cached
-from atune.cached import Work, run_cached, tune_cached
-from atune.device import DeviceInfo, Target
+from atune.api import cached_tune as cached
+from atune.api.cached_tune import Work, run_cached, tune_cached
 from atune.errors import NoWinner, UsageError
-from atune.events import (
+from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
     CandidateProposed,
     Event,
 )
-from atune.journal import line_of
-from atune.reader import read
-from atune.result import TuneResult
-from atune.result_cache import ResultCache
-from atune.result_entry import ResultKey
-from atune.sealed import Sealed
-from atune.state import State
-from atune.tuning_lock import TuningLock
-from atune.workload import Workload, fingerprint
+from atune.journal.reader import read
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.journal.writer import line_of
+from atune.model.device import DeviceInfo, Target
+from atune.storage.result_cache import ResultCache
+from atune.storage.result_key import ResultKey
+from atune.system.tuning_lock import TuningLock
+from atune.workload.sealed import Sealed
+from atune.workload.workload import Workload, fingerprint
 
 ROOT = Path(__file__).parent.parent
 
@@ -197,7 +197,7 @@ WRITER = """
 import sys
 sys.path.insert(0, "tests")
 from cache_entries import events, key
-from atune.result_cache import ResultCache
+from atune.storage.result_cache import ResultCache
 cache = ResultCache(sys.argv[1])
 for i in range(10):
     cache.put(key(problem={"M": [int(sys.argv[2]), i]}), events(1.0))
@@ -316,7 +316,7 @@ def test_callbacks_count_by_source_and_closure() -> None:
 
 def test_the_key_is_the_same_in_another_process() -> None:
     """Nothing in it depends on addresses or on the order of hashes."""
-    code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; from atune.cached import Work; "
+    code = "import sys; sys.path.insert(0, 'tests'); import decorated as d; from atune.api.cached_tune import Work; "
     code += "print(Work(d.workload(kernel=d.scale_jit), target='c').key.text)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -450,8 +450,8 @@ TUNER = """
 import sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, workload
-from atune.cached import run_cached
-from atune.result_cache import ResultCache
+from atune.api.cached_tune import run_cached
+from atune.storage.result_cache import ResultCache
 result = run_cached(workload(), target="c", benchmark=QUICK, cache=ResultCache(sys.argv[1]))
 print(result.cache_hit, result.best_config["factor"])
 """
@@ -470,9 +470,9 @@ KILLED = """
 import os, sys
 sys.path.insert(0, "tests")
 from decorated import QUICK, workload
-from atune.cached import run_cached
-from atune.events import CandidateMeasured
-from atune.result_cache import ResultCache
+from atune.api.cached_tune import run_cached
+from atune.journal.events import CandidateMeasured
+from atune.storage.result_cache import ResultCache
 
 def die(event):
     if isinstance(event, CandidateMeasured):

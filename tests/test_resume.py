@@ -11,11 +11,10 @@ import anyio
 import pytest
 
 import atune
-from atune.artifact import StaticFacts
-from atune.continuation import resume
-from atune.device import DeviceLimits
+from atune.api.resume import resume
+from atune.api.tuner import tune
 from atune.errors import JournalError, UsageError
-from atune.events import (
+from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
     BenchmarkStarted,
@@ -29,11 +28,12 @@ from atune.events import (
     RunResumed,
     Warned,
 )
-from atune.journal import Journal, read
-from atune.playback import replay
-from atune.settings import BenchmarkSettings
+from atune.journal.replay import replay
+from atune.journal.writer import Journal, read
+from atune.model.artifact import StaticFacts
+from atune.model.device import DeviceLimits
+from atune.model.settings import BenchmarkSettings
 from atune.testing import FakeBackend, Script
-from atune.tuner import tune
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
-from atune.events import BuildFailed, CandidateMeasured, RunResumed
-from atune.journal import read
+from atune.journal.events import BuildFailed, CandidateMeasured, RunResumed
+from atune.journal.writer import read
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOAD = """

@@ -12,8 +12,8 @@ import pytest
 
 import atune
 from atune.errors import UsageError
-from atune.events import ArtifactBuilt, Event, RunFinished
-from atune.local import run_folder, server_folder
+from atune.journal.events import ArtifactBuilt, Event, RunFinished
+from atune.local.backend import run_folder, server_folder
 from atune.testing import FakeBackend
 
 ROOT = Path(__file__).parents[1]

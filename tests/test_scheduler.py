@@ -9,8 +9,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from atune.artifact import Lowered, StaticFacts
-from atune.scheduler import (
+from atune.engine.scheduler import (
     FEW_WORKERS,
     FIRST_GROUP,
     HEAVY_LEFT,
@@ -23,7 +22,8 @@ from atune.scheduler import (
     Lower,
     halves,
 )
-from atune.scheduler import _work_of as work_of
+from atune.engine.scheduler import _work_of as work_of
+from atune.model.artifact import Lowered, StaticFacts
 
 
 def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atune.candidate import config_key, normalise, thaw
 from atune.errors import SpaceError
-from atune.space import Space
+from atune.model.candidate import config_key, normalise, thaw
+from atune.model.space import Space
 
 
 def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 import atune
-from atune.artifact import Artifact, KernelParam, Lowered, source_path
-from atune.candidate import Candidate, config_key
-from atune.events import ArtifactBuilt, Event
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.store import ArtifactStore
-from atune.workload import FileRef
+from atune.journal.events import ArtifactBuilt, Event
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.storage.artifact_store import ArtifactStore
+from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).parents[1]
 WORKLOADS = ROOT / "tests" / "workloads.py"
@@ -106,7 +106,7 @@ def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, bu
     for i in range(5):
         used = time.time() - 10_000 + i
         os.utime(libraries[f"k{i}"], (used, used))
-    holder = "import sys, time; from atune.store import ArtifactStore; from pathlib import Path; "
+    holder = "import sys, time; from atune.storage.artifact_store import ArtifactStore; from pathlib import Path; "
     holder += f"s = ArtifactStore(Path({str(folder)!r})); s._pin({libraries['k0'].name!r}); "
     holder += "print('ok', flush=True); time.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import atune
-from atune.artifact import Artifact, KernelParam
 from atune.errors import WorkloadError
-from atune.settings import BenchmarkSettings
-from atune.stages import benchmark
-from atune.stages.inputs import Arguments
-from atune.stages.loader import has_layout
-from atune.workload import Workload, load, ship
+from atune.model.artifact import Artifact, KernelParam
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure import benchmark
+from atune.stages.measure.inputs import Arguments
+from atune.stages.measure.loader import has_layout
+from atune.workload.workload import Workload, load, ship
 
 KERNELS = Path(__file__).parent / "strided_kernels.py"
 FEW = BenchmarkSettings(n_repeat=3, n_final=0)

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from atune.reader import JournalReader
-from atune.result import TuneResult
+from atune.api.tuner import tune
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult
 from atune.testing import FakeBackend, InstantClock, Script
-from atune.tuner import tune
 
 LIMIT_MS = 1.0
 """Of processor time, a candidate."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import atune
-from atune.settings import BenchmarkSettings
-from atune.stages.cupti import between_marks
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure.cupti import between_marks
 
 KERNELS = Path(__file__).parents[1] / "bench" / "kernels.py"
 MARK = "at::cuda::(anonymous namespace)::spin_kernel(long)"

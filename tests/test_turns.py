@@ -14,18 +14,18 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.device_lock import DeviceLock
-from atune.events import Event, Warned
-from atune.local_device import LocalDeviceLane
-from atune.settings import BenchmarkSettings, CompileSettings
-from atune.tuner import tune
-from atune.worker import Worker
+from atune.api.tuner import tune
+from atune.journal.events import Event, Warned
+from atune.local.device_worker import LocalDeviceLane
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.worker import Worker
+from atune.system.device_lock import DeviceLock
 
 pytestmark = pytest.mark.anyio
 KERNELS = Path(__file__).parent / "contract_kernels.py"
 HOLDER = """
 import sys, anyio, pathlib
-from atune.device_lock import DeviceLock
+from atune.system.device_lock import DeviceLock
 async def main():
     async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
         print("held", flush=True)
@@ -120,7 +120,7 @@ async def test_two_runs_of_one_program_never_measure_at_once(
         try:
             return await call(worker, entry, payload, timeout_s)
         finally:
-            if entry.startswith("atune.stages.benchmark:") and not entry.endswith("begin"):
+            if entry.startswith("atune.stages.measure.benchmark:") and not entry.endswith("begin"):
                 spans.append((began, time.monotonic(), str(worker.pid)))
 
     monkeypatch.setattr(Worker, "call", watched)
@@ -156,7 +156,7 @@ async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         lane._lock = Announced("gpu", tmp_path)
 
     monkeypatch.setattr(LocalDeviceLane, "__init__", shared)
-    monkeypatch.setattr("atune.local_device.SHARED_S", 1.0)
+    monkeypatch.setattr("atune.local.device_worker.SHARED_S", 1.0)
     events: list[Event] = []
 
     def listen(event: Event) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from atune.artifact import Lowered
-from atune.candidate import Candidate
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.local import LocalBackend
-from atune.settings import CompileSettings
-from atune.space import Space
-from atune.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Lowered
+from atune.model.candidate import Candidate
+from atune.model.settings import CompileSettings
+from atune.model.space import Space
+from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -213,7 +213,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
     """No address or hash seed gets into it."""
-    code = "from tests_workload_print import WORK; from atune.workload import fingerprint; print(fingerprint(WORK))"
+    code = "import tests_workload_print as t; from atune.workload.workload import fingerprint; print(fingerprint(t.WORK))"
     module = """
     from atune import Space, Workload
     import functools, math
@@ -262,7 +262,7 @@ def reference(A):
 SHIP = """
 import msgspec, sys
 from atune import Space, Workload
-from atune.workload import ship
+from atune.workload.workload import ship
 WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
 open(sys.argv[1], "wb").write(msgspec.msgpack.encode(ship(WORK)))
 """

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from z3_contexts import known
 
-from atune.local import LocalBackend
-from atune.stages import z3_tables
-from atune.workload import FileRef
+from atune.local.backend import LocalBackend
+from atune.stages.accelerators import z3_tables
+from atune.workload.workload import FileRef
 
 z3: Any = pytest.importorskip("z3")
 pytestmark = pytest.mark.skipif(not known(), reason="changes z3-solver 4.15.4.0 for x86-64 alone")
@@ -23,14 +23,14 @@ HERE = Path(__file__).parent
 LIBRARY = Path(z3.__file__).parent / "lib" / "libz3.so"
 OPEN = """
 import ctypes, mmap, sys
-from atune.stages import z3_tables
+from atune.stages.accelerators import z3_tables
 from z3_contexts import context_mb, permissions
 ctypes.CDLL(sys.argv[1])
 """
 ASK = """
 import random, sys
 import z3
-from atune.stages import z3_tables
+from atune.stages.accelerators import z3_tables
 if sys.argv[1] == "small":
     assert z3_tables.shrink()
 OTHER = {"memory", "max memory", "num allocs", "time", "rlimit count"}

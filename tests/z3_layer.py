@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from atune.stages import c_library, counting
+from atune.stages.accelerators import c_library, counting
 
 
 def z3_folder() -> Path:

@@ -5,8 +5,8 @@
     assert backend.measured["fake-0"] == [0, 1, 2, ...]
 
 No process is started and no tilelang, torch or CUDA is needed; time is virtual, so that a run takes milliseconds
-whatever its script says. `FakeBackend` keeps `atune.backend.Backend`, and the contract suite holds it to what the real
-ones do.
+whatever its script says. `FakeBackend` keeps `atune.engine.interfaces.Backend`, and the contract suite holds it to what
+the real ones do.
 """
 
 from atune.testing.backend import FakeBackend

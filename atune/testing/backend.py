@@ -12,15 +12,15 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from atune.artifact import Lowered
-from atune.candidate import Config
-from atune.device import DeviceInfo, DeviceLimits, Target
-from atune.folders import run_folder
-from atune.settings import BenchmarkSettings, CompileSettings
+from atune.model.artifact import Lowered
+from atune.model.candidate import Config
+from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.system.folders import run_folder
 from atune.testing.clock import FakeClock
 from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
 from atune.testing.script import Script
-from atune.workload import WorkloadSpec
+from atune.workload.workload import WorkloadSpec
 
 
 class FakeBackend:

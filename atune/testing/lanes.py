@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atune.artifact import Artifact, Built, Failure, KernelParam, Lowered
-from atune.backend import GroupFailed
-from atune.candidate import Candidate
-from atune.device import DeviceInfo
+from atune.engine.interfaces import GroupFailed
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.measurement import FinalEntry, Measurement, Timing
+from atune.model.artifact import Artifact, Built, Failure, KernelParam, Lowered
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo
+from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.testing.script import FATAL, seconds_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from atune.artifact import FailureKind, StaticFacts
-from atune.candidate import Config, config_key
+from atune.model.artifact import FailureKind, StaticFacts
+from atune.model.candidate import Config, config_key
 
 Stage = Literal["lower", "build", "measure"]
 Seconds = float | Callable[[Config], float]

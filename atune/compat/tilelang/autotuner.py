@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.cached import discover, run_cached
-from atune.callables import function_of
-from atune.candidate import RESERVED, config_key
+from atune.api.cached_tune import discover, run_cached
+from atune.api.tuner import run
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
@@ -18,11 +17,12 @@ from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFail
 from atune.compat.tilelang.plan import RunArgs, plan, resolved_target
 from atune.compat.tilelang.problem import Problem, described
 from atune.compat.tilelang.result import AutotuneResult, of_winner
-from atune.device import parse_target
 from atune.errors import NoWinner, SpaceError
-from atune.result_cache import ResultCache
-from atune.tuner import run
-from atune.workload import Workload
+from atune.model.candidate import RESERVED, config_key
+from atune.model.device import parse_target
+from atune.storage.result_cache import ResultCache
+from atune.workload.introspect import function_of
+from atune.workload.workload import Workload
 
 
 class AutoTuner:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atune.artifact import KernelParam
-from atune.sealed import Sealed as Sealed
-from atune.stages.inputs import GivenTensors as GivenTensors
+from atune.model.artifact import KernelParam
+from atune.stages.measure.inputs import GivenTensors as GivenTensors
+from atune.workload.sealed import Sealed as Sealed
 
 
 def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:

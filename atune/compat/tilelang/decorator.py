@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from atune.arguments import raw_key
-from atune.callables import function_of
-from atune.candidate import RESERVED
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
 from atune.compat.tilelang.result import AutotuneResult
-from atune.stages.frontend import frontend_lock
+from atune.decorator.arguments import raw_key
+from atune.model.candidate import RESERVED
+from atune.stages.frontend.frontend import frontend_lock
+from atune.workload.introspect import function_of
 
 Key = tuple[Any, ...]
 

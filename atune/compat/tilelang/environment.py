@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atune.compat.tilelang.notices import ArgumentError
-from atune.cores import usable_cores
+from atune.system.cores import usable_cores
 
 COMPILE_TIMEOUT_S = 120.0
 

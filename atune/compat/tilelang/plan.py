@@ -11,8 +11,8 @@ from typing import Any
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.notices import ArgumentError, warn_once
-from atune.device import Target, parse_target
-from atune.settings import BenchmarkSettings, CompileSettings
+from atune.model.device import Target, parse_target
+from atune.model.settings import BenchmarkSettings, CompileSettings
 
 NO_DEADLINE_S = 7 * 24 * 3600.0
 DEFAULT_WARMUP, DEFAULT_REP, DEFAULT_TIMEOUT_S = 25, 100, 180.0

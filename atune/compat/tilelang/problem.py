@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from atune.callables import function_of, signature_of
-from atune.candidate import RESERVED
 from atune.errors import UsageError
-from atune.fingerprint import kernel_fingerprint
-from atune.stages.frontend import eager_dimensions, encode, is_jit, jit_function, parameters_of, tensor_names
+from atune.model.candidate import RESERVED
+from atune.stages.frontend.frontend import eager_dimensions, encode, is_jit, jit_function, parameters_of, tensor_names
+from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.introspect import function_of, signature_of
 
 PLAIN = (type(None), bool, int, float, str)
 

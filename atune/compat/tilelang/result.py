@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from atune.compat.tilelang.arguments import CompileArgs
 from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
-from atune.device import Target
 from atune.errors import AtuneError
-from atune.stages.frontend import frontend_lock
-from atune.stages.jit_kernel import HOST_SOURCE, jit_kernel
+from atune.model.device import Target
+from atune.stages.frontend.frontend import frontend_lock
+from atune.stages.frontend.jit_kernel import HOST_SOURCE, jit_kernel
 
 if TYPE_CHECKING:
-    from atune.result import TuneResult
+    from atune.journal.result import TuneResult
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu", "params.json")
 LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")

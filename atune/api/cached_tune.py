@@ -1,0 +1,259 @@
+"""Tuning with the result cache before it: a known result is returned at once, and what is measured is kept."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.api.tuner import run_blocking, tune
+from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
+from atune.errors import JournalError, NoWinner, UsageError
+from atune.journal.events import SCHEMA, Event, RunStarted
+from atune.journal.result import TuneResult
+from atune.journal.writer import line_of
+from atune.local.backend import installed_versions
+from atune.model.candidate import config_key
+from atune.model.device import DeviceInfo, Target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.processes.messages import Discovery
+from atune.storage.prior_results import Known, history
+from atune.storage.result_cache import ResultCache
+from atune.storage.result_key import ResultKey
+from atune.system.tuning_lock import TuningLock
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.workload import Workload, WorkloadSpec, describe
+
+Concurrent = Literal["wait", "tune"]
+"""What to do while another process tunes the same: wait for its result, or tune beside it."""
+STALE_S = 14 * 86400.0
+"""Age from which on the journal of an interrupted tuning that nobody went on with is removed."""
+POLL_S = 0.1
+"""Seconds between two looks at whether the other process has finished."""
+
+
+class Work:
+    """A workload with the options it is tuned under: its key in the cache, and all that the key is made of.
+
+    `problem`: the problem's key, as data, in place of all of the workload's arguments. `options`: as for `atune.tune`.
+    Raises `UsageError` as `tune` does.
+    """
+
+    def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
+        self.workload, self.options = workload, options
+        self.problem = workload.arguments if problem is None else problem
+        self.compile = options.get("compile") or CompileSettings()
+        self.benchmark = options.get("benchmark") or BenchmarkSettings()
+        self.budget = Budget.parse(options.get("budget"))
+        self.spec: WorkloadSpec = describe(workload)
+        self.target, self.devices = discover(
+            options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
+        )
+        self.versions = installed_versions()
+
+    @cached_property
+    def key(self) -> ResultKey:
+        compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
+        strategy = self.options.get("strategy", "exhaustive")
+        return ResultKey(
+            kernel=self.workload.name,
+            source=kernel_fingerprint(self.workload.kernel),
+            fingerprint=fingerprint(self.workload, problem=False),
+            problem=self.problem,
+            device=" + ".join(sorted({device.name for device in self.devices})),
+            target=str(self.target),
+            versions=self.versions,
+            measuring={
+                **{name: compile[name] for name in MEASURING_COMPILE},
+                **{name: benchmark[name] for name in MEASURING_BENCHMARK},
+            },
+            search={
+                "strategy": strategy,
+                "seed": 0 if strategy == "exhaustive" else self.options.get("seed", 0),
+                "budget": msgspec.to_builtins(self.budget),
+                **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
+            },
+            space=space_hash(config_key(config) for config in self.spec.configs),
+        )
+
+    def history(self, known: Mapping[str, Known], now: float) -> bytes:
+        """Return the journal of a run of this work that has `known` behind it."""
+        header = RunStarted(
+            seq=0,
+            time=now,
+            mono=0.0,
+            schema=SCHEMA,
+            workload=self.spec.name,
+            origin=self.spec.origin,
+            fingerprint=self.spec.fingerprint,
+            space=space_hash(config_key(config) for config in self.spec.configs),
+            total=len(self.spec.configs),
+            default=self.spec.default,
+            arguments=self.spec.arguments,
+            target=self.target,
+            devices=tuple(device.id for device in self.devices),
+            strategy=self.options.get("strategy", "exhaustive"),
+            settings={
+                "compile": msgspec.to_builtins(self.compile),
+                "benchmark": msgspec.to_builtins(self.benchmark),
+                "pipeline": self.options.get("pipeline", True),
+                "seed": self.options.get("seed", 0),
+                "budget": msgspec.to_builtins(self.budget),
+            },
+            versions=self.versions,
+        )
+        return b"".join(map(line_of, history(header, self.spec.configs, known)))
+
+
+def discover(target: str, devices: str | Sequence[str], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
+    """Return the target and the devices that a run here would have. Asks NVML; makes no CUDA context.
+
+    Raises `TargetError` as `tune` does.
+    """
+    names = (devices,) if isinstance(devices, str) else tuple(devices)
+    asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    if asked not in _discovered:
+        answer = importlib.import_module("atune.stages.session.session").discover(
+            msgspec.msgpack.encode((target, names, mixed))
+        )
+        _discovered[asked] = msgspec.msgpack.decode(answer, type=Discovery)
+    found = _discovered[asked]
+    return found.target, list(found.devices)
+
+
+_discovered: dict[bytes, Discovery] = {}
+
+
+async def tune_cached(
+    workload: Workload,
+    *,
+    problem: Any = None,
+    cache: ResultCache | None = None,
+    concurrent: Concurrent = "wait",
+    refresh: bool = False,
+    **options: Any,
+) -> TuneResult:
+    """Return the cached result of this very tuning, with `cache_hit` set, or tune and keep what comes out.
+
+    Configurations that an earlier run of the same work measured, with another list of configurations, are not measured
+    again, but for the final. What an interrupted tuning had measured is not lost: the next call goes on from there.
+
+    Parameters
+    ----------
+    problem
+        The problem's key, as data, in place of all of the workload's arguments: problems of one key share a result.
+    cache
+        The `ResultCache`; by default the user's.
+    concurrent
+        While another process tunes the same: ``wait`` for it, or ``tune`` beside it.
+    refresh
+        Tune even where the result is known.
+    options
+        As for `tune`. With a `journal` of your own nothing is taken over from earlier runs.
+
+    Raises what `tune` raises. Cancelling it leaves what was measured to the next call.
+    """
+    if concurrent not in ("wait", "tune"):
+        raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
+    work = await anyio.to_thread.run_sync(partial(Work, workload, problem, **options))
+    return await tune_work(work, cache or ResultCache(), concurrent=concurrent, refresh=refresh)
+
+
+async def tune_work(
+    work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
+) -> TuneResult:
+    """Do what `tune_cached` does, for a work that is described already."""
+    key = work.key
+    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+        return found
+    lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
+    mine = _acquire(lock)
+    while mine is False and concurrent == "wait":
+        await anyio.sleep(POLL_S)
+        mine = _acquire(lock)
+    try:
+        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+            return found  # another process has tuned it meanwhile
+        own = work.options.get("journal") is not None
+        journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
+        return await _tune_and_keep(work, key, cache, journal, refresh)
+    finally:
+        lock.release()
+
+
+def run_cached(workload: Workload, **options: Any) -> TuneResult:
+    """Do what `tune_cached` does, blocking; also inside a running event loop."""
+    return run_blocking(tune_cached, workload, **options)
+
+
+def _acquire(lock: TuningLock) -> bool | None:
+    """Tell whether the lock is ours; None where the folder cannot be written, and nobody can have it."""
+    try:
+        return lock.acquire()
+    except OSError:
+        return None
+
+
+async def _tune_and_keep(
+    work: Work, key: ResultKey, cache: ResultCache, journal: Path | None, refresh: bool
+) -> TuneResult:
+    events: list[Event] = []
+    listener: Callable[[Event], None] | None = work.options.get("on_event")
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if listener is not None:
+            listener(event)
+
+    options = {**work.options, "on_event": listen}
+    if journal is not None:
+        await anyio.to_thread.run_sync(_begin, work, key, cache, journal, refresh)
+        options["journal"] = journal
+    try:
+        result = await tune(work.workload, **options)
+    except JournalError:
+        if journal is None:
+            raise
+        # It is the cache's own, and of no use to anyone: damaged, or of work that only looks the same.
+        events.clear()
+        journal.unlink(missing_ok=True)
+        result = await tune(work.workload, **options)
+    except NoWinner:
+        if journal is not None:  # it has ended; what may pass is tried again by the next call
+            journal.unlink(missing_ok=True)
+        raise
+    finally:
+        if events:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(cache.put, key, list(events))
+    if journal is not None:
+        result.journal = None
+        journal.unlink(missing_ok=True)
+    return result
+
+
+def _begin(work: Work, key: ResultKey, cache: ResultCache, journal: Path, refresh: bool) -> None:
+    """Lay the journal that the run goes on with: that of an interrupted run, or one of what is known already."""
+    for left in journal.parent.glob("*.jsonl"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
+    if refresh:
+        journal.unlink(missing_ok=True)
+        return
+    if journal.exists():
+        return
+    known = cache.known(key, work.spec.configs)
+    if known:
+        part = journal.with_suffix(".part")
+        part.write_bytes(work.history(known, time.time()))
+        os.replace(part, journal)

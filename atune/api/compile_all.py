@@ -1,0 +1,171 @@
+"""Many configurations compiled in parallel and nothing measured: for sweeps that you time yourself."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from atune.api.tuner import run_blocking
+from atune.engine.interfaces import Backend, CompileLane, GroupFailed
+from atune.engine.scheduler import CompileState, Lower, halves
+from atune.errors import AtuneError
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Failure, Lowered, source_path
+from atune.model.candidate import Candidate, Config, config_key
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import Workload, describe, ship
+
+
+class CompileFailed(AtuneError):
+    """Configurations could not be compiled. The message counts the reasons; `failures` has them by configuration."""
+
+    def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+def compile_all(
+    kernel: Callable[..., Any],
+    configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    out_idx: int | Sequence[int] | None = None,
+    pass_configs: Mapping[str, Any] | None = None,
+    target: str = "auto",
+    compile: CompileSettings | None = None,
+    ignore_errors: bool = False,
+    on_failure: Callable[[Config, Failure], None] | None = None,
+) -> list[Any]:
+    """Compile `kernel` with each of `configs`, in worker processes and in groups, and return the kernels in order.
+
+    A kernel is called as `TuneResult.kernel` is: with the inputs, and it returns the outputs, or with every parameter.
+    Its `config` is the configuration, its `source` the device source. Inside a running event loop it blocks, too.
+
+    Parameters
+    ----------
+    kernel, configs, arguments, out_idx, pass_configs
+        As for `Workload`; `configs` is a list of dicts, a generator, or a callable of the arguments.
+    target
+        As for `tune`. One with an arch, such as ``sm_90a``, compiles without a GPU.
+    compile
+        `CompileSettings`.
+    ignore_errors
+        Return None in place of a kernel that could not be compiled.
+    on_failure
+        Called with the configuration and the `Failure` of each of those.
+
+    Raises `CompileFailed` where a configuration could not be compiled, once all the others are, and `UsageError` for
+    what cannot work.
+    """
+    workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
+    settings = compile or CompileSettings()
+    spec = describe(workload)
+    # No final: what is compiled here is handed out, so it is compiled as tilelang does.
+    exact = BenchmarkSettings(n_final=0)
+    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
+
+    async def work() -> list[Any]:
+        load = importlib.import_module("atune.stages.measure.loader").load_kernel
+        async with backend.open():
+            await backend.discover()
+            answers = await compiled(backend, candidates, settings.group_size)
+            for index, answer in answers.items():
+                if isinstance(answer, Failure) and on_failure is not None:
+                    on_failure(candidates[index].config, answer)
+            if not ignore_errors:
+                _raise_failures(candidates, answers)
+            kernels: list[Any] = []
+            for candidate in candidates:  # while their libraries are there
+                answer = answers[candidate.index]
+                found = None
+                if isinstance(answer, Artifact):
+                    found = await anyio.to_thread.run_sync(load, answer, spec.out_idx)
+                    found.config = dict(candidate.config)
+                    found.source = Path(source_path(answer.path, answer.symbol)).read_text()
+                kernels.append(found)
+            return kernels
+
+    return run_blocking(work)
+
+
+async def compiled(
+    backend: Backend, candidates: Sequence[Candidate], group_size: int | None = None
+) -> dict[int, Artifact | Failure]:
+    """Return what became of each candidate, by index. `backend` is open, and knows its target.
+
+    Candidates that lower to the same code share one artifact.
+    """
+    lanes = backend.compile_lanes(len(candidates))
+    state = CompileState(
+        lanes=len(lanes), devices=0, total=len(candidates), group_size=group_size, waiting=len(candidates)
+    )
+    state.proposing = False
+    waiting = list(reversed(candidates))
+    answers: dict[int, Artifact | Failure] = {}
+    codes: dict[str, int] = {}
+    same: dict[int, int] = {}
+    changed = anyio.Event()
+
+    def wake() -> None:
+        nonlocal changed
+        changed.set()
+        changed = anyio.Event()
+
+    async def lower(lane: CompileLane) -> None:
+        candidate = waiting.pop()
+        state.waiting -= 1
+        state.lowering += 1
+        answer = await lane.lower(candidate)
+        known = None
+        if isinstance(answer, Failure):
+            answers[candidate.index] = answer
+        elif (first := codes.setdefault(answer.code_key, candidate.index)) != candidate.index:
+            same[candidate.index] = first
+        elif (known := await lane.find(answer)) is not None:
+            answers[candidate.index] = known
+        else:
+            state.ready.append(answer)
+        state.lowering -= 1
+        state.seen += 1
+
+    async def build(lane: CompileLane, group: tuple[Lowered, ...]) -> None:
+        state.building += 1
+        try:
+            answers.update({answer.index: answer for answer in await lane.build(group)})
+        except GroupFailed:
+            state.retry += halves(group)
+        state.building -= 1
+
+    async def work(lane: CompileLane) -> None:
+        while not state.finished:
+            state.hold, state.hold_first = backend.hold_builds()
+            job = state.next_job()
+            if job is None:
+                await changed.wait()
+                continue
+            state.busy += 1
+            await (lower(lane) if isinstance(job, Lower) else build(lane, job.group))
+            state.busy -= 1
+            wake()
+
+    backend.on_change(wake)
+    async with anyio.create_task_group() as tasks:
+        for lane in lanes:
+            tasks.start_soon(work, lane)
+    return answers | {index: answers[first] for index, first in same.items()}
+
+
+def _raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
+    failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
+    if failures:
+        reasons = Counter((failure.kind, failure.message) for _, failure in failures)
+        lines = [f"  {n} × {kind}: {message}" for (kind, message), n in reasons.most_common(10)]
+        message = f"{len(failures)} of {len(candidates)} configurations could not be compiled:"
+        raise CompileFailed("\n".join([message, *lines]), failures)

@@ -1,0 +1,103 @@
+"""Go on with a run from its journal, with the workload, settings and devices that its header names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.api.tuner import no_winner_message, tune
+from atune.engine.plan import check_parts, finished
+from atune.errors import JournalError, NoWinner, UsageError
+from atune.journal.events import RunStarted
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workload.workload import FileRef, Workload
+
+
+async def resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    *,
+    force_parts: Sequence[str] = (),
+    **options: Any,
+) -> TuneResult:
+    """Go on with the run of `journal` and return the result of all its parts.
+
+    What has an outcome is neither compiled nor measured again, except that the finalists whose libraries are gone are
+    compiled once more for the final. What was under way is done again. A candidate during whose measurement the whole
+    program died twice is a failure of kind ``suspect``. A journal that is finished returns at once.
+
+    Parameters
+    ----------
+    journal
+        Path of the journal.
+    workload
+        As for `tune`; None takes what the header names, which runs that file in the workers.
+    force_parts
+        What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
+        A space that only has grown may always.
+    options
+        As for `tune`, in place of the header's.
+
+    Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
+    what differs. Else as `tune`.
+    """
+    check_parts(force_parts)
+    state = read_state(journal)
+    chosen = {**options_of(state.header), **options}
+    if finished(state, Budget.parse(chosen["budget"])):
+        result = TuneResult(state, Path(journal), replayed=True)
+        if result.best is None:
+            raise NoWinner(no_winner_message(result), result)
+        return result
+    if workload is None and "backend" not in options:
+        workload = origin_of(state.header)
+    return await tune(workload, journal=journal, force_parts=force_parts, **chosen)
+
+
+def read_state(journal: str | os.PathLike[str]) -> State:
+    """Return the state that `journal` folds to. Raises `JournalError`."""
+    state = State()
+    for event in JournalReader(Path(journal)):
+        state.apply(event)
+    return state
+
+
+def origin_of(header: RunStarted | None) -> str:
+    """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` where the workload came from no file."""
+    if header is None or not header.origin:
+        raise UsageError(
+            "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
+        )
+    return header.origin
+
+
+def options_of(header: RunStarted | None) -> dict[str, Any]:
+    """Return the options of `tune` that a header tells. Raises `JournalError` where they are none."""
+    if header is None:
+        raise JournalError("the journal has no header")
+    settings = header.settings
+    try:
+        return {
+            "target": _target_text(header.target),
+            "devices": header.devices,
+            "strategy": header.strategy,
+            "seed": int(settings.get("seed", 0)),
+            "pipeline": bool(settings.get("pipeline", True)),
+            "budget": msgspec.convert(settings.get("budget", {}), Budget),
+            "compile": msgspec.convert(settings.get("compile", {}), CompileSettings),
+            "benchmark": msgspec.convert(settings.get("benchmark", {}), BenchmarkSettings),
+        }
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise JournalError(f"the journal's header has settings that this atune does not know: {error}") from error
+
+
+def _target_text(target: Target) -> str:
+    return target.kind if target.kind == "c" else target.arch or target.kind

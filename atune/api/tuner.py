@@ -1,0 +1,330 @@
+"""The three ways to tune from Python: `await tune()`, blocking `run()`, and the `Tuner` handle with its events."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+
+from atune.engine.engine import Engine, unwrapped
+from atune.engine.interfaces import Backend
+from atune.engine.plan import check_parts
+from atune.engine.strategy import make_strategy
+from atune.errors import AtuneError, NoWinner, UsageError
+from atune.journal.events import Event, RunInterrupted
+from atune.journal.recorder import Listener, Recorder
+from atune.journal.result import TuneResult
+from atune.journal.writer import Journal
+from atune.local.backend import LocalBackend
+from atune.model.device import parse_target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.storage.artifact_store import find, keep
+from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
+
+T = TypeVar("T")
+
+
+class Tuner:
+    """One tuning run as a handle.
+
+        async with Tuner(workload) as tuner:
+            async for event in tuner.events():
+                ...
+            result = await tuner.result()
+
+    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`, and `backend`, which
+    brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | FileRef | str | None = None,
+        *,
+        target: str = "auto",
+        devices: str | Sequence[str] = "all",
+        strategy: str = "exhaustive",
+        seed: int = 0,
+        budget: int | str | Budget | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        pipeline: bool = True,
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        progress: bool = False,
+        force_parts: Sequence[str] = (),
+        backend: Backend | None = None,
+    ) -> None:
+        parse_target(target)
+        accept = check_parts(force_parts)
+        make_strategy(strategy, 1, seed)
+        names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Sequence) else ()
+        if not names or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as ['0', '1'], got {devices!r}")
+        compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        if backend is None:
+            reference = parse_file_ref(workload) if isinstance(workload, str) else workload
+            if not isinstance(reference, (Workload, FileRef)):
+                raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
+            if isinstance(reference, Workload):
+                spec = describe(reference)
+                backend = LocalBackend(
+                    ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
+                )
+            else:
+                backend = LocalBackend(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
+        self._budget = Budget.parse(budget)
+        self._journal_path = None if journal is None else Path(journal)
+        self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
+        self._progress = progress
+        self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
+            backend,
+            recorder,
+            compile=compile,
+            benchmark=benchmark,
+            strategy=strategy,
+            seed=seed,
+            budget=self._budget,
+            pipeline=pipeline,
+            keep=keep,
+            find=find,
+            accept=accept,
+        )
+        self._past: list[Event] = []
+        self._keeps_past = True
+        self._error: BaseException | None = None
+        self._recorder: Recorder | None = None
+        self._engine: Engine | None = None
+        self._stopped = False
+
+    async def __aenter__(self) -> Tuner:
+        self._done = anyio.Event()
+        self._more = anyio.Event()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup:
+            if error is None:
+                raise
+            return False  # the body's own error, as it was raised
+
+    def events(self) -> AsyncIterator[Event]:
+        """Return every event of the run from its first on, also those before this call, until the run ends.
+
+        For a run that goes on, those of its earlier parts come first.
+
+        Each call starts anew; a reader may leave at any time, and holds up nobody.
+        """
+        return _Events(self)
+
+    async def result(self) -> TuneResult:
+        """Wait for the end and return the result. Raises what `tune` raises."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result()
+
+    def stop(self) -> None:
+        """End the run early, in order: what is under way is measured, then comes the final."""
+        self._stopped = True
+        if self._engine is not None:
+            self._engine.stop()
+
+    def _result(self) -> TuneResult:
+        assert self._recorder is not None
+        return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
+
+    def _publish(self, event: Event) -> None:
+        if not self._keeps_past:
+            return
+        self._past.append(event)
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def _run(self) -> None:
+        try:
+            if self._progress:
+                from atune.reporting.progress import Progress
+
+                with Progress(budget=self._budget) as progress:
+                    await self._record((*self._listeners, progress.on_event))
+            else:
+                await self._record(self._listeners)
+            result = self._result()
+            if result.best_config is None:
+                raise NoWinner(no_winner_message(result), result)
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self._error = AtuneError("the run was cancelled; what was measured is in its journal, if it has one")
+            raise
+        finally:
+            self._done.set()
+            self._more.set()
+
+    async def _record(self, listeners: tuple[Listener, ...]) -> None:
+        journal: Journal | None = None
+        past: Sequence[Event] = ()
+        if self._journal_path is not None:
+            journal, past = Journal.start(self._journal_path)
+        self._recorder = recorder = Recorder(journal, (self._publish, *listeners), past=past)
+        self._engine = engine = self._make(recorder)
+        if self._stopped:
+            engine.stop()
+        try:
+            await engine.run()
+        except BaseException as error:
+            cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
+            cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
+            await _end_journal(recorder, "cancelled" if cancelled else f"{type(cause).__name__}: {cause}")
+            if cause is error:
+                raise
+            raise cause from None
+        finally:
+            if journal is not None:
+                journal.close()
+
+
+class _Events:
+    """One reader's place in a run's events. Not an async generator: those want closing when a reader leaves."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self._tuner, self._position = tuner, 0
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> Event:
+        await anyio.lowlevel.checkpoint()
+        tuner = self._tuner
+        while self._position == len(tuner._past):
+            if tuner._done.is_set():
+                raise StopAsyncIteration
+            await tuner._more.wait()
+        self._position += 1
+        return tuner._past[self._position - 1]
+
+
+async def _end_journal(recorder: Recorder, reason: str) -> None:
+    """Record that the run ended early. Short and shielded; a journal that broke is left as it is."""
+    if not recorder.emitted or recorder.state.finished is not None:
+        return
+    with suppress(Exception), anyio.move_on_after(0.3, shield=True):
+        recorder.emit(RunInterrupted, wall_s=round(recorder.part_s, 4), reason=reason[:500])
+        await recorder.sync()
+
+
+def no_winner_message(result: TuneResult) -> str:
+    """Say that nothing worked, and why: the reasons grouped and counted, the most frequent first."""
+    if not result.total or result.remaining == result.total:
+        return "no candidate was tried: the budget ended before the first one"
+    counts = (
+        f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
+    )
+    lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
+    return "\n".join([f"no candidate worked ({counts}):", *lines])
+
+
+async def tune(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
+    """Tune `workload` and return the result.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    target
+        ``auto`` (CUDA where there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
+    devices
+        ``all``, ``cpu``, or device numbers such as ``["0", "1"]``.
+    strategy, seed
+        ``exhaustive`` or ``random``; the seed decides the random order.
+    budget
+        Candidates (``40``), seconds (``"90s"``) or a `Budget`; None tries the whole space.
+    journal
+        Path of the journal; None writes none. One that holds a run of the same work already is gone on with, as by
+        `resume`; one of other work is refused.
+    pipeline
+        False starts measuring when all compiling is done; for comparison.
+    compile, benchmark
+        `CompileSettings` and `BenchmarkSettings`.
+    on_event
+        Called with each event, in the event loop: keep it short.
+    progress
+        Show progress on stderr.
+    force_parts
+        Parts of the work in which an existing journal may differ; see `resume`.
+
+    Raises `UsageError` (and its branches) for what cannot work, `NoWinner` when no candidate worked, `DevicesLost`
+    when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
+    measured.
+    """
+    tuner = Tuner(workload, **options)
+    tuner._keeps_past = False  # nobody can ask this one for its events, and there may be hundreds of thousands
+    async with tuner:
+        return await tuner.result()
+
+
+def run(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
+    """Do what `tune` does, blocking; also inside a running event loop, such as a notebook's.
+
+    Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
+    """
+    return run_blocking(tune, workload, **options)
+
+
+def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
+    """Await `function` in an event loop of its own, in a thread, and return what it returns, as `run` does."""
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+    scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
+    ready, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        async with anyio.from_thread.BlockingPortal() as portal:
+            with anyio.CancelScope() as cancel:
+                scope.append((cancel, portal))
+                ready.set()
+                outcome.append(await function(*arguments, **options))
+
+    def thread() -> None:
+        try:
+            anyio.run(work)
+        except BaseException as error:
+            errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
+        finally:
+            ready.set()
+            ended.set()
+
+    runner = threading.Thread(target=thread, name="atune-run", daemon=True)
+    runner.start()
+    try:
+        # Not join(): before Python 3.13 one that KeyboardInterrupt ends takes the thread for ended too.
+        while not ended.wait(0.1):  # with a timeout, so that a signal's handler gets its turn
+            pass
+    except BaseException:
+        ready.wait()
+        if scope:
+            cancel, portal = scope[0]
+            with suppress(RuntimeError):
+                portal.start_task_soon(cancel.cancel)
+        ended.wait(5)
+        raise
+    runner.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]

@@ -1,0 +1,161 @@
+"""``atune cache``: look at, clear, export and import what tunings left. Runs no code of a workload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atune.storage.result_cache import ResultCache
+    from atune.storage.result_key import CacheEntry
+    from atune.system.signals import Interrupts
+
+
+def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``cache`` and its commands; `shown` has the options that all commands have."""
+    text = "Look at, clear, export or import the results of earlier tunings"
+    cache = commands.add_parser(
+        "cache", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+    )
+    inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Any, text: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = inner.add_parser(
+            name, parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+        )
+        parser.set_defaults(command=command)
+        parser.add_argument("--folder", metavar="DIR", help="the cache's folder (results in the user's cache folder)")
+        return parser
+
+    def choose(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels of this name")
+        parser.add_argument("--key", metavar="KEY", help="only results whose key begins like this")
+
+    choose(add("ls", _ls, "List the results, the newest first"))
+    show = add("show", _show, "Show one result with all that it depends on")
+    show.add_argument("key", metavar="KEY", help="the key, or its beginning")
+    choose(add("clear", _clear, "Remove results and the measurements behind them; without a choice, all"))
+    export = add("export", _export, "Write results as JSON, to be shipped or imported elsewhere")
+    choose(export)
+    export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+    add("import", _import, "Take in results that export wrote").add_argument("file", metavar="FILE")
+
+
+def _cache(arguments: argparse.Namespace) -> ResultCache:
+    from atune.storage.result_cache import ResultCache
+
+    return ResultCache(arguments.folder)
+
+
+def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
+    if arguments.json:
+        print(json.dumps({"results": [_plain(entry) for entry in entries]}), flush=True)
+        return 0
+    from atune.journal.result import describe_config, printable
+
+    rows = [("key", "kernel", "problem", "device", "latency ms", "config")]
+    for entry in entries:
+        latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
+        problem = describe_config(entry.parts.problem) if isinstance(entry.parts.problem, dict) else "-"
+        named = printable(entry.parts.kernel), problem, printable(entry.parts.device)
+        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
+    if not entries:
+        print("no results", flush=True)
+        return 0
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+    return 0
+
+
+def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.errors import UsageError
+    from atune.journal.result import printable
+
+    cache = _cache(arguments)
+    found = cache.entries(key=arguments.key)
+    if len(found) != 1:
+        raise UsageError(f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls")
+    [entry] = found
+    if arguments.json:
+        print(json.dumps(_plain(entry)), flush=True)
+        return 0
+    result = cache.find(entry.parts)
+    plain = _plain(entry)
+    lines = [f"{name:12}  {printable(_words(value))}" for name, value in plain.items()]
+    if result is None:
+        lines.append("It was imported: the other candidates are not known.")
+    else:
+        lines += ["", *(printable(line) for line in result.table().splitlines())]
+    print("\n".join(lines), flush=True)
+    return 0
+
+
+def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
+    print(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed", flush=True)
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.cli.main import complain
+    from atune.errors import UsageError
+
+    cache = _cache(arguments)
+    data = cache.export(kernel=arguments.kernel, key=arguments.key)
+    if arguments.output is None:
+        print(data.decode(), flush=True)
+        return 0
+    try:
+        Path(arguments.output).write_bytes(data + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {arguments.output}: {error.strerror or error}") from error
+    count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
+    if arguments.json:
+        print(json.dumps({"exported": count, "file": arguments.output}), flush=True)
+    else:
+        complain(f"{count} results exported to {arguments.output}", kind="")
+    return 0
+
+
+def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.errors import UsageError
+
+    try:
+        data = Path(arguments.file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {arguments.file}: {error.strerror or error}") from error
+    new = _cache(arguments).merge(data)
+    print(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported", flush=True)
+    return 0
+
+
+def _plain(entry: CacheEntry) -> dict[str, Any]:
+    """Return an entry as ``--json`` prints it."""
+    import msgspec
+
+    parts = msgspec.to_builtins(entry.parts)
+    return {
+        "key": entry.key,
+        "kernel": parts.pop("kernel"),
+        "config": msgspec.to_builtins(entry.config),
+        "latency_ms": entry.latency_ms,
+        "reference_ms": entry.reference_ms,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
+        **parts,
+    }
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item!r}" for name, item in value.items()) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,193 @@
+"""What this machine can tune, what is missing, and what to do about it. Imports no torch, makes no CUDA context."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.system.cores import usable_cores
+from atune.system.paths import cache_folder
+
+TESTED = {
+    "tilelang": ((0, 1, 15), (0, 1, 16)),
+    "torch": ((2, 11), (2, 14)),
+    "anyio": ((4, 12), (5,)),
+    "msgspec": ((0, 20), (0, 23)),
+    "structlog": ((25, 1), (27,)),
+    "cloudpickle": ((3,), (4,)),
+    "rich": ((13,), (16,)),
+}
+"""Versions atune is tested with: from the first on, and below the second."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding. `found`: what is there; `advice`: what to do where `ok` is false."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Check]:
+    """Look at Python, packages, compilers, GPUs, cores and the cache folder; the last two say what can be tuned."""
+    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
+    by_name = {check.name: check for check in checks}
+    packages = [name for name in TESTED if by_name[name].found == "missing"]
+    missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
+    missing_cuda = missing_c + [n for n in ("nvcc",) if not by_name[n].ok]
+    gpus = [c for c in checks if c.name.startswith("GPU") and c.ok]
+    if not gpus:
+        missing_cuda.append("a GPU")
+    if by_name["torch"].found.partition("+")[2].startswith("cpu"):
+        missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
+    return [*checks, _target("c", missing_c), _target("cuda", missing_cuda)]
+
+
+def can_tune(checks: Sequence[Check]) -> bool:
+    """Return whether at least one target works here."""
+    return any(check.ok for check in checks if check.name.startswith("target "))
+
+
+def render(checks: Sequence[Check]) -> str:
+    """Return `checks` as aligned text, each piece of advice below its finding."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
+        if check.advice:
+            lines.append(f"{'':{width + 11}}{check.advice}")
+    return "\n".join(lines)
+
+
+def _python() -> Check:
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
+    ok = sys.version_info >= (3, 11) and sys.platform == "linux"
+    return Check("Python", ok, found, "" if ok else "atune needs Python 3.11 or newer on Linux")
+
+
+def _package(name: str) -> Check:
+    low, high = TESTED[name]
+    tested = f"{_text(low)} up to, not including, {_text(high)}"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, False, "missing", f"pip install '{name}>={_text(low)},<{_text(high)}'")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:4])
+    if low <= numbers < high:
+        return Check(name, True, version)
+    return Check(name, True, version, f"atune is tested with {tested}; should something fail, try one of these")
+
+
+def _text(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _gxx() -> Check:
+    return _compiler(
+        "g++", shutil.which("g++"), "install a C++ compiler, such as: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$"
+    )
+
+
+def _nvcc() -> Check:
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = [str(Path(home, "bin", "nvcc")) for home in (*homes, "/usr/local/cuda")]
+    path = next((found for place in (*places[:-1], "nvcc", places[-1]) if (found := shutil.which(place))), None)
+    advice = "only for CUDA: install the CUDA toolkit, and set CUDA_HOME to its folder where nvcc is not on PATH"
+    check = _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
+    if homes and check.ok and not Path(homes[0], "bin", "nvcc").exists():
+        return Check(
+            "nvcc", True, check.found, f"CUDA_HOME is {homes[0]}, which has no bin/nvcc: correct it or unset it"
+        )
+    return check
+
+
+def _compiler(name: str, path: str | None, advice: str, pattern: str) -> Check:
+    if path is None:
+        return Check(name, False, "missing", advice)
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(name, False, f"{path} does not run: {error}", advice)
+    version = re.search(pattern, output, re.MULTILINE)
+    return Check(name, True, f"{version.group(1) if version else output.splitlines()[0]} ({path})")
+
+
+def _gpus() -> list[Check]:
+    try:
+        pynvml: Any = importlib.import_module("pynvml")  # the package nvidia-ml-py
+    except ImportError:
+        return _gpus_by_tool()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [_no_gpu(f"no NVIDIA driver ({error})")]
+    try:
+        driver = _decoded(pynvml.nvmlSystemGetDriverVersion())
+        checks = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                name = _decoded(pynvml.nvmlDeviceGetName(handle))
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+                major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+                found = f"{name}, {memory:.0f} GiB, sm_{major}{minor}, driver {driver}"
+                checks.append(Check(f"GPU {index}", True, found))
+            except pynvml.NVMLError as error:
+                checks.append(Check(f"GPU {index}", False, str(error), "nvidia-smi may say more"))
+        return checks or [_no_gpu(f"none (driver {driver})")]
+    except pynvml.NVMLError as error:
+        return [_no_gpu(str(error))]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus_by_tool() -> list[Check]:
+    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return [_no_gpu("none")]
+    rows = [line.split(", ") for line in output.splitlines() if line.strip()]
+    return [Check(f"GPU {row[0]}", True, ", ".join(row[1:])) for row in rows] or [_no_gpu("none")]
+
+
+def _no_gpu(found: str) -> Check:
+    return Check("GPU", False, found, "only for CUDA: the CPU (--target c) is tuned without one")
+
+
+def _decoded(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+
+def _cores() -> Check:
+    allowed, usable = len(os.sched_getaffinity(0)), len(usable_cores())
+    found = f"{usable} usable" + (f" (the cgroup's quota; {allowed} by affinity)" if usable < allowed else "")
+    advice = "with one core, compiling disturbs what is measured on the CPU" if usable < 2 else ""
+    return Check("cores", True, found, advice)
+
+
+def _cache() -> Check:
+    folder = cache_folder()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        return Check("cache folder", False, f"{folder} cannot be written", "set XDG_CACHE_HOME to a folder that can be")
+    free = shutil.disk_usage(there).free / 2**30
+    advice = "under 1 GiB is free: compiled kernels may not fit" if free < 1 else ""
+    return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
+
+
+def _target(kind: str, missing: Sequence[str]) -> Check:
+    if missing:
+        return Check(f"target {kind}", False, "cannot be tuned here", f"it lacks {', '.join(missing)}")
+    return Check(f"target {kind}", True, "can be tuned here")

@@ -1,0 +1,198 @@
+"""The commands that take a journal. Only ``resume`` runs code of the workload; what each needs is imported there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atune.journal.events import Event
+    from atune.journal.result import TuneResult
+    from atune.system.signals import Interrupts
+
+
+def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add the commands' parsers to `commands`; `shown` has the options that all have."""
+
+    def add(name: str, command: Callable[..., int], text: str, *, many: bool = False) -> argparse.ArgumentParser:
+        help = f"{text[0].lower()}{text[1:]}"
+        parser: argparse.ArgumentParser = commands.add_parser(
+            name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
+        )
+        parser.set_defaults(command=command)
+        parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
+        return parser
+
+    parser = add("resume", _resume, "Go on with a run that was interrupted")
+    parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
+    parser.add_argument("--force-part", action="append", default=[], metavar="PART", help=_PARTS)
+    parser.add_argument("--budget", metavar="N|90s", help="of all parts together, in place of the journal's")
+    parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
+    parser.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
+
+    parser = add("replay", _replay, "Show a journal's result; runs no code")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
+    parser.add_argument("--salvage", action="store_true", help="leave out what is damaged, and say what")
+
+    parser = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
+    parser.add_argument("--speed", type=float, metavar="X", help="play the recording, X times as fast as it was")
+    parser.add_argument("--poll", type=float, default=0.5, metavar="S", help="seconds between looks at the file (0.5)")
+    parser.add_argument("--table", action="store_true", help="print every candidate at the end")
+
+    parser = add("report", _report, "Write a journal's HTML page, which needs no other file; runs no code")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where (the journal's name with .html)")
+
+    parser = add("export", _export, "Write a journal's records for other tools; runs no code")
+    parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
+
+    parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
+
+
+_PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
+
+
+def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.api.resume import options_of, origin_of, read_state, resume
+    from atune.cli.main import complain
+    from atune.cli.tune import drive
+    from atune.engine.plan import check_parts, finished
+    from atune.model.settings import Budget
+
+    check_parts(arguments.force_part)
+    state = read_state(arguments.journal)
+    options: dict[str, Any] = {}
+    if arguments.budget is not None:
+        options["budget"] = Budget.parse(arguments.budget)
+    if arguments.devices is not None:
+        options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
+    budget: Budget = options.get("budget") or options_of(state.header)["budget"]
+    workload = arguments.workload or (None if finished(state, budget) else origin_of(state.header))
+    if workload is not None:  # said first: going on runs that file
+        complain(f"going on with {workload}, {state.settled} of {state.total} candidates done", kind="")
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return resume(arguments.journal, workload, force_parts=arguments.force_part, on_event=on_event, **options)
+
+    return drive(call, budget, arguments.journal, arguments, interrupts)
+
+
+def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.main import complain, show
+    from atune.journal.replay import salvage
+
+    if not arguments.salvage:
+        from atune.journal.replay import replay
+
+        return show(replay(arguments.journal), arguments)
+    result, lost = salvage(arguments.journal)
+    for text in lost[:20]:
+        complain(text, kind="salvage: ")
+    if len(lost) > 20:
+        complain(f"{len(lost) - 20} more", kind="salvage: ")
+    complain("nothing is lost" if not lost else "the result below is without that", kind="salvage: ")
+    sys.stderr.flush()
+    return show(result, arguments)
+
+
+def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import time
+
+    import anyio
+
+    from atune.cli.main import complain, show
+    from atune.errors import UsageError
+    from atune.journal.replay import follow, simulate
+    from atune.journal.result import TuneResult
+    from atune.journal.state import State
+    from atune.reporting.progress import Progress
+
+    if not arguments.poll > 0:
+        raise UsageError(f"--poll must be above zero, got {arguments.poll}")
+    state = State()
+
+    async def look(progress: Progress) -> None:
+        if arguments.speed is not None:
+            async for event in simulate(arguments.journal, arguments.speed):
+                state.apply(event)
+                progress.on_event(event)
+            return
+        last, noted = time.time(), False
+        async for each in follow(arguments.journal, arguments.poll):
+            if each is not None:
+                state.apply(each)
+                progress.on_event(each)
+                last, noted = time.time(), False
+            elif not noted and time.time() - last > QUIET_S:
+                complain(f"nothing new for {QUIET_S} s: the run may have been killed; Ctrl-C leaves", kind="")
+                noted = True
+
+    with Progress(interval_s=1.0) as progress:
+        anyio.run(look, progress)
+    return show(TuneResult(state, arguments.journal, replayed=True), arguments)
+
+
+QUIET_S = 60
+
+
+def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from pathlib import Path
+
+    from atune.reporting.report import report
+
+    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    page = report(arguments.journal)
+    _write(output, page.encode())
+    _done(arguments, output, f"report     {output}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.journal.export import export
+
+    data = export(arguments.journal, arguments.to)
+    if arguments.output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    else:
+        _write(arguments.output, data)
+        _done(arguments, arguments.output, f"exported   {arguments.output}")
+    return 0
+
+
+def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.main import complain, show
+    from atune.journal.merge import merge
+    from atune.journal.result import printable
+
+    result = merge(arguments.journal, arguments.output)
+    for text in result.warnings:
+        complain(printable(text), kind="merge: ")
+    return show(result, arguments)
+
+
+def _write(path: str, data: bytes) -> None:
+    import os
+
+    from atune.errors import UsageError
+
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
+    import json
+
+    print(json.dumps({"output": output}) if arguments.json else text, flush=True)

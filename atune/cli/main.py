@@ -1,0 +1,253 @@
+"""The command line. Exit status: 0 a winner, 1 no candidate worked, 2 the caller's mistake, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from atune.cli.cache import add_cache_commands
+from atune.cli.journal import add_journal_commands
+from atune.errors import AtuneError, UsageError, WorkerError
+from atune.system.signals import Interrupts
+from atune.version import __version__
+
+if TYPE_CHECKING:
+    from atune.journal.result import Ratio, TuneResult
+
+OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status. Only here are signal handlers installed.
+
+    `argv` defaults to the process's own arguments; then the handlers stay until its end, so that a late Ctrl-C does
+    not show a traceback. Given, they are put back.
+    """
+    arguments: argparse.Namespace | None = None
+    with Interrupts(keep=argv is None) as interrupts:
+        try:
+            arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+            status: int = arguments.command(arguments, interrupts)
+            sys.stdout.flush()
+            return status
+        except SystemExit as error:  # --help and --version
+            return error.code if isinstance(error.code, int) else USAGE
+        except KeyboardInterrupt:
+            complain("interrupted", kind="")
+            return INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output left (`… | head`). Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return OK
+        except Exception as error:
+            return report_error(error, debug=arguments is not None and arguments.debug)
+
+
+def report_error(error: BaseException, *, debug: bool) -> int:
+    """Say what went wrong on stderr, in one line where it is the caller's to mend, and return the exit status."""
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    error = _only_error(error)
+    if isinstance(error, AtuneError):
+        complain(str(error))
+        if isinstance(error, WorkerError) and error.detail:
+            sys.stderr.write("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
+        return USAGE if isinstance(error, UsageError) else NO_WINNER
+    hint = "" if debug else "; --debug shows where"
+    complain(f"{type(error).__name__}: {error} (this is a mistake in atune{hint})")
+    return NO_WINNER
+
+
+def complain(message: str, kind: str = "error: ") -> None:
+    sys.stderr.write(f"atune: {kind}{message}\n")
+    sys.stderr.flush()
+
+
+def show(result: TuneResult, arguments: argparse.Namespace) -> int:
+    """Print `result` as asked for, the JSON object as the last line, and return the exit status."""
+    if arguments.table:
+        print(result.table())
+    if arguments.json:
+        print(json.dumps(result.summary()), flush=True)
+    else:
+        print(summary_text(result), flush=True)
+    return OK if result.best is not None else NO_WINNER
+
+
+def summary_text(result: TuneResult) -> str:
+    """Return the result in a few lines for people."""
+    from atune.journal.result import describe_config, failure_lines, printable
+    from atune.reporting.progress import duration
+
+    lines = []
+    if result.best is None or result.latency_ms is None:
+        lines.append("no winner: no candidate worked" if result.finished else "no candidate has been measured")
+    else:
+        lines.append(f"winner     {describe_config(result.best.config)}")
+        against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
+        lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        default = _times_faster(result.speedup_over_default, "the default configuration")
+        slowest = _times_faster(result.speedup_over_slowest, "the slowest")
+        if said := [text for text in (default, slowest) if text]:
+            lines.append(f"           {', '.join(said)}")
+    counts = (
+        f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
+    )
+    left = f", {result.remaining} remaining" if result.remaining else ""
+    lines.append(f"candidates {result.total}: {counts}{left}; {duration(result.wall_s)}")
+    lines += [f"           {line}" for line in failure_lines(result)]
+    if result.journal is not None:
+        lines.append(f"journal    {printable(result.journal)}")
+    return "\n".join(lines)
+
+
+def _times_faster(ratio: Ratio | None, than: str) -> str:
+    if ratio is None:
+        return ""
+    low, middle, high = ratio
+    return f"{middle:.2f} times faster than {than} (95 % interval {low:.2f}–{high:.2f})"
+
+
+def _only_error(error: BaseException) -> BaseException:
+    """Return what a task group wrapped: the caller's mistake first, where several failed at once."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    inner = [_only_error(e) for e in error.exceptions]
+    ranks: tuple[type[BaseException], ...] = (UsageError, AtuneError, BaseException)
+    return next(e for kind in ranks for e in inner if isinstance(e, kind))
+
+
+def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.tune import tune_command
+
+    return tune_command(arguments, interrupts)
+
+
+def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import msgspec
+
+    from atune.cli.doctor import can_tune, examine, render
+
+    checks = examine()
+    ready = can_tune(checks)
+    if arguments.json:
+        print(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
+    else:
+        print(render(checks))
+    return OK if ready else NO_WINNER
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ({self.prog} --help lists what there is)")
+
+
+def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
+    """Return an argparse type for a number of `unit`: whole or not, zero allowed or not."""
+
+    def parse(text: str) -> float:
+        try:
+            value = int(text) if whole else float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+            kind = "whole number" if whole else "number"
+            least = "zero or more" if zero else "above zero"
+            raise argparse.ArgumentTypeError(f"must be a {kind} of {unit}, {least}, got {text!r}")
+        return value
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    switch = argparse.BooleanOptionalAction
+    parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"atune {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    shown = _Parser(add_help=False)
+    shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    shown.add_argument("--debug", action="store_true", help="show tracebacks")
+
+    tune = commands.add_parser(
+        "tune", parents=[shown], allow_abbrev=False, help="tune a workload", description="Tune a workload."
+    )
+    tune.set_defaults(command=_tune)
+    tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
+    group = tune.add_argument_group("search")
+    group.add_argument("--strategy", choices=("exhaustive", "random"), default="exhaustive", help="(exhaustive)")
+    group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
+    group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")
+    group.add_argument(
+        "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
+    )
+    group = tune.add_argument_group("where")
+    group.add_argument("--target", default="auto", help="auto, cuda (or an arch such as sm_90a), or c (auto)")
+    group.add_argument("--devices", metavar="all|cpu|0,1", help="devices to measure on (all)")
+    group.add_argument("--device", action="append", metavar="ID", help="one device to measure on; repeatable")
+    group = tune.add_argument_group("compiling")
+    group.add_argument("--pipeline", action=switch, default=True, help="measure while others compile (on)")
+    group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
+    group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
+    group.add_argument("--backend", default="auto", help="auto, tvm_ffi (CUDA) or cython (CPU) (auto)")
+    group.add_argument(
+        "--store", action=argparse.BooleanOptionalAction, default=True, help="use and keep compiled libraries (yes)"
+    )
+    group.add_argument("--compiler", default="auto", help="of CUDA device code: auto, nvcc, cicc or nvrtc (auto)")
+    group.add_argument(
+        "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"
+    )
+    group = tune.add_argument_group("measuring")
+    group.add_argument(
+        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="a candidate (60)"
+    )
+    group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
+    group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
+    milliseconds = _number("milliseconds", whole=False)
+    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
+    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
+    group.add_argument("--method", default="auto", help="auto, events, cuda_graph, cupti or perf_counter (auto)")
+    group.add_argument("--adaptive", action=switch, default=True, help="few samples of what is plainly slow (on)")
+    group.add_argument(
+        "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"
+    )
+    group.add_argument(
+        "--n-final-limit", type=_number("rounds"), default=200, metavar="N", help="rounds of the final at most (200)"
+    )
+    group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
+    group.add_argument("--cache-inputs", action=switch, default=True, help="make inputs once a device (on)")
+    group.add_argument(
+        "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the inputs (0)"
+    )
+    group.add_argument(
+        "--standby", action=switch, default=None, help="keep a second process on each GPU (where memory is left)"
+    )
+    group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
+    group = tune.add_argument_group("output")
+    group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
+    group.add_argument("--table", action="store_true", help="print every candidate")
+    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
+    group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
+
+    add_journal_commands(commands, shown)
+    add_cache_commands(commands, shown)
+
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[shown],
+        help="what can be tuned here",
+        description="Say what can be tuned here, and what is missing.",
+    )
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

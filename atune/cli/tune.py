@@ -1,0 +1,202 @@
+"""``atune tune``: from the options to the engine's arguments, and from its end to the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from atune.cli.main import INTERRUPTED, NO_WINNER, complain, report_error, show
+from atune.errors import NoWinner, UsageError
+from atune.journal.events import Event
+from atune.journal.result import TuneResult
+from atune.journal.state import State
+from atune.model.device import Target, parse_target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.system.paths import cache_folder
+from atune.system.signals import SIGNALS, Interrupts
+from atune.workload.workload import parse_file_ref
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+
+def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Run the engine on what `arguments` name and print its result. Raises `UsageError` before anything starts."""
+    budget = _budget(arguments)
+    target = parse_target(arguments.target)
+    workload = parse_file_ref(arguments.workload)
+    journal = _default_journal(workload.path) if arguments.journal is None else arguments.journal
+    if not journal:
+        raise UsageError("--journal: the path is empty")
+    journal = str(Path(journal))
+    options = {
+        "target": arguments.target,
+        "devices": _devices(arguments, target),
+        "strategy": arguments.strategy,
+        "seed": arguments.seed,
+        "budget": budget,
+        "journal": journal,
+        "pipeline": arguments.pipeline,
+        "compile": CompileSettings(
+            workers=arguments.workers,
+            group_size=arguments.group_size,
+            compile_timeout_s=arguments.compile_timeout,
+            backend=arguments.backend,
+            compiler=arguments.compiler,
+            store=arguments.store,
+        ),
+        "benchmark": BenchmarkSettings(
+            n_warmup=arguments.warmup,
+            n_repeat=arguments.rep,
+            warmup_ms=arguments.warmup_ms,
+            rep_ms=arguments.rep_ms,
+            adaptive=arguments.adaptive,
+            method=arguments.method,
+            benchmark_timeout_s=arguments.timeout,
+            check=not arguments.skip_check,
+            cache_inputs=arguments.cache_inputs,
+            seed=arguments.input_seed,
+            n_final=arguments.n_final,
+            n_final_limit=arguments.n_final_limit,
+            standby=arguments.standby,
+            mixed_devices=arguments.mixed_devices,
+        ),
+    }
+    if os.path.isfile(journal) and os.path.getsize(journal):
+        complain(f"{journal} exists: going on with its run, if the work is the same", kind="")
+
+    from atune.api.tuner import tune
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return tune(workload, **options, on_event=on_event)
+
+    return drive(call, budget, journal, arguments, interrupts)
+
+
+def drive(
+    call: Callable[[Callable[[Event], None]], Awaitable[TuneResult]],
+    budget: Budget,
+    journal: str,
+    arguments: argparse.Namespace,
+    interrupts: Interrupts,
+) -> int:
+    """Await what `call` returns, given a listener, while showing progress and minding signals; print how it ended."""
+    state = State()
+    listeners: list[Callable[[Event], None]] = []
+    with ExitStack() as stack:
+        if arguments.verbose or arguments.log_json:
+            from atune.reporting.log import event_logger
+
+            listeners.append(event_logger(json=True if arguments.log_json else None))
+        elif not arguments.quiet:
+            from atune.reporting.progress import Progress
+
+            listeners.append(stack.enter_context(Progress(budget=budget)).on_event)
+
+        def on_event(event: Event) -> None:
+            state.apply(event)
+            for listener in list(listeners):
+                try:
+                    listener(event)
+                except OSError:  # stderr's reader left: go on without it, the result is still wanted
+                    listeners.remove(listener)
+
+        with interrupts.counted():
+            ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
+            return _report(ended, state, journal, arguments)
+
+
+async def _interruptible(
+    call: Callable[[], Any], interrupts: Interrupts, when_done: Callable[[], None]
+) -> TuneResult | BaseException | None:
+    """Return what `call` returned or raised; None where a signal cancelled it, after it has cleaned up."""
+    ended: TuneResult | BaseException | None = None
+    with anyio.open_signal_receiver(*SIGNALS) as received:
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as work:
+
+                async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+                    async for _ in received:  # the second and later ones cancel nothing more, and disturb no cleanup
+                        work.cancel()
+
+                tasks.start_soon(watch)
+                if interrupts.count:  # it came after `counted` began and before the receiver was open
+                    work.cancel()
+                try:
+                    ended = await call()
+                except Exception as error:
+                    ended = error
+            tasks.cancel_scope.cancel()
+    when_done()
+    return ended
+
+
+def _report(ended: TuneResult | BaseException | None, state: State, journal: str, arguments: argparse.Namespace) -> int:
+    if isinstance(ended, TuneResult):
+        return show(ended, arguments)
+    if ended is None:
+        kept = os.path.exists(journal)
+        result = TuneResult(state, journal if kept else None)
+        if arguments.table or arguments.json:
+            show(result, arguments)
+        how = f" are kept in {journal}; atune resume {shlex.quote(journal)} goes on" if kept else ""
+        complain(f"interrupted; {result.measured} measured{how}", kind="")
+        return INTERRUPTED
+    if isinstance(ended, NoWinner):
+        if arguments.debug:
+            report_error(ended, debug=True)
+        else:
+            complain(str(ended))
+        if arguments.table or arguments.json:
+            show(ended.result, arguments)
+        return NO_WINNER
+    return report_error(ended, debug=arguments.debug)
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    budget = Budget.parse(arguments.budget)
+    if arguments.topk is None:
+        return budget
+    if budget.candidates is not None:
+        raise UsageError("--topk and --budget N both limit the number of candidates: give one of them")
+    return Budget(candidates=arguments.topk, seconds=budget.seconds)
+
+
+def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequence[str]:
+    """Return ``all``, or the devices' names. Raises `UsageError` for what no machine has, or what clashes."""
+    if arguments.devices is not None and arguments.device:
+        raise UsageError("--devices and --device both name the devices: give one of them")
+    if arguments.device:
+        names = [name.strip() for name in arguments.device]
+    elif arguments.devices in (None, "all"):
+        return "all"
+    else:
+        names = [name.strip() for name in arguments.devices.split(",")]
+    for name in names:
+        if name != "cpu" and not (name.isascii() and name.isdigit()):
+            raise UsageError(f"device {name!r} is unknown: give all, cpu, or CUDA indices such as 0,1")
+    names = [name if name == "cpu" else str(int(name)) for name in names]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"device {twice[0]} is given twice")
+    if "cpu" in names and len(names) > 1:
+        raise UsageError("the CPU and GPUs cannot be tuned for in one run: their kernels differ")
+    if target is not None and (target.kind == "c") != (names == ["cpu"]):
+        fitting = "cpu" if target.kind == "c" else "CUDA indices such as 0,1"
+        raise UsageError(f"target {target.kind} does not run on device {','.join(names)}: give {fitting}")
+    return tuple(names)
+
+
+def _default_journal(workload: str) -> str:
+    name = re.sub(r"[^\w.-]", "_", Path(workload).stem)[:80]
+    moment = time.strftime("%Y%m%d-%H%M%S") + f".{math.floor(time.time() % 1 * 1000):03}"
+    return str(cache_folder() / "journals" / f"{name}-{moment}-{os.getpid()}.jsonl")

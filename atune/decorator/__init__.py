@@ -1,0 +1,1 @@
+"""`@atune.autotune`: tuned at the first call, cached by key."""

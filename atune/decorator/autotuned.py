@@ -1,0 +1,389 @@
+"""A kernel that tunes itself: the object that `@atune.autotune` puts in a kernel's place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.api.cached_tune import discover, tune_work
+from atune.api.tuner import run_blocking, tune
+from atune.decorator.arguments import Arguments, raw_key, text_of
+from atune.decorator.call import Call, OnMiss, Options, probes
+from atune.decorator.shipped import find_shipped
+from atune.decorator.turns import Turns
+from atune.errors import CacheMiss, SpaceError, UsageError
+from atune.journal.result import TuneResult
+from atune.model.candidate import PASS_CONFIGS, Config, thaw
+from atune.model.device import Target
+from atune.model.space import Space
+from atune.workload.fingerprint import kernel_fingerprint
+
+WAIT_S = 0.02
+"""Seconds between two looks of a task at whether another has tuned what it needs."""
+
+
+class Winner(msgspec.Struct, frozen=True):
+    """The configuration to use for a key, and where it comes from.
+
+    `result`: the whole tuning, where there was one here.
+    """
+
+    config: Config
+    source: Literal["tuned", "cache", "shipped", "default"]
+    latency_ms: float | None = None
+    reference_ms: float | None = None
+    result: TuneResult | None = None
+
+
+class Autotuned:
+    """A TileLang kernel under `@atune.autotune`.
+
+    Called, it does what the kernel under it does, with the fastest configuration for the call's key: a kernel that
+    returns a PrimFunc (lazy) gives the compiled kernel, one that is written with tensor annotations (eager) runs and
+    gives its outputs. The first call with a new key tunes; later ones look up what to call.
+
+    Safe under threads and tasks: one tunes, the others wait for it.
+    """
+
+    def __init__(self, kernel: Any, options: Options) -> None:
+        self.frontend = importlib.import_module("atune.stages.frontend.frontend")
+        self.is_jit: bool = self.frontend.is_jit(kernel)
+        function = kernel.func.orig_func if self.is_jit else kernel
+        functools.update_wrapper(self, function)
+        self.kernel, self.options = kernel, options
+        self.__name__: str = function.__name__
+        self.signature = inspect.signature(function)
+        self.parameters = frozenset(self.signature.parameters)
+        self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
+        self._eager: bool | None = None if self.is_jit else False
+        self._at_run_time: frozenset[int | str] = frozenset()
+        self._entries: dict[Hashable, Callable[..., Any]] = {}
+        self._provisional: set[Hashable] = set()
+        """Entries of the default configuration, which stand until something is tuned."""
+        self._kernels: dict[str, Any] = {}
+        self._turns: Turns[Winner] = Turns()
+        self._lock = threading.Lock()
+        self._tensor: type = importlib.import_module("torch").Tensor
+        _all.add(self)
+
+    # Called by users
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel with the fastest configuration; tune first where that is not known."""
+        entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor, self._at_run_time))
+        if entry is None:
+            entry = self._entry(args, kwargs)
+        return entry(args, kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the compiled kernel with the fastest configuration, and run nothing; tune first where needed.
+
+        An eager kernel takes tensors here, or its `T.const` dimensions by name.
+        """
+        call = self._call(args, kwargs)
+        if call.explicit:
+            return self.kernel.compile(*args, **kwargs)
+        return self._kernel(call, self._winner(self._tuning_call(call)))
+
+    def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Return the whole tuning for a call: from memory or the cache, with `cache_hit` set, or after tuning.
+
+        `refresh`: tune anew. Nothing is run on the call's own tensors.
+        """
+        return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
+
+    async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
+        """Do what `tune` does, in the event loop, so that later calls need not tune. Cancelling it ends its tuning."""
+        call = await anyio.to_thread.run_sync(functools.partial(self._analysed, args, kwargs))
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, and there is nothing to tune; leave it to the space")
+        known = self._turns.known.get(call.key_text)
+        if refresh or (known is not None and known.result is None):  # a configuration without its tuning
+            self._turns.forget(call.key_text)
+        while True:
+            turn, mine = self._turns.claim(call.key_text)
+            if turn is None:
+                known = self._turns.known.get(call.key_text)
+                if known is not None and known.result is not None:
+                    return _hit(known.result)
+                self._turns.forget(call.key_text)
+                continue
+            if mine:
+                with self._turns.taking(call.key_text, turn) as tell:
+                    result = await self._tune(call, refresh)
+                    tell(_winner_of(result))
+                return result
+            while not turn.done.done():
+                await anyio.sleep(WAIT_S)
+            found = turn.done.result()
+            if found is not None and found.result is not None:
+                return _hit(found.result)
+
+    def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
+        """Return the fastest configuration for a call: what is known, or what `on_miss` says.
+
+        ``tune`` tunes, ``default`` returns the default configuration, ``error`` raises `CacheMiss`; None takes the
+        decorator's.
+        """
+        call = self._analysed(args, kwargs)
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, and there is nothing to look up; leave it to the space")
+        return dict(self._winner(call, on_miss).config)
+
+    def clear_cache(self, key: Any = None) -> int:
+        """Forget winners, in memory and in the result cache; return how many of the latter.
+
+        `key`: only that of this key: a mapping of arguments by name, as `key` or the arguments make it; None: all.
+        """
+        encoded = None if key is None else self.frontend.encode(key, "key")
+        self.forget(encoded)
+        if self.options.cache is None:
+            return 0
+        return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
+
+    def forget(self, key: Any = None) -> None:
+        """Forget winners in memory: all, or that of the encoded `key`."""
+        with self._lock:
+            self._entries.clear()
+            if key is None:
+                self._kernels.clear()
+        self._turns.forget(None if key is None else text_of(key))
+
+    def __repr__(self) -> str:
+        return f"<autotuned {self.__name__}, {len(self._turns.known)} keys known>"
+
+    # What calls are made of
+
+    @property
+    def where_to_run(self) -> tuple[Target, Any]:
+        return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
+
+    def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
+        """Return the space of a call; a callable one is asked with the caller's own arguments."""
+        space = self.options.space
+        if callable(space) and not isinstance(space, Space):
+            space = space(*args, **kwargs)
+        if isinstance(space, Space):
+            return space
+        if not isinstance(space, Mapping):
+            space = list(space)
+        return Space(space, where=self.options.where)
+
+    def is_eager(self, given: Arguments, space: Space) -> bool:
+        if self._eager is None:
+            self._eager = self.frontend.is_eager(self.kernel, given.values, probes(space))
+        return self._eager
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise `SpaceError` where an axis or a hint is no argument of the kernel."""
+        if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
+            return
+        if unknown := sorted(set(names) - self.parameters):
+            raise SpaceError(
+                f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+            )
+
+    def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:
+        found = []
+        for name, p in self.signature.parameters.items():
+            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name not in tensors:
+                found += [name] if name not in arguments and name not in tunables else []
+        return found
+
+    def _described(self, value: Any) -> Hashable:
+        described = self.frontend.describe_tensor(value)  # of a subclass, such as a parameter
+        if described is not None:
+            return (type(value), *described)
+        return text_of(self.frontend.encode(value, f"{self.__name__}: an argument"))
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(self, args, kwargs)
+
+    def _tuning_call(self, call: Call) -> Call:
+        """Return the call to tune for: with `tune_on`, other arguments than those of the launch."""
+        if self.options.tune_on is None or call.explicit:
+            return call
+        other = self.options.tune_on(*call.given.args, **call.given.kwargs)
+        if not isinstance(other, Mapping):
+            raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
+        return Call(self, (), {**call.given.given, **other})
+
+    def _analysed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return self._tuning_call(self._call(args, kwargs))
+
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """Find out what to call for calls of this form, and remember it."""
+        call = self._call(args, kwargs)
+        if call.eager and not self._at_run_time:
+            names = self.frontend.tensor_names(self.kernel)
+            places = {i for i, name in enumerate(self.signature.parameters) if name in names}
+            self._at_run_time = frozenset({*names, *places})
+        key = raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
+        if call.explicit:
+            entry = _direct(self.kernel)
+        else:
+            winner = self._winner(self._tuning_call(call))
+            if winner.source == "default":
+                self._provisional.add(key)
+            kernel = self._kernel(call, winner)
+            entry = _launcher(kernel, call.names, self.signature, args) if call.eager else _giver(kernel)
+        self._entries[key] = entry
+        return entry
+
+    # Winners
+
+    def _winner(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
+        """Return the configuration to use; blocking."""
+        on_miss = on_miss or self.options.on_miss
+        while True:
+            known = self._turns.known.get(call.key_text)
+            if known is None:
+                known = self._known(call)
+            if known is not None:
+                return known
+            if on_miss == "error":
+                raise CacheMiss(
+                    f"{self.__name__}: no result is known for {call.key_text} on {call.work.key.device}; tune it, or "
+                    "import results (atune cache import)"
+                )
+            if on_miss == "default":
+                return Winner(self._default(call), "default")
+            turn, mine = self._turns.claim(call.key_text)
+            if turn is None:
+                continue
+            if mine:
+                with self._turns.taking(call.key_text, turn) as tell:
+                    winner = _winner_of(run_blocking(self._tune, call, False))
+                    tell(winner)
+                return winner
+            if turn.is_this_threads:
+                raise UsageError(
+                    f"{self.__name__} is being tuned by a task of this very thread's event loop, and waiting here "
+                    "would hold it up: await tune_async(…) with the same arguments before the call"
+                )
+            found = turn.done.result()
+            if found is not None:
+                return found
+
+    def _known(self, call: Call) -> Winner | None:
+        """Look for a result in the result cache and in the files that were shipped; remember what is found."""
+        found: Winner | None = None
+        cache = self.options.cache
+        if cache is not None and (result := cache.find(call.work.key)) is not None:
+            found = _winner_of(result)
+        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
+            found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
+        elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
+            found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
+        return None if found is None else self._turns.keep(call.key_text, found)
+
+    def _default(self, call: Call) -> Config:
+        chosen = self.options.workload.get("default")
+        if chosen is not None:
+            return dict(chosen)
+        config = {n: p.default for n, p in self.signature.parameters.items() if n in call.tunables}
+        if lacking := sorted(n for n, value in config.items() if value is inspect.Parameter.empty):
+            raise UsageError(f"{self.__name__}: no default configuration: {lacking[0]!r} has no default; give default=")
+        return config
+
+    async def _tune(self, call: Call, refresh: bool) -> TuneResult:
+        work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
+        try:
+            if cache is None:
+                result = await tune(work.workload, **work.options)
+            else:
+                result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
+        finally:
+            if self.options.inputs == "call":
+                work.workload.inputs.discard()  # type: ignore[union-attr]
+        with self._lock:
+            if refresh or self._provisional:  # what was launched so far may not be the best any more
+                self._entries.clear()
+                self._provisional.clear()
+        return result
+
+    # Kernels
+
+    def _kernel(self, call: Call, winner: Winner) -> Any:
+        """Return the compiled kernel of a call with a configuration; compile or load it where that is new."""
+        name = text_of([call.arguments, winner.config])
+        with self._lock:
+            if (known := self._kernels.get(name)) is not None:
+                return known
+        result = winner.result
+        header = result.header if result is not None else None
+        same = header is not None and text_of(thaw(header.arguments)) == text_of(call.arguments)
+        out_idx = getattr(self.kernel, "out_idx", None) if self.is_jit else self.options.workload.get("out_idx")
+        stage = importlib.import_module("atune.stages.frontend.jit_kernel")
+        passes = {**call.compile.pass_configs, **(getattr(self.kernel, "pass_configs", None) or {})}
+        with self.frontend.frontend_lock:
+            made = stage.jit_kernel(
+                call.kernel,
+                call.arguments,
+                winner.config,
+                target=self.where_to_run[0],
+                artifact=result.artifact if result is not None and same else None,
+                out_idx=out_idx,
+                pass_configs={**passes, **(call.hints.get(PASS_CONFIGS) or {})},
+                flags=call.compile.flags,
+                latency_ms=winner.latency_ms,
+                reference_ms=winner.reference_ms,
+                execution_backend=getattr(self.kernel, "execution_backend", None),
+                verbose=getattr(self.kernel, "verbose", None),
+            )
+        with self._lock:
+            return self._kernels.setdefault(name, made)
+
+
+_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
+
+
+def all_autotuned() -> list[Autotuned]:
+    """Return every decorated kernel of this program."""
+    return list(_all)
+
+
+def _winner_of(result: TuneResult) -> Winner:
+    assert result.best_config is not None
+    source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
+    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result)
+
+
+def _hit(result: TuneResult) -> TuneResult:
+    """Return `result` as one that nothing was tuned for."""
+    found = copy.copy(result)
+    found.cache_hit = True
+    return found
+
+
+def _direct(kernel: Any) -> Callable[..., Any]:
+    return lambda args, kwargs: kernel(*args, **kwargs)
+
+
+def _giver(kernel: Any) -> Callable[..., Any]:
+    return lambda args, kwargs: kernel
+
+
+def _launcher(
+    kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Return a function that calls `kernel` with the tensors of a call of the same form."""
+    run = kernel.torch_function if hasattr(kernel, "torch_function") else kernel
+    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
+    if all(name in places for name in names):
+        if [places[name] for name in names] == list(range(len(args))):
+            return lambda args, kwargs: run(*args)
+        positions = [places[name] for name in names]
+        return lambda args, kwargs: run(*[args[i] for i in positions])
+    order = [(places.get(name), name) for name in names]
+    return lambda args, kwargs: run(*[kwargs[name] if i is None else args[i] for i, name in order])

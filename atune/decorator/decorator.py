@@ -1,0 +1,209 @@
+"""`@atune.autotune`, and what asks the kernels under it: `best_config`, `clear_cache`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atune.api.cached_tune import Concurrent
+from atune.decorator.arguments import KeyRule
+from atune.decorator.autotuned import Autotuned, all_autotuned
+from atune.decorator.call import OnMiss, Options
+from atune.decorator.presets import tuning_options
+from atune.errors import SpaceError, UsageError
+from atune.model.candidate import Config
+from atune.model.device import parse_target
+from atune.model.space import Space
+from atune.storage.result_cache import ResultCache
+from atune.workload.sealed import Sealed
+
+PathLike = str | os.PathLike[str]
+
+
+def autotune(
+    kernel: Any = None,
+    *,
+    space: Any,
+    where: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    key: Any = None,
+    do_not_specialize: str | Sequence[str] = (),
+    hints: Mapping[str, Any] | None = None,
+    tuning: str | Mapping[str, Any] | None = None,
+    inputs: Any = None,
+    reference: Callable[..., Any] | None = None,
+    setup: Callable[..., Any] | None = None,
+    verify: Callable[..., Any] | None = None,
+    tune_on: Callable[..., Any] | None = None,
+    symbols: Mapping[str, int] | None = None,
+    out_idx: int | Sequence[int] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_mismatched_ratio: float = 0.0,
+    supply: Any = None,
+    restore: Sequence[int] = (),
+    zero: Sequence[int] = (),
+    flops: float | None = None,
+    bytes: float | None = None,
+    default: Mapping[str, Any] | None = None,
+    target: str | None = None,
+    devices: str | Sequence[str] = "all",
+    cache: bool | PathLike = True,
+    concurrent: Concurrent = "wait",
+    on_miss: OnMiss = "tune",
+    shipped: PathLike | Sequence[PathLike] = (),
+    progress: bool = False,
+    on_event: Callable[..., None] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Tune a kernel when it is called: put this above `@tilelang.jit`.
+
+    The first call with a new key tunes, later ones look up what to call. Returns an `Autotuned`, or a decorator.
+
+    Parameters
+    ----------
+    space
+        Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. It gets the
+        call's arguments as the caller gave them, and is asked anew for each new form of call.
+    where
+        Constraints on axes, as for `Space`.
+    key
+        What a tuning is remembered under: names of arguments, or a function of the call's arguments. By default
+        every argument that is not tuned; an eager kernel's dimensions count as arguments.
+    do_not_specialize
+        Names of arguments that do not count in the key.
+    hints
+        Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, that are the same for every configuration;
+        a value may be a `ByArch`. One that is an axis too is an error.
+    tuning
+        The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, with perhaps a ``preset``.
+    inputs
+        As for `Workload`; ``"call"`` tunes on copies of the tensors of the call. By default inputs are drawn, and a
+        call's own tensors are never touched by tuning.
+    reference, verify
+        As `reference` and `check` of `Workload`.
+    setup
+        Called with the inputs once they are made, and may change them in place.
+    tune_on
+        A function of the call's arguments that returns other arguments by name, to tune with in place of the call's:
+        scratch tensors, a smaller batch. The kernel is launched with the call's own.
+    symbols
+        Sizes of symbolic dimensions to tune for, by name, where no tensor of the call tells.
+    out_idx, rtol, atol, max_mismatched_ratio, supply, restore, zero, flops, bytes, default, name
+        As for `Workload`. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be repeated.
+    target, devices, progress, on_event
+        As for `tune`; the target is `@tilelang.jit`'s by default.
+    cache
+        The result cache: True for the user's, False for none, or a folder.
+    concurrent
+        While another process tunes the same: ``wait`` for its result, or ``tune`` beside it.
+    on_miss
+        Where no result is known: ``tune``, take the ``default`` configuration, or raise (``error``) `CacheMiss`.
+    shipped
+        Files that `atune cache export` wrote, asked after the result cache and before tuning.
+
+    Raises `UsageError` and its branches for what cannot work.
+    """
+    if concurrent not in ("wait", "tune"):
+        raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
+    check_on_miss(on_miss)
+    if target is not None:
+        parse_target(target)
+    if isinstance(space, str) or not (callable(space) or hasattr(space, "__iter__") or _is_space(space)):
+        raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
+    constraints = tuple(where) if isinstance(where, Sequence) else (where,)
+    if constraints and _is_space(space):
+        raise SpaceError("where: give the constraints to the Space")
+    hints = dict(hints or {})
+    axes = space.axes if _is_space(space) else space if isinstance(space, Mapping) else {}
+    if clash := sorted(axes.keys() & hints.keys()):
+        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
+    if isinstance(space, Mapping):
+        space = Space(space, where=constraints)
+    elif not callable(space) and not _is_space(space):
+        space = list(space)
+    options = Options(
+        space=space,
+        where=() if _is_space(space) else constraints,
+        rule=KeyRule(key, do_not_specialize),
+        hints=hints,
+        symbols=dict(symbols or {}),
+        inputs=_sealed(inputs),
+        tune_on=tune_on,
+        workload={
+            "reference": _sealed(reference),
+            "check": _sealed(verify),
+            "setup": _sealed(setup),
+            "out_idx": out_idx,
+            "rtol": rtol,
+            "atol": atol,
+            "max_mismatched_ratio": max_mismatched_ratio,
+            "supply": supply,
+            "restore": tuple(restore),
+            "zero": tuple(zero),
+            "flops": flops,
+            "bytes": bytes,
+            "default": default,
+            "name": name,
+        },
+        run={**tuning_options(tuning), "progress": progress, "on_event": on_event},
+        target=target,
+        devices=devices,
+        cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
+        concurrent=concurrent,
+        on_miss=on_miss,
+        shipped=tuple(str(os.fspath(p)) for p in ([shipped] if isinstance(shipped, (str, os.PathLike)) else shipped)),
+    )
+
+    def decorate(kernel: Any) -> Autotuned:
+        if not callable(kernel) or isinstance(kernel, Autotuned):
+            raise UsageError(f"autotune: put it above @tilelang.jit, or a function that returns a PrimFunc: {kernel!r}")
+        return Autotuned(kernel, options)
+
+    return decorate if kernel is None else decorate(kernel)
+
+
+def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
+    """Return the fastest configuration of a kernel under `autotune` for a call with these arguments.
+
+    What is known is asked first: in memory, in the result cache, in shipped files. `on_miss` says what happens where
+    nothing is: ``tune``, take the ``default`` configuration, or raise (``error``) `CacheMiss`; by default as the
+    kernel's own `on_miss`.
+    """
+    if on_miss is not None:
+        check_on_miss(on_miss)
+    return _autotuned("best_config", kernel).best_config(*args, on_miss=on_miss, **kwargs)
+
+
+def clear_cache(kernel: Any = None, key: Any = None) -> int:
+    """Forget results and the measurements behind them, in memory and in the result cache; return how many.
+
+    `kernel`: a kernel under `autotune`; None: every kernel of this program, and the user's whole result cache.
+    `key`: only this key of that kernel.
+    """
+    if kernel is not None:
+        return _autotuned("clear_cache", kernel).clear_cache(key)
+    if key is not None:
+        raise UsageError("clear_cache: a key is one kernel's: give kernel= too")
+    for known in all_autotuned():
+        known.forget()
+    return ResultCache().clear()
+
+
+def check_on_miss(on_miss: str) -> None:
+    if on_miss not in ("tune", "default", "error"):
+        raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
+
+
+def _autotuned(what: str, kernel: Any) -> Autotuned:
+    if not isinstance(kernel, Autotuned):
+        raise UsageError(f"{what}: give a kernel under @atune.autotune, got {kernel!r}")
+    return kernel
+
+
+def _sealed(callback: Any) -> Any:
+    return Sealed(callback) if callable(callback) else callback
+
+
+def _is_space(space: Any) -> bool:
+    return isinstance(space, Space)

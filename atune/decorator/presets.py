@@ -1,0 +1,80 @@
+"""How thoroughly to tune, by name or by option, and values that depend on the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5, "n_final_limit": 20},
+    "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "n_final_limit": 400, "adaptive": False},
+}
+"""Options of each preset, over the defaults of `BenchmarkSettings` and `CompileSettings`."""
+
+_RUN = ("budget", "strategy", "seed", "pipeline")
+_COMPILE = set(CompileSettings.__struct_fields__)
+_BENCHMARK = set(BenchmarkSettings.__struct_fields__) - {"seed"}  # that of the inputs is `input_seed` here
+
+
+def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
+
+    Options are the fields of `BenchmarkSettings` (its `seed` as ``input_seed``) and of `CompileSettings`, and
+    ``budget``, ``strategy``, ``seed`` and ``pipeline``. Raises `UsageError` for a name that is none of these.
+    """
+    given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
+    preset = given.pop("preset", "default")
+    if preset not in PRESETS:
+        raise UsageError(f"tuning: there is no preset {preset!r}; there is {', '.join(PRESETS)}")
+    known = sorted({*_COMPILE, *_BENCHMARK, *_RUN, "input_seed"})
+    if unknown := sorted(map(str, given.keys() - set(known))):
+        raise UsageError(f"tuning: there is no option {unknown[0]!r}; there is preset, {', '.join(known)}")
+    chosen = {**PRESETS[preset], **given}
+    benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
+    if "input_seed" in chosen:
+        benchmark["seed"] = chosen["input_seed"]
+    compile = {name: value for name, value in chosen.items() if name in _COMPILE}
+    if isinstance(compile.get("flags"), list):
+        compile["flags"] = tuple(compile["flags"])
+    run = {name: chosen[name] for name in _RUN if name in chosen}
+    Budget.parse(run.get("budget"))
+    return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
+
+
+class ByArch:
+    """A value that depends on the architecture: ``ByArch({"sm_90": 3, "sm_80": 2}, default=1)``.
+
+    An architecture is an arch such as ``sm_90``, which also means ``sm_90a``, a target such as ``cuda``, or ``c``.
+    """
+
+    def __init__(self, values: Mapping[str, Any], **default: Any) -> None:
+        if not isinstance(values, Mapping) or not values:
+            raise UsageError(f"ByArch: give values by architecture, such as {{'sm_90': 3}}, got {values!r}")
+        if unknown := sorted(default.keys() - {"default"}):
+            raise UsageError(f"ByArch: there is no option {unknown[0]!r}; there is default")
+        self.values, self.default = dict(values), default
+
+    def value(self, target: Target, name: str) -> Any:
+        """Return the value for `target`. Raises `UsageError` where there is none and no default."""
+        for arch in (target.arch, target.arch.rstrip("af"), target.kind):
+            if arch and arch in self.values:
+                return self.values[arch]
+        if "default" in self.default:
+            return self.default["default"]
+        raise UsageError(f"hints: {name!r} has no value for {target}, and no default; it has {', '.join(self.values)}")
+
+
+def resolved(hints: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Return `hints` with the values that `target` has."""
+    return {name: v.value(target, name) if isinstance(v, ByArch) else v for name, v in hints.items()}
+
+
+def copy_of(settings: CompileSettings, **changes: Any) -> CompileSettings:
+    return msgspec.structs.replace(settings, **changes)

@@ -1,0 +1,49 @@
+"""Results that came with a library: files that `atune cache export` wrote."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from atune.api.cached_tune import Work
+from atune.decorator.arguments import text_of
+from atune.errors import UsageError
+from atune.model.candidate import config_key, thaw
+from atune.storage.result_key import CacheEntry, read_exported
+
+
+def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
+    """Return a result for `work`: of the same source, problem, device and target, with a configuration of its space.
+
+    Of several, one of the same versions comes before others, and then the latest. Raises `UsageError` for a file that
+    cannot be read or is none of exported results.
+    """
+    if not paths:
+        return None
+    key, space = work.key, {config_key(thaw(config)) for config in work.spec.configs}
+    fitting = [
+        entry
+        for path in paths
+        for entry in _read(path, _changed(path))
+        if all(getattr(entry.parts, name) == getattr(key, name) for name in ("fingerprint", "device", "target"))
+        and text_of(entry.parts.problem) == text_of(key.problem)
+        and config_key(entry.config) in space
+    ]
+    return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise UsageError(f"shipped: cannot read {path}: {error.strerror or error}") from error
+
+
+@functools.cache
+def _read(path: str, changed: int) -> list[CacheEntry]:
+    try:
+        return read_exported(Path(path).read_bytes())
+    except (OSError, UsageError) as error:
+        raise UsageError(f"shipped: {path}: {error}") from error

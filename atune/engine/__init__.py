@@ -1,0 +1,1 @@
+"""One run: proposals, compile and benchmark stages, scheduling and the final, over the protocols in `interfaces`."""

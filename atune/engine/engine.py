@@ -1,0 +1,265 @@
+"""The engine: one task group that proposes, compiles, measures and records, over any `Backend`.
+
+    strategy ─▶ proposals ─▶ compile lanes ─▶ artifacts ─▶ device lanes ─▶ final
+
+Proposals and artifacts are bounded memory object streams; what a free compile lane does next is the scheduler's
+decision. The engine itself never compiles, loads or runs anything: `compiling` and `measuring` serve the lanes,
+`finals` holds the final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
+
+from atune.engine.benchmark_stage import Measuring
+from atune.engine.compile_stage import Compiling
+from atune.engine.final import FinalStage, Find
+from atune.engine.finalists import Finalists
+from atune.engine.interfaces import Backend
+from atune.engine.plan import Plan, finished, plan_new, plan_rest, space_hash
+from atune.engine.run_state import Run
+from atune.engine.scheduler import CompileState
+from atune.errors import AtuneError
+from atune.journal.events import (
+    SCHEMA,
+    BenchmarkFailed,
+    CandidateProposed,
+    CandidatePruned,
+    JournalRepaired,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Warned,
+)
+from atune.journal.recorder import Recorder
+from atune.journal.state import State
+from atune.model.artifact import Artifact
+from atune.model.candidate import Candidate, config_key
+from atune.model.device import DeviceInfo, DeviceLimits
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.workload.workload import WorkloadSpec
+
+PROPOSALS_PER_LANE = 2
+"""Proposed candidates that wait for each compile lane."""
+ARTIFACTS_PER_DEVICE = 64
+"""Artifacts that wait for each device before the compile lanes have to."""
+
+Keep = Callable[[Artifact], Artifact]
+
+
+class Engine:
+    """One run. `run` does it all; `stop` ends it early, in order, with what was measured."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        recorder: Recorder,
+        *,
+        compile: CompileSettings,
+        benchmark: BenchmarkSettings,
+        strategy: str = "exhaustive",
+        seed: int = 0,
+        budget: Budget | None = None,
+        pipeline: bool = True,
+        keep: Keep = lambda artifact: artifact,
+        find: Find = lambda artifact: None,
+        accept: Sequence[str] = (),
+    ) -> None:
+        self.backend, self.recorder = backend, recorder
+        self.compile, self.benchmark = compile, benchmark
+        self.strategy_name, self.seed = strategy, seed
+        self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
+        self.find, self.accept = find, accept
+        self._run = Run(recorder)
+        self._ended_by = "exhausted"
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Propose and start nothing more; what is under way ends, then comes the final."""
+        self._run.stopping = self._run.stopping or reason
+        self._run.wake()
+
+    async def run(self) -> None:
+        """Tune. Cancellation kills every process; what was recorded stays.
+
+        Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
+        """
+        run = self._run
+        async with self.backend.open():
+            spec, plan = await self._describe()
+            if plan is None:
+                return
+            run.outcomes.tell = plan.strategy.tell
+            compile_lanes, device_lanes = self.backend.compile_lanes(plan.proposable), self.backend.device_lanes()
+            self.backend.on_change(run.wake)
+            self.backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
+            scheduled = CompileState(
+                lanes=len(compile_lanes),
+                devices=len(device_lanes),
+                total=len(plan.redo) + plan.proposable,
+                group_size=self.compile.group_size,
+                pipeline=self.pipeline,
+                in_a_row=self.backend.in_a_row,
+            )
+            propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
+            depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
+            deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
+            n_final = self.benchmark.n_final if self.compile.compiler == "auto" else 0
+            finalists = Finalists(run, plan.candidates, n_final, len(compile_lanes))
+            compiling = Compiling(run, self.backend, scheduled, proposals, deliver, plan.codes, finalists)
+            measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
+            final = FinalStage(
+                run, self.benchmark, measuring, compiling, finalists, compile_lanes, plan.candidates, self.find
+            )
+            async with anyio.create_task_group() as syncing:
+                syncing.start_soon(run.outcomes.keep_synced)
+                async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._keep_time)
+                    tasks.start_soon(self._propose, plan, scheduled, propose)
+                    for compile_lane in compile_lanes:
+                        tasks.start_soon(compiling.serve, compile_lane)
+                    tasks.start_soon(measuring.serve, artifacts)
+                    await compiling.ended()
+                    await run.measured.wait()
+                    finalists.drop_overtaken()
+                await run.outcomes.acknowledge()
+                await final.hold()
+                syncing.cancel_scope.cancel()
+            await self._finish(spec)
+        await self.recorder.sync()
+
+    async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
+        """Learn what to tune and on what, and record the start; no plan where nothing is left of a run before."""
+        specs: list[WorkloadSpec] = []
+
+        async def describe() -> None:
+            specs.append(await self.backend.describe())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(describe)
+            target, devices = await self.backend.discover()
+        spec = specs[0]
+        self._run.spec, self._run.limits = spec, _common_limits(devices)
+        settings = {
+            "compile": msgspec.to_builtins(self.compile),
+            "benchmark": msgspec.to_builtins(self.benchmark),
+            "pipeline": self.pipeline,
+            "seed": self.seed,
+            "budget": msgspec.to_builtins(self.budget),
+        }
+        header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "workload": spec.name,
+            "origin": spec.origin,
+            "fingerprint": spec.fingerprint,
+            "space": space_hash(config_key(config) for config in spec.configs),
+            "total": len(spec.configs),
+            "default": spec.default,
+            "arguments": spec.arguments,
+            "target": target,
+            "devices": tuple(d.id for d in devices),
+            "strategy": self.strategy_name,
+            "settings": settings,
+            "versions": self.backend.versions(),
+        }
+        state = self.recorder.state
+        if state.header is None:
+            plan = plan_new(spec, self.strategy_name, self.seed, self.budget)
+            self.recorder.emit(RunStarted, **header)
+        else:
+            now = RunStarted(seq=0, time=0, mono=0, **header)
+            plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
+            if finished(state, self.budget) and plan.empty:
+                return spec, None
+            self._resume(state, plan, header["versions"])
+        self._run.outcomes.sync_soon()
+        return spec, plan
+
+    def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
+        """Record that a further part begins, and settle what needs no work."""
+        emit, journal = self.recorder.emit, self.recorder.journal
+        if journal is not None and journal.torn_bytes:
+            emit(JournalRepaired, cut_bytes=journal.torn_bytes)
+        part = state.resumed.part + 1 if state.resumed else 1
+        total = plan.total if plan.total != state.total else None
+        emit(RunResumed, part=part, versions=versions, total=total, accepted=plan.accepted)
+        for index, device in plan.suspects.items():
+            message = "suspect: the whole program died twice while this candidate was being measured"
+            emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
+        for index in plan.gone:
+            emit(CandidatePruned, index=index, reason="the space does not hold it any more")
+
+    async def _propose(self, plan: Plan, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]) -> None:
+        proposed = 0
+        with propose:
+            for candidate in plan.redo:
+                await propose.send(candidate)
+                self._run.wake()
+            while proposed < plan.proposable and not self._run.stopping:
+                index = plan.strategy.ask()
+                if index is None:
+                    break
+                if (candidate_or_none := plan.candidates.get(index)) is None:
+                    continue  # the space does not hold it any more
+                candidate = candidate_or_none
+                proposed += 1
+                self.recorder.emit(CandidateProposed, index=index, key=candidate.key, config=candidate.config)
+                await propose.send(candidate)
+                self._run.wake()
+        scheduled.proposing = False
+        if self.budget.candidates is not None and self.budget.candidates < len(plan.candidates):
+            self._ended_by = "budget"
+        self._run.wake()
+
+    async def _finish(self, spec: WorkloadSpec) -> None:
+        state, winner = self.recorder.state, None
+        built = state.final.entries[0].index if state.final else next((m.index for m in state.ranked()), None)
+        if built in self._run.artifacts:
+            try:
+                winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
+            except OSError as error:
+                self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
+        reason = self._run.stopping or self._ended_by
+        self.recorder.emit(
+            RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+        )
+
+    async def _keep_time(self) -> None:
+        if self.budget.seconds is None:
+            return
+        with anyio.move_on_after(max(0.0, self.budget.seconds - self.recorder.elapsed_s)) as left:
+            await self._run.measured.wait()
+        if left.cancelled_caught:
+            self.stop("budget")
+
+
+def _common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:
+    """Return what fits every one of `devices`."""
+    limits = [d.limits for d in devices]
+    smem = [limit.smem_bytes for limit in limits if limit.smem_bytes is not None]
+    threads = [limit.threads for limit in limits if limit.threads is not None]
+    return DeviceLimits(min(smem, default=None), min(threads, default=None))
+
+
+def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error that matters in a task group's exception group, else the group itself."""
+    found: list[BaseException] = []
+    queue: list[BaseException] = [group]
+    while queue:
+        error = queue.pop()
+        if isinstance(error, BaseExceptionGroup):
+            queue += error.exceptions
+        else:
+            found.append(error)
+    ours = [e for e in found if isinstance(e, AtuneError)]
+    # On trio a cancellation may come once from each task; beside an error it only follows from it.
+    cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
+    others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
+    return ours[0] if ours else others[0] if len(others) == 1 else group

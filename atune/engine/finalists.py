@@ -1,0 +1,121 @@
+"""Libraries of the leaders as tilelang itself makes them: by workers that are free, ahead of the final."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import anyio
+
+from atune.engine.interfaces import CompileLane
+from atune.engine.run_state import Run
+from atune.errors import AtuneError
+from atune.journal.events import ArtifactBuilt
+from atune.model.artifact import Artifact, Built, Failure, Lowered
+from atune.model.candidate import Candidate
+
+KEPT = 256
+"""Lowered candidates that are kept, so that a leader is not lowered again: about 25 MB of them."""
+
+
+def share(missing: Sequence[int], failed: Collection[int], lanes: int, n_final: int) -> tuple[int, ...]:
+    """Return which of `missing`, the fastest first, a free worker compiles into one library.
+
+    Its share of `n_final`, when there are `lanes` workers: nothing else keeps them busy for long.
+
+    Those that `failed` come last, and alone: the fault may have been another's in the same library, or the worker's.
+    """
+    fresh = [index for index in missing if index not in failed]
+    if not fresh:
+        return tuple(missing[:1])
+    return tuple(fresh[: math.ceil(n_final / lanes)])
+
+
+class Finalists:
+    """Has those that would be in the final compiled as tilelang does it, where they were not for the first timing.
+
+    `candidates`: those of the space, by index. `n_final`: how many leaders; 0 has none compiled. `lanes`: workers.
+    """
+
+    def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, lanes: int) -> None:
+        self.run, self.candidates, self.n_final, self.lanes = run, candidates, n_final, lanes
+        self.made: dict[int, Built] = {}
+        """What was made of a candidate; a failure once it failed twice."""
+        self._failed: set[int] = set()
+        self._under_way: list[tuple[tuple[int, ...], anyio.CancelScope]] = []
+        self._lowered: dict[int, Lowered] = {}
+        self._ranked: tuple[int, list[int]] = (-1, [])
+
+    def leaders(self) -> list[int]:
+        """Return who would contend in the final if it began now, the fastest first; none where none would be held."""
+        state = self.run.recorder.state
+        if self._ranked[0] != state.last_seq:
+            self._ranked = state.last_seq, [measured.index for measured in state.ranked()]
+        ranked = self._ranked[1]
+        return ranked[: self.n_final] if len(ranked) > 1 and state.final is None else []
+
+    def next_part(self) -> tuple[int, ...]:
+        """Return what a free worker should compile now; nothing where all leaders are made or under way."""
+        if not self.n_final:
+            return ()
+        taken = {index for part, _ in self._under_way for index in part} | self.made.keys()
+        artifacts = self.run.artifacts
+        missing = [i for i in self.leaders() if i not in taken and i in artifacts and not artifacts[i].exact]
+        return share(missing, self._failed, self.lanes, self.n_final)
+
+    def remember(self, lowered: Lowered, artifact: Artifact) -> None:
+        """Keep what a candidate was lowered to whose code is not tilelang's own, until it is plainly no finalist."""
+        if not self.n_final or artifact.exact:
+            return
+        self._lowered[lowered.index] = lowered
+        if len(self._lowered) > KEPT:
+            leaders, outcome = self.leaders(), self.run.recorder.state.outcome
+            unknown = [index for index in self._lowered if index not in leaders and outcome(index) is None]
+            keep = {*leaders, *unknown[-KEPT // 2 :]}
+            self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
+
+    async def make(self, lane: CompileLane, part: tuple[int, ...]) -> None:
+        """Compile `part` into one library. Cancelling, as `drop_overtaken` does, leaves nothing of it."""
+        recorder = self.run.recorder
+        began, answers = recorder.elapsed_s, list[Built]()
+        with anyio.CancelScope() as scope:
+            self._under_way.append((part, scope))
+            try:
+                known = {index: self._lowered[index] for index in part if index in self._lowered}
+                answers = await lane.as_tilelang([self.candidates[index] for index in part], known)
+            except AtuneError as error:  # nothing that was measured depends on it
+                answers = [Failure(index, "worker_lost", str(error)) for index in part]
+            finally:
+                self._under_way.remove((part, scope))
+        for one in answers:
+            if isinstance(one, Artifact) or one.index in self._failed:
+                self.made[one.index] = one
+                self._lowered.pop(one.index, None)
+            else:
+                self._failed.add(one.index)
+        good = [one for one in answers if isinstance(one, Artifact)]
+        if good:
+            seconds = round(recorder.elapsed_s - began, 4)
+            file, indices = good[0].path.rpartition("/")[2], tuple(one.index for one in good)
+            recorder.emit(
+                ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=seconds,
+                compiler=good[0].compiler, reason="compiled as tilelang does, for the final",
+            )  # fmt: skip
+
+    def drop_overtaken(self) -> None:
+        """Cancel what is under way of candidates of which none is a leader now: the final does not wait for it."""
+        leaders = self.leaders()
+        for part, scope in self._under_way:
+            if not set(part) & set(leaders):
+                scope.cancel()
+
+    async def complete(self, lanes: Sequence[CompileLane]) -> None:
+        """Compile what is missing, on all `lanes`."""
+
+        async def work(lane: CompileLane) -> None:
+            while part := self.next_part():
+                await self.make(lane, part)
+
+        async with anyio.create_task_group() as tasks:
+            for lane in lanes:
+                tasks.start_soon(work, lane)

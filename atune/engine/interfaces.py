@@ -1,0 +1,136 @@
+"""What the engine asks of the stages. `atune.local` keeps it with processes, `atune.testing` with scripted fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from atune.model.artifact import Artifact, Built, Failure, Lowered
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo, Target
+from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.workload.workload import WorkloadSpec
+
+
+class CompileLane(Protocol):
+    """One compile worker. One call at a time; cancelling a call kills what it started."""
+
+    name: str
+
+    async def lower(self, candidate: Candidate) -> Lowered | Failure:
+        """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards."""
+        ...
+
+    async def find(self, lowered: Lowered) -> Artifact | None:
+        """Return the artifact of the same code where an earlier run left it."""
+        ...
+
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+        """Compile `group` into one library: an answer for each member, in order.
+
+        When a whole group of several fails, raises `GroupFailed`; the engine builds it again in parts.
+        """
+        ...
+
+    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
+        """Compile `candidates` as tilelang itself would, where `build` may have done otherwise.
+
+        `known`: by index, what `lower` made of them, where that is at hand; the others are lowered again.
+        """
+        ...
+
+
+class DeviceLane(Protocol):
+    """One device's process. One call at a time; cancelling a call kills it."""
+
+    name: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; it may end at any time."""
+        ...
+
+    @property
+    def took_over(self) -> bool:
+        """Whether the process stood by before it was needed."""
+        ...
+
+    async def start(self) -> DeviceInfo:
+        """Start the device's process and make its context, or take the one that stands by. Raises `WorkerError`.
+
+        Where inputs had been made before, for an earlier process, they are made again: it is ready to measure.
+        """
+        ...
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        """Make the inputs, run the reference, and time it. Raises `WorkloadError` where the user's functions fail."""
+        ...
+
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+        """Check and time one candidate. After a failure that cost the process, `alive` is false.
+
+        `best_ms` is the best so far: one that is plainly slower needs few samples. None takes all.
+        """
+        ...
+
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`."""
+        ...
+
+
+class Backend(Protocol):
+    """Compilers and devices of one run; entering starts them, leaving kills every process."""
+
+    def open(self) -> AbstractAsyncContextManager[None]: ...
+
+    @property
+    def in_a_row(self) -> int:
+        """How many candidates that follow each other one compile worker should take: they may share work."""
+        ...
+
+    async def describe(self) -> WorkloadSpec:
+        """Load the workload and enumerate its space, in a worker where it comes from a file."""
+        ...
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        """Resolve target ``auto`` and find the devices. Raises `TargetError` for what is not there."""
+        ...
+
+    def compile_lanes(self, candidates: int | None = None) -> Sequence[CompileLane]:
+        """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
+        ...
+
+    def hold_builds(self) -> tuple[bool, bool]:
+        """Whether building should wait, because it will soon be cheaper; and whether the first groups should, too."""
+        ...
+
+    def sharing(self) -> bool:
+        """Tell whether candidates of one family share a compile, with the compiler that builds now or soon will."""
+        ...
+
+    def resting(self, measuring: int) -> int:
+        """Return how many compile workers should start nothing new while `measuring` devices need a core."""
+        ...
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when `hold_builds` may have changed."""
+        ...
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        """Have `warn` called with what a user should know of and no outcome tells."""
+        ...
+
+    def device_lanes(self) -> Sequence[DeviceLane]: ...
+
+    def versions(self) -> dict[str, str]: ...
+
+
+class GroupFailed(Exception):
+    """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message

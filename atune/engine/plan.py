@@ -1,0 +1,270 @@
+"""What is left to do: of a new run everything, of one that goes on what its journal does not hold.
+
+A pure function from the journal's state and the work at hand to a `Plan`; it starts nothing and reads no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atune.engine.strategy import Strategy, make_strategy
+from atune.errors import JournalError, UsageError
+from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
+from atune.journal.state import Entry, State
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.device import DeviceInfo
+from atune.model.settings import Budget
+from atune.workload.workload import WorkloadSpec
+
+PARTS = ("kernel", "space", "target", "device", "versions", "settings")
+"""Parts of the work that may differ when a run goes on; each can be accepted by its name."""
+DEATHS = 2
+"""A candidate is suspect after the whole program died so often while it was being measured."""
+
+MEASURING_COMPILE = ("flags", "pass_configs", "backend", "target_host")
+MEASURING_BENCHMARK = (
+    "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed",
+)  # fmt: skip
+"""Settings that change a measurement."""
+
+
+@dataclass
+class Plan:
+    """What a run, or a further part of one, has to do. Indices are the journal's."""
+
+    candidates: Mapping[int, Candidate]
+    strategy: Strategy
+    proposable: int
+    """Candidates that the strategy may still propose."""
+    redo: list[Candidate] = field(default_factory=list)
+    """Proposed before, without an outcome."""
+    suspects: dict[int, str] = field(default_factory=dict)
+    """Candidates not to be tried again, with their device."""
+    gone: list[int] = field(default_factory=list)
+    """Candidates of the journal that the space does not hold any more."""
+    codes: dict[str, int] = field(default_factory=dict)
+    """Code keys that have an outcome, with the candidate that carries it."""
+    total: int = 0
+    accepted: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.proposable or self.redo or self.suspects or self.gone)
+
+
+def space_hash(keys: Iterable[str]) -> str:
+    """Return the SHA-256 of candidates' keys in order."""
+    return hashlib.sha256("".join(keys).encode()).hexdigest()
+
+
+def plan_new(spec: WorkloadSpec, strategy: str, seed: int, budget: Budget) -> Plan:
+    """Plan a run from its beginning."""
+    candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
+    total = len(candidates)
+    return Plan(candidates, make_strategy(strategy, total, seed), min(total, budget.candidates or total), total=total)
+
+
+def plan_rest(
+    state: State,
+    now: RunStarted,
+    devices: Sequence[DeviceInfo],
+    spec: WorkloadSpec,
+    budget: Budget,
+    accept: Sequence[str],
+) -> Plan:
+    """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
+
+    Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
+    """
+    header = state.header
+    assert header is not None
+    configs = [thaw(config) for config in spec.configs]
+    candidates, gone = _placed(state, header, configs)
+    found = differences(header, state, now, devices)
+    if lacking := sum(not isinstance(state.outcome(index), CandidatePruned) for index in gone):
+        found.append(("space", f"{lacking} candidates of the journal are no longer in the space"))
+    elif len(candidates) + len(gone) < state.total:
+        found.append(("space", f"it had {state.total - len(gone)} candidates and has {len(candidates)}"))
+    refused = [(part, text) for part, text in found if part not in accept]
+    if refused:
+        lines = "".join(f"\n  {part}: {text}" for part, text in refused)
+        options = " ".join(f"--force-part {part}" for part in dict.fromkeys(part for part, _ in refused))
+        raise JournalError(
+            f"the journal is of other work, and cannot be gone on with:{lines}\n"
+            f"Give another journal, or accept this: {options} (from Python: force_parts=[…])"
+        )
+    proposed = [entry for entry in state.entries.values() if entry.key]
+    plan = Plan(
+        candidates,
+        _Continued([e.index for e in proposed], _stages(header, state, len(candidates)), state),
+        min(len(candidates), budget.candidates or len(candidates)) - sum(e.index in candidates for e in proposed),
+        total=len(candidates) + len(gone),
+        accepted=tuple(f"{part}: {text}" for part, text in found),
+    )
+    plan.proposable = max(0, plan.proposable)
+    if budget.seconds is not None and state.wall_s >= budget.seconds:
+        plan.proposable = 0
+    members: dict[int, list[Entry]] = {}
+    for entry in proposed:
+        members.setdefault(state.first(entry.index).index, []).append(entry)
+    for first, group in members.items():
+        here = [entry for entry in group if entry.index in candidates]
+        outcome = state.entry(first).outcome
+        if not here:
+            if outcome is None or isinstance(outcome, CandidateMeasured):
+                plan.gone.append(first)
+        elif outcome is not None:
+            plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
+        elif deadly := [e.index for e in group if state.deaths(e.index) >= DEATHS]:
+            plan.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
+            plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
+        else:
+            plan.redo.append(candidates[here[0].index])
+    return plan
+
+
+def finished(state: State, budget: Budget) -> bool:
+    """Tell whether a run has come to its end and `budget` admits no more."""
+    if state.finished is None or state.finished.reason == "stopped":
+        return False
+    proposed = sum(1 for entry in state.entries.values() if entry.key)
+    used_up = budget.candidates is not None and proposed >= budget.candidates
+    return proposed >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
+
+
+def differences(
+    header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
+) -> list[tuple[str, str]]:
+    """Return (part, sentence) for each way in which the work is not the header's; a larger space is none."""
+    found: list[tuple[str, str]] = []
+    if header.arguments != now.arguments:
+        found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
+    elif header.fingerprint != now.fingerprint:
+        found.append(
+            ("kernel", "the source of the kernel, its inputs or its reference, or how results are checked, changed")
+        )
+    if header.target != now.target:
+        found.append(("target", f"it was {header.target} and is {now.target}"))
+    before = {device.name for device in state.devices.values()}
+    if before and (new := sorted({device.name for device in devices} - before)):
+        found.append(("device", f"measured on {', '.join(sorted(before))} before, and now on {', '.join(new)}"))
+    versions = state.resumed.versions if state.resumed else header.versions
+    for name in sorted(versions.keys() | now.versions.keys()):
+        was, here = versions.get(name, "not there"), now.versions.get(name, "not there")
+        if was != here:
+            found.append(("versions", f"{name} was {was} and is {here}"))
+    if (header.strategy, header.settings.get("seed")) != (now.strategy, now.settings.get("seed")):
+        was = f"{header.strategy} with seed {header.settings.get('seed')}"
+        found.append(("settings", f"the strategy was {was} and is {now.strategy} with seed {now.settings.get('seed')}"))
+    for group, names in (("compile", MEASURING_COMPILE), ("benchmark", MEASURING_BENCHMARK)):
+        one, other = header.settings.get(group, {}), now.settings.get(group, {})
+        for name in names:
+            if name in one and _plain(one[name]) != _plain(other.get(name)):
+                found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
+    return found
+
+
+def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return `parts` as a tuple. Raises `UsageError` for a name that is none of `PARTS`."""
+    if isinstance(parts, str) or not all(part in PARTS for part in parts):
+        raise UsageError(f"force_parts: give some of {', '.join(PARTS)}, got {parts!r}")
+    return tuple(parts)
+
+
+def _placed(
+    state: State, header: RunStarted, configs: Sequence[dict[str, Any]]
+) -> tuple[dict[int, Candidate], list[int]]:
+    """Give each candidate of the space its index in the journal; new ones come after all others.
+
+    Returns the candidates, and the journal's candidates that are not in the space.
+    """
+    keys = [config_key(config) for config in configs]
+    known = {entry.key: entry.index for entry in state.entries.values() if entry.key}
+    if space_hash(keys[: header.total]) == header.space and not (known.keys() - keys):
+        first = dict(enumerate(keys))
+        if all(first.get(index) == key for key, index in known.items()):
+            return {i: Candidate(i, key, configs[i]) for i, key in enumerate(keys)}, []
+    taken = set(known.values())
+    free = (i for i in range(len(keys) + len(known) + 1) if i not in taken)
+    placed = {}
+    for key, config in zip(keys, configs, strict=True):
+        index = known[key] if key in known else next(free)
+        placed[index] = Candidate(index, key, config)
+    return placed, sorted(index for key, index in known.items() if index not in placed)
+
+
+def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
+    """Yield the header's strategy over the space as it was, then over what was added each time."""
+    low, seed = 0, int(header.settings.get("seed") or 0)
+    for high in [*state.totals, total]:
+        if high > low:
+            yield _Shifted(make_strategy(header.strategy, high - low, seed), low)
+            low = high
+
+
+class _Shifted:
+    """A strategy over candidates that begin at `low`."""
+
+    def __init__(self, inner: Strategy, low: int) -> None:
+        self.name, self.inner, self.low = inner.name, inner, low
+
+    def ask(self) -> int | None:
+        index = self.inner.ask()
+        return None if index is None else index + self.low
+
+    def tell(self, index: int, latency_ms: float | None) -> None:
+        self.inner.tell(index - self.low, latency_ms)
+
+
+class _Continued:
+    """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
+
+    A strategy that proposes by what it learns may have been told later than the journal says; what it would propose a
+    second time is left out.
+    """
+
+    def __init__(self, proposed: Sequence[int], stages: Iterable[Strategy], state: State) -> None:
+        self._stages = list(stages)
+        self.name = self._stages[0].name if self._stages else ""
+        self._seen, self._ahead = set(proposed), []
+        for index in proposed:
+            answer = self._next()
+            if answer is not None and answer not in self._seen:
+                self._ahead.append(answer)
+            outcome = state.outcome(index)
+            if outcome is not None:
+                measured = isinstance(outcome, CandidateMeasured) and outcome.index == index
+                self.tell(
+                    index, outcome.timing.latency_ms if measured and isinstance(outcome, CandidateMeasured) else None
+                )
+
+    def ask(self) -> int | None:
+        if self._ahead:
+            return self._ahead.pop(0)
+        while (index := self._next()) is not None:
+            if index not in self._seen:
+                return index
+        return None
+
+    def tell(self, index: int, latency_ms: float | None) -> None:
+        for stage in reversed(self._stages):
+            if not isinstance(stage, _Shifted) or index >= stage.low:
+                stage.tell(index, latency_ms)
+                return
+
+    def _next(self) -> int | None:
+        for stage in self._stages:
+            if (index := stage.ask()) is not None:
+                return index
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _values(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "without arguments"

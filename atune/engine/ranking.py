@@ -1,0 +1,82 @@
+"""The order of finalists, from interleaved timings: when it is settled, and who wins. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from atune.model.measurement import FinalEntry, Timing, ratio_interval
+
+MISTAKE = 0.05
+"""Chance of one wrong decision in a whole final; split over its comparisons and looks (Bonferroni)."""
+TIE = 0.002
+"""Two whose ratio is known to lie within this much of 1 are as fast as each other."""
+CLOSE = 0.005
+"""One that is slower by more than this, by the median of the rounds, never wins on its key."""
+SPEED_TOLERANCE = 0.02
+"""Share by which devices of one run may differ on the reference."""
+
+
+def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: int) -> list[int]:
+    """Return the contenders, the leader first, whose order is still open: those to time in further rounds.
+
+    Empty once each is known to be slower than the leader, or as fast. `looks` is how often the order is looked at
+    at most. Only contenders with the most samples are still in it; the others were found slower before.
+    """
+    playing = _playing(timings, contenders)
+    leader = min(playing, key=lambda i: timings[i].latency_ms)
+    level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
+    still = [i for i in playing if i != leader and _verdict(timings[i], timings[leader], level) == "open"]
+    return [leader, *still] if still else []
+
+
+def final_order(
+    timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], looks: int
+) -> list[FinalEntry]:
+    """Return all entries, the winner first, the others by latency.
+
+    The winner is the leader where its advantage holds. Of those that cannot be told apart from it, or are as fast,
+    it is the one with the smallest config key, so that runs repeat.
+    """
+    playing = _playing(timings, contenders)
+    leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
+    level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
+    equals = [
+        i
+        for i in playing
+        if i == leader
+        or (
+            _verdict(timings[i], timings[leader], level) != "slower"
+            and _ratio(timings[i], timings[leader]) <= 1 + CLOSE
+        )
+    ]
+    winner = min(equals, key=lambda i: keys[i])
+    rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
+    return [FinalEntry(i, timings[i]) for i in (winner, *rest)]
+
+
+def speed_outliers(reference_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return the devices that are off by more than `SPEED_TOLERANCE`, and how many times slower than the others.
+
+    The standard is the median device; of two, or of an even number, the faster one in the middle.
+    """
+    if len(reference_ms) < 2:
+        return {}
+    standard = statistics.median_low(reference_ms.values())
+    return {name: ms / standard for name, ms in reference_ms.items() if abs(ms / standard - 1) > SPEED_TOLERANCE}
+
+
+def _playing(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
+    most = max(timings[i].n_samples for i in contenders)
+    return [i for i in contenders if timings[i].n_samples == most]
+
+
+def _verdict(slow: Timing, fast: Timing, level: float) -> str:
+    low, _, high = ratio_interval(slow, fast, level)
+    if low >= 1 - TIE and high <= 1 + TIE:
+        return "tied"
+    return "slower" if low > 1 else "open"
+
+
+def _ratio(slow: Timing, fast: Timing) -> float:
+    return ratio_interval(slow, fast)[1]

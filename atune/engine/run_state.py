@@ -1,0 +1,109 @@
+"""What the parts of one run share: where they record, what they wake each other by, and whether the run is to end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from atune.journal.events import BestChanged, CandidateMeasured
+from atune.journal.recorder import Recorder
+from atune.model.artifact import Artifact
+from atune.model.device import DeviceLimits
+from atune.workload.workload import WorkloadSpec
+
+Tell = Callable[[int, float | None], None]
+
+
+class Run:
+    """One run, as its compile lanes, device lanes and final see it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.outcomes = Outcomes(recorder)
+        self.artifacts: dict[int, Artifact] = {}
+        """Libraries of the candidates that were measured: the final's."""
+        self.limits = DeviceLimits()
+        """Hard limits that every device has."""
+        self.spec: WorkloadSpec
+        self.stopping = ""
+        """Why nothing more is to be started; empty while the run goes on."""
+        self.measuring = 0
+        """Devices that have a candidate now."""
+        self.compiled = anyio.Event()
+        """Set once nothing is left to compile."""
+        self.measured = anyio.Event()
+        """Set once nothing is left to measure."""
+        self._changed = anyio.Event()
+
+    def wake(self) -> None:
+        """Have everyone who waits in `changed` look again."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next `wake`."""
+        await self._changed.wait()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A candidate's outcome that is recorded and not yet known to be on the disk."""
+
+    index: int
+    latency_ms: float | None
+    best: tuple[int, float] | None
+    lane: str
+
+
+class Outcomes:
+    """Acknowledges outcomes: tells the strategy and everyone of them as soon as they are on the disk."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.tell: Tell
+        """The strategy's, once there is one."""
+        self._unsynced: deque[Outcome] = deque()
+        self._to_sync = anyio.Event()
+        self._acknowledging = anyio.Lock()
+
+    def settled(
+        self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, lane: str = "engine"
+    ) -> None:
+        """Acknowledge a candidate's outcome as soon as it is on the disk; the lane goes on meanwhile."""
+        self._unsynced.append(Outcome(index, latency_ms, best, lane))
+        if self.recorder.journal is None:
+            self._tell(1)
+        else:
+            self._to_sync.set()
+
+    def sync_soon(self) -> None:
+        self._to_sync.set()
+
+    async def keep_synced(self) -> None:
+        """Sync again and again while there is something new: outcomes that come during one sync share the next."""
+        while True:
+            await self._to_sync.wait()
+            self._to_sync = anyio.Event()
+            await self.acknowledge()
+
+    async def acknowledge(self) -> None:
+        """Sync, then tell the strategy and everyone about the outcomes that were recorded before."""
+        async with self._acknowledging:
+            count = len(self._unsynced)
+            await self.recorder.sync()
+            self._tell(count)
+
+    def _tell(self, count: int) -> None:
+        for _ in range(count):
+            outcome = self._unsynced.popleft()
+            self.tell(outcome.index, outcome.latency_ms)
+            if outcome.best is not None and self._still_counts(*outcome.best):
+                self.recorder.emit(BestChanged, lane=outcome.lane, index=outcome.best[0], latency_ms=outcome.best[1])
+
+    def _still_counts(self, index: int, latency_ms: float) -> bool:
+        """Whether the figure stands; that of a device that was left out meanwhile does not."""
+        outcome = self.recorder.state.outcome(index)
+        return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == latency_ms

@@ -1,0 +1,251 @@
+"""What happens in a run, as past-tense frozen structs decoded through one union.
+
+The journal is these events, one a line; `atune.journal.result.TuneResult` is a pure fold over them. Every event
+carries its sequence number, wall-clock and monotonic time, and the lane (a worker or a device) on which it happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atune.model.artifact import Artifact, FailureKind, StaticFacts
+from atune.model.device import DeviceInfo, Target
+from atune.model.measurement import FinalEntry, Timing
+
+SCHEMA = 1
+"""Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
+    """What every event has. `seq` counts from 0 without a gap within a run.
+
+    Plain data without cycles, which the garbage collector need not look at: a run may have millions.
+    """
+
+    seq: int
+    time: float
+    """Wall clock, seconds since the Unix epoch."""
+    mono: float
+    """Seconds since the run started, from a monotonic clock."""
+    lane: str = "engine"
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
+    """The header: what is tuned, where it came from, how, and with which versions."""
+
+    schema: int
+    workload: str
+    origin: str
+    """``FILE.py:NAME`` where the workload came from a file, else empty."""
+    fingerprint: str
+    """SHA-256 of kernel source and closure, problem arguments and checks."""
+    space: str
+    """SHA-256 of the candidates' keys in order."""
+    total: int
+    default: int | None = None
+    """Index of the default configuration, where the space holds it."""
+    arguments: dict[str, Any]
+    target: Target
+    devices: tuple[str, ...]
+    strategy: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
+    index: int
+    key: str
+    config: dict[str, Any]
+
+
+class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
+    index: int
+    code_key: str
+    facts: StaticFacts
+    seconds: float
+    deferred: str = ""
+    """Why the screen put it last in line; empty when it did not."""
+
+
+class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
+    """Over a hard limit of the device: not compiled."""
+
+    index: int
+    reason: str
+
+
+class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
+    """Compiles to the same code as `same_as`; measured once, credited to both."""
+
+    index: int
+    same_as: int
+
+
+class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
+    """One library with every candidate of `indices` in it."""
+
+    indices: tuple[int, ...]
+    file: str
+    seconds: float
+    reason: str = ""
+    """Why the group had this size."""
+    compiler: str = ""
+    """``nvcc``, ``cicc`` (nvcc with the headers parsed once), ``nvrtc`` (with a precompiled header) or ``g++``."""
+    why: str = ""
+    """Why that compiler."""
+    words: str = ""
+    """What the compilers said, where `CompileSettings.verbose` asks for it."""
+
+
+class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
+    index: int
+    kind: FailureKind
+    message: str
+    detail: str = ""
+
+
+class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
+    """A group failed as a whole and is built again in parts, until the culprit stands alone."""
+
+    indices: tuple[int, ...]
+    message: str
+
+
+class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
+    """A device can measure. `start_s`: seconds that took; after a loss with its inputs made and its reference run."""
+
+    device: DeviceInfo
+    start_s: float = 0.0
+    standby: bool = False
+    """Whether a process that stood by took over; else one was started."""
+
+
+class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
+    """A device's process died or was killed; `final` when it will not be started again."""
+
+    device: str
+    reason: str
+    final: bool = False
+    kill_s: float = 0.0
+    """Seconds from the deadline, or from the error's report, until the process was reaped."""
+
+
+class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
+    """A device is not as fast as the others: what it measured does not count, and is measured again elsewhere."""
+
+    device: str
+    reason: str
+
+
+class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measured"):
+    device: str
+    timing: Timing
+
+
+class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
+    index: int
+    device: str
+
+
+class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
+    """A candidate is measured once more, and why: its fault may be another's, or its figure cannot be believed yet."""
+
+    index: int
+    device: str
+    reason: str
+
+
+class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
+    index: int
+    device: str
+    timing: Timing
+    checked: bool
+    max_error: float | None = None
+    seconds: float = 0.0
+    writes: tuple[int, ...] = ()
+    """Input parameters that the kernel writes into, restored before each timed call."""
+
+
+class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
+    index: int
+    device: str
+    kind: FailureKind
+    message: str
+    detail: str = ""
+
+
+class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
+    index: int
+    latency_ms: float
+
+
+class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
+    """The best few, the default and the slowest, timed again in turn while nothing compiled; fastest first."""
+
+    device: str
+    entries: tuple[FinalEntry, ...]
+    reference: Timing | None = None
+
+
+class Warned(Event, frozen=True, kw_only=True, tag="warned"):
+    """Something the user asked for works differently here, or may explain a surprise."""
+
+    message: str
+
+
+class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
+    wall_s: float
+    """Seconds of this part of the run; a resumed run has several."""
+    reason: str
+    """``exhausted``, ``budget`` or ``stopped``."""
+    kernel: Artifact | None = None
+    """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
+    out_idx: tuple[int, ...] = ()
+    """Positions of the kernel's output parameters."""
+
+
+class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
+    wall_s: float
+    reason: str
+
+
+class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
+    """A further part of the run began, with what the parts before had left."""
+
+    part: int
+    """Counts from 1; the run's first part is 0."""
+    versions: dict[str, str]
+    total: int | None = None
+    """Size of the space, where it has grown since."""
+    accepted: tuple[str, ...] = ()
+    """What is not as it was and was accepted: a sentence each."""
+
+
+class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
+    """A half-written last line was cut off when the journal was opened to go on with it."""
+
+    cut_bytes: int
+
+
+AnyEvent = (
+    RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
+    | BuildFailed | GroupSplit | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured | BenchmarkStarted
+    | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished
+    | RunInterrupted | RunResumed | JournalRepaired
+)  # fmt: skip
+"""The union that `decode` reads."""
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: Event) -> bytes:
+    """Return `event` as one line of JSON, without its newline."""
+    return _encoder.encode(event)
+
+
+def decode(line: bytes | msgspec.Raw) -> AnyEvent:
+    """Return the event that `encode` made. Raises `msgspec.MsgspecError` on anything else; executes nothing."""
+    return _decoder.decode(line)

@@ -1,0 +1,187 @@
+"""Several journals of the same work, from other days or machines, as one result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import JournalError, UsageError
+from atune.journal.events import (
+    AnyEvent,
+    ArtifactBuilt,
+    BestChanged,
+    CandidateAliased,
+    CandidateMeasured,
+    CandidateProposed,
+    DeviceReady,
+    Event,
+    FinalOrdered,
+    GroupSplit,
+    RunFinished,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+    Warned,
+)
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult
+from atune.journal.state import Entry, State, status_of
+from atune.journal.writer import Journal
+from atune.model.measurement import FinalEntry
+
+
+def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> TuneResult:
+    """Return one result of all `journals`, and write it as a journal of its own to `output` where that is given.
+
+    The work must be the same: kernel, problem, target. Candidates are matched by their configuration; those that only
+    later journals have come after those of the first. Where several journals measured a candidate, the one that has a
+    measurement counts before one that has a failure, then the later journal in the order given. What was decided so,
+    and what else may not compare (devices, versions), is in `TuneResult.warnings`. Finals are of one journal each, and
+    do not compare with one another: with more than one journal there is none.
+
+    Raises `JournalError` where a journal cannot be read or is of other work.
+    """
+    if not journals or isinstance(journals, str):
+        raise UsageError("merge: give the journals, as a list of paths")
+    paths = [str(Path(journal)) for journal in journals]
+    events = list(_merged(paths))
+    if output is not None:
+        with Journal.create(str(output)) as journal:
+            for event in events:
+                journal.append(event)
+    return TuneResult.from_events(events, None if output is None else str(output), replayed=True)
+
+
+def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
+    """Yield the events of one run that did what all of them did, one part a journal."""
+    states = [_state(path) for path in paths]
+    header = states[0].header
+    assert header is not None
+    notes: list[str] = []
+    for path, state in zip(paths[1:], states[1:], strict=True):
+        notes += _compare(paths[0], header, path, state)
+    numbers: dict[str, int] = {}
+    for state in states:
+        for entry in sorted(state.entries.values(), key=lambda e: e.index):
+            if entry.key and state is states[0]:
+                numbers[entry.key] = entry.index
+    taken = set(numbers.values())
+    free = (i for i in range(sum(len(state.entries) for state in states) + 1) if i not in taken)
+    for state in states[1:]:
+        for entry in sorted(state.entries.values(), key=lambda e: e.index):
+            if entry.key and entry.key not in numbers:
+                numbers[entry.key] = next(free)
+    chosen, conflicts = _chosen(paths, states)
+    total = max([len(numbers), *(state.total for state in states)])
+    seq, offset = 0, 0.0
+
+    def numbered(event: Event, **fields: Any) -> Any:
+        nonlocal seq
+        made = msgspec.structs.replace(event, seq=seq, mono=round(event.mono + offset, 6), **fields)
+        seq += 1
+        return made
+
+    for part, (path, state) in enumerate(zip(paths, states, strict=True)):
+        own = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
+        last: Event = header
+        for event in JournalReader(path):
+            last = event
+            match event:
+                case RunStarted() if part == 0:
+                    yield numbered(event, total=total)
+                case RunStarted():
+                    yield numbered(_resumed(event, part))
+                case CandidateProposed():
+                    yield numbered(event, index=own[event.index])
+                case CandidateAliased() if event.index in own and event.same_as in own:
+                    yield numbered(event, index=own[event.index], same_as=own[event.same_as])
+                case ArtifactBuilt() | GroupSplit():
+                    yield numbered(event, indices=tuple(own[i] for i in event.indices if i in own))
+                case FinalOrdered() if len(paths) == 1:
+                    entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)
+                    yield numbered(event, entries=entries)
+                case DeviceReady():
+                    yield numbered(event)
+                case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
+                    pass  # of that run, and not of the merged one
+                case _ if (index := getattr(event, "index", None)) is None:
+                    yield numbered(event)
+                case _ if index in own and chosen.get(state.entries[state.first(index).index].key, part) in (
+                    part,
+                    None,
+                ):
+                    yield numbered(event, index=own[index])
+        if part == len(paths) - 1:
+            if len(paths) > 1:
+                notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
+            for note in notes + conflicts:
+                yield numbered(Warned(seq=0, time=last.time, mono=last.mono, message=note))
+        yield numbered(_ended(last, state, alone=len(paths) == 1))
+        offset += last.mono
+
+
+def _ended(last: Event, state: State, *, alone: bool) -> RunFinished | RunInterrupted:
+    """Return the end of a part, which is a whole journal. A journal's own winner is the merged one's if it is alone."""
+    stamp: dict[str, Any] = {"time": last.time, "mono": last.mono, "wall_s": state.wall_s}
+    if state.finished is None:
+        return RunInterrupted(seq=0, reason="merged, and not finished", **stamp)
+    kept: dict[str, Any] = {"kernel": state.finished.kernel, "out_idx": state.finished.out_idx} if alone else {}
+    return RunFinished(seq=0, reason="merged", **stamp, **kept)
+
+
+def _resumed(event: RunStarted, part: int) -> RunResumed:
+    return RunResumed(seq=0, time=event.time, mono=0.0, part=part, versions=event.versions)
+
+
+def _state(path: str) -> State:
+    state = State()
+    for event in JournalReader(path):
+        state.apply(event)
+    return state
+
+
+def _compare(first: str, header: RunStarted, path: str, state: State) -> list[str]:
+    other = state.header
+    assert other is not None
+    wrong = [
+        text
+        for text, differs in (
+            ("another kernel, reference or check", header.fingerprint != other.fingerprint),
+            (f"the problem is {other.arguments}, and not {header.arguments}", header.arguments != other.arguments),
+            (f"the target is {other.target}, and not {header.target}", header.target != other.target),
+        )
+        if differs
+    ]
+    if wrong:
+        raise JournalError(f"{path} is of other work than {first}, and cannot be merged with it: {'; '.join(wrong)}")
+    notes = []
+    for name in sorted(header.versions.keys() | other.versions.keys()):
+        if header.versions.get(name) != other.versions.get(name):
+            notes.append(f"{path}: {name} {other.versions.get(name)}, in {first} it is {header.versions.get(name)}")
+    if header.settings.get("benchmark") != other.settings.get("benchmark"):
+        notes.append(f"{path} was measured with other benchmark settings than {first}")
+    return notes
+
+
+def _chosen(paths: Sequence[str], states: Sequence[State]) -> tuple[dict[str, int], list[str]]:
+    """Return, by configuration key, which journal's outcome counts where several have one, and why."""
+    having: dict[str, list[tuple[bool, int, Entry]]] = {}
+    for part, state in enumerate(states):
+        for entry in state.entries.values():
+            if entry.key and entry.outcome is not None:
+                having.setdefault(entry.key, []).append((isinstance(entry.outcome, CandidateMeasured), part, entry))
+    notes: list[str] = []
+    chosen = {key: max(found, key=lambda item: item[:2])[1] for key, found in having.items()}
+    for key, found in having.items():
+        if len(found) > 1:
+            told = ", ".join(f"{status_of(entry)}{_latency(entry.outcome)} in {paths[i]}" for _, i, entry in found)
+            notes.append(f"candidate {key} has several outcomes ({told}): that of {paths[chosen[key]]} counts")
+    return chosen, notes
+
+
+def _latency(outcome: Any) -> str:
+    return f" {outcome.timing.latency_ms:.4g} ms" if isinstance(outcome, CandidateMeasured) else ""

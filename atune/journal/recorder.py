@@ -1,0 +1,80 @@
+"""Where every event goes: into the journal, the fold, and to whoever listens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from atune.journal.events import Event, Warned
+from atune.journal.state import State
+from atune.journal.writer import Journal
+
+Listener = Callable[[Event], None]
+
+
+class Recorder:
+    """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order.
+
+    `clock` is monotonic, in seconds; `wall` is the wall clock. `past`: the events of a run that goes on; listeners get
+    them first, and the run's clock goes on where it stopped.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        listeners: tuple[Listener, ...] = (),
+        *,
+        past: Iterable[Event] = (),
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.state = State()
+        self.journal = journal
+        self.listeners = list(listeners)
+        self._clock, self._wall = clock, wall
+        dropped: list[Exception] = []
+        for event in past:
+            self.state.apply(event)
+            self._hand_on(event, dropped)
+        self._seq = self.state.last_seq + 1
+        self.emitted = 0
+        """Events of this part."""
+        self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
+        self._started = clock()
+
+    @property
+    def part_s(self) -> float:
+        """Seconds since this part of the run started."""
+        return self._clock() - self._started
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the run, its earlier parts included."""
+        return self._before_s + self.part_s
+
+    def emit(self, kind: type[Event], /, *, lane: str = "engine", **fields: Any) -> None:
+        """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
+        event = kind(seq=self._seq, time=round(self._wall(), 6), mono=round(self.elapsed_s, 6), lane=lane, **fields)
+        if self.journal is not None:
+            self.journal.append(event)
+        self._seq += 1
+        self.emitted += 1
+        self.state.apply(event)
+        dropped: list[Exception] = []
+        self._hand_on(event, dropped)
+        for why in dropped:  # only now: the listeners after it get their events in order too
+            self.emit(Warned, message=f"a listener of events raised and was dropped: {type(why).__name__}: {why}")
+
+    async def sync(self) -> None:
+        """Return once everything recorded so far is on the disk."""
+        if self.journal is not None:
+            await self.journal.sync()
+
+    def _hand_on(self, event: Event, dropped: list[Exception]) -> None:
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception as error:  # a listener's bug costs the listener, not the run
+                self.listeners.remove(listener)
+                dropped.append(error)

@@ -1,0 +1,83 @@
+"""Journals played back: their result, and their events in their own time. Runs no code of a workload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+
+from atune.errors import UsageError
+from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, parse_line
+from atune.journal.result import TuneResult
+
+
+def replay(path: str | Path) -> TuneResult:
+    """Return the result that the journal at `path` holds, also of a run that was interrupted or still goes on.
+
+    Imports and executes nothing that the journal names. Raises `JournalError` where it cannot be read or is damaged
+    before its last line.
+    """
+    return TuneResult.from_events(JournalReader(path), Path(path), replayed=True)
+
+
+def salvage(path: str | Path) -> tuple[TuneResult, list[str]]:
+    """Return what can be recovered of a damaged journal, and a sentence on each thing that cannot.
+
+    Candidates whose configuration is lost are left out. Raises `JournalError` where the header is damaged.
+    """
+    reader = JournalReader(path, salvage=True)
+    result = TuneResult.from_events(reader, Path(path), replayed=True)
+    lost = list(reader.lost)
+    if reader.torn:
+        lost.append(f"the last line is incomplete and left out ({reader.torn_bytes} bytes)")
+    return result, lost
+
+
+async def simulate(path: str | Path, speed: float = 1.0) -> AsyncIterator[Event]:
+    """Yield the events of the journal at `path` at the times at which they happened, `speed` times as fast.
+
+    The time between two parts of a run is left out. ``math.inf`` does not wait. Raises `JournalError` as `replay`.
+    """
+    if not speed > 0:
+        raise UsageError(f"speed must be above zero, got {speed!r}")
+    started = anyio.current_time()
+    first: float | None = None
+    for event in JournalReader(path):
+        first = event.mono if first is None else first
+        at = started + (event.mono - first) / speed
+        if not math.isinf(speed) and at > anyio.current_time():
+            await anyio.sleep_until(at)
+        yield event
+
+
+async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEvent | None]:
+    """Yield the events of a journal that another process writes, also on another machine, until its run ends.
+
+    After what is there, and each time nothing new came for `poll_s`, yields None. Looks at the file again and again
+    and needs no notification, so that shared file systems work. Raises `JournalError` where the journal is damaged.
+    """
+    position = expected = 0
+    while True:
+        try:
+            with open(path, "rb") as file:  # anew each time: on NFS, opening is what asks the server
+                file.seek(position)
+                while (line := file.readline(MAX_LINE_BYTES + 1)).endswith(b"\n"):
+                    event = parse_line(line)
+                    if event is None or event.seq != expected or isinstance(event, RunStarted) != (expected == 0):
+                        break  # damaged, or a torn end that the next part cuts off: the reader tells which
+                    position += len(line)
+                    expected += 1
+                    yield event
+                    ended = isinstance(event, RunFinished | RunInterrupted)
+                    if ended and not file.peek(1):
+                        return
+        except OSError as error:
+            raise cannot("read", str(path), error) from error
+        if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
+            for _ in JournalReader(path):  # raises where the damage is before the last line
+                pass
+        yield None
+        await anyio.sleep(poll_s)

@@ -1,0 +1,320 @@
+"""The result of a run: its winner, and what became of every candidate."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import AtuneError
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
+from atune.journal.state import Entry, State, Status, status_of
+from atune.model.artifact import Artifact, StaticFacts, source_path
+from atune.model.candidate import Config
+from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
+from atune.system.paths import cache_folder, is_stored
+
+__all__ = ["Record", "State", "TuneResult"]
+
+Ratio = tuple[float, float, float]
+"""Low end, median and high end of a ratio's 95 % interval."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one candidate.
+
+    `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
+    ``remaining`` was proposed and has no outcome yet.
+    `latency_ms`, `timing`: from the final where the candidate was in it, else from its first timing; a duplicate has
+    its original's. `kind`, `message`, `detail`: why it failed; for a pruned candidate `message` is the reason.
+    """
+
+    index: int
+    key: str
+    config: Config
+    status: Status
+    latency_ms: float | None = None
+    timing: Timing | None = None
+    device: str = ""
+    same_as: int | None = None
+    kind: str = ""
+    message: str = ""
+    detail: str = ""
+    facts: StaticFacts | None = None
+    code_key: str = ""
+
+
+class TuneResult:
+    """What a run found. Made from events alone; a snapshot that later events do not change.
+
+    `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
+    kernel is loaded from the cache folder only.
+    The winner is the first entry of the final that still stands; without a final, the measured candidate with the
+    smallest latency, the smaller config key on a tie. `records` holds every candidate that was proposed.
+    """
+
+    def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
+        self.journal = None if journal is None else str(journal)
+        self.header = state.header
+        self.total = state.total
+        self.wall_s = state.wall_s
+        self.finished = state.finished is not None
+        self.cache_hit = False
+        """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
+        self.warnings = tuple(state.warnings)
+        self.devices = tuple(state.devices.values())
+        self.measured = state.counts["measured"]
+        self.failed = state.counts["failed"]
+        self.pruned = state.counts["pruned"]
+        self.duplicates = state.counts["duplicate"]
+        self.remaining = max(0, self.total - state.settled)
+        entries = state.final.entries if state.final else ()
+        firsts = [(state.first(e.index), e.timing) for e in entries]
+        kept = [(e, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured)]
+        self.final: tuple[FinalEntry, ...] = tuple(FinalEntry(e.index, timing) for e, timing in kept)
+        """The finalists that still stand, by their credited index, fastest first; empty without a final."""
+        self._final = {e.index: e.timing for e in self.final}
+        self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
+        self.records = tuple(self._record(state, state.entries[index]) for index in sorted(state.entries))
+        self._by_index = {record.index: record for record in self.records}
+        self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
+        self.measurements: tuple[Measurement, ...] = tuple(
+            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
+            for index in sorted(self._measured_by_latency)
+            if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
+        )
+        """First timings, one a measured candidate, by index."""
+        self._artifact = state.finished.kernel if state.finished else None
+        self._out_idx = state.finished.out_idx if state.finished else ()
+        self._replayed = replayed
+        self._reference = self._pick_reference(state)
+
+    @classmethod
+    def from_events(
+        cls, events: Iterable[Event], journal: str | Path | None = None, *, replayed: bool = False
+    ) -> TuneResult:
+        """Fold `events`, in order, into a result."""
+        state = State()
+        for event in events:
+            state.apply(event)
+        return cls(state, journal, replayed=replayed)
+
+    @property
+    def best(self) -> Record | None:
+        return None if self.best_index is None else self._by_index[self.best_index]
+
+    @property
+    def best_config(self) -> Config | None:
+        return None if self.best is None else dict(self.best.config)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """The winner's median latency, ms: the final's where there was one."""
+        return None if self.best is None else self.best.latency_ms
+
+    @property
+    def reference_ms(self) -> float | None:
+        """The reference's median latency, ms, on the device of the final, else on the winner's."""
+        return None if self._reference is None else self._reference.latency_ms
+
+    @property
+    def failures(self) -> tuple[Record, ...]:
+        return tuple(r for r in self.records if r.status == "failed")
+
+    @property
+    def default(self) -> Record | None:
+        """The default configuration's record; None where the space does not hold it or it was not proposed."""
+        index = self.header.default if self.header else None
+        return None if index is None else self._by_index.get(index)
+
+    @property
+    def slowest(self) -> Record | None:
+        """The slowest measured candidate: in the final where that holds the slowest by first timing."""
+        if not self._measured_by_latency:
+            return None
+        index = self._measured_by_latency[-1]
+        if index in self._final:
+            index = max(self._final, key=lambda i: (self._final[i].latency_ms, i == index))
+        return self._by_index[index]
+
+    @property
+    def speedup_over_default(self) -> Ratio | None:
+        """How many times faster the winner is than the default: (low, median, high) of the 95 % interval.
+
+        None unless both were timed in the final.
+        """
+        return self._speedup(self.default)
+
+    @property
+    def speedup_over_slowest(self) -> Ratio | None:
+        """As `speedup_over_default`, over the slowest candidate."""
+        return self._speedup(self.slowest)
+
+    def failure_summary(self) -> list[tuple[str, str, int]]:
+        """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
+        reasons = Counter((r.kind or r.status, r.message) for r in self.records if r.status in ("failed", "pruned"))
+        return [
+            (kind, message, n) for (kind, message), n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
+        names = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
+        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal")}
+
+    def table(self) -> str:
+        """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
+        rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
+        rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
+        return _aligned(rows)
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """The winner's place in its library; None where it is gone, or was not kept."""
+        try:
+            return self._library()
+        except AtuneError:
+            return None
+
+    @cached_property
+    def kernel(self) -> Any:
+        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone."""
+        return importlib.import_module("atune.stages.measure.loader").load_kernel(self._library(), self._out_idx)
+
+    @cached_property
+    def kernel_source(self) -> str:
+        """The winner's device source, kept beside its library. Raises `AtuneError` when it is gone."""
+        library = self._library()
+        try:
+            return Path(source_path(library.path, library.symbol)).read_text()
+        except OSError as error:
+            raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
+
+    def _place(self, record: Record) -> tuple[bool, bool, float, str, int]:
+        # The winner leads even where a first timing of another came out smaller than the winner's in the final.
+        winner = record.index == self.best_index
+        latency = float("inf") if record.latency_ms is None else record.latency_ms
+        return record.latency_ms is None, not winner, latency, record.kind or record.status, record.index
+
+    def __repr__(self) -> str:
+        latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"
+        return f"<TuneResult {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
+
+    def _library(self) -> Artifact:
+        artifact = self._artifact
+        if self.best is None:
+            raise AtuneError("there is no kernel: no candidate worked")
+        if artifact is None:
+            raise AtuneError(
+                "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
+            )
+        if self._replayed and not Path(artifact.path).resolve().is_relative_to(cache_folder().resolve()):
+            # Loading a library runs its code, and a journal may come from a stranger.
+            raise AtuneError(
+                f"{artifact.path} is outside the cache folder {cache_folder()}, and is not loaded; tune again"
+            )
+        if not Path(artifact.path).is_file():
+            raise AtuneError(
+                f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
+            )
+        if self._replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
+            raise AtuneError(
+                f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
+            )
+        return artifact
+
+    def _speedup(self, slow: Record | None) -> Ratio | None:
+        if slow is None or self.best_index is None:
+            return None
+        timing = self._final.get(slow.index if slow.same_as is None else slow.same_as)
+        fast = self._final.get(self.best_index)
+        if timing is None or fast is None:
+            return None
+        if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
+            return None
+        return ratio_interval(timing, fast)
+
+    def _pick_reference(self, state: State) -> Timing | None:
+        device = self.best.device if self.best else ""
+        if state.final is not None and self.final:
+            if state.final.reference is not None:
+                return state.final.reference
+            device = state.final.device
+        known = state.references
+        return known.get(device) or next(iter(known.values()), None)
+
+    def _record(self, state: State, entry: Entry) -> Record:
+        first = state.first(entry.index)
+        timing, device, kind, message, detail = None, "", "", "", ""
+        match first.outcome:
+            case CandidateMeasured() as event:
+                final = self._final.get(first.index)
+                timing = final or event.timing
+                device = state.final.device if final and state.final else event.device
+            case CandidatePruned() as event:
+                message = event.reason
+            case BuildFailed() | BenchmarkFailed() as event:
+                kind, message, detail = event.kind, event.message, event.detail
+                device = event.device if isinstance(event, BenchmarkFailed) else ""
+        return Record(
+            index=entry.index,
+            key=entry.key,
+            config=entry.config,
+            status=status_of(first) if first is entry else "duplicate",
+            latency_ms=None if timing is None else timing.latency_ms,
+            timing=timing,
+            device=device,
+            same_as=None if first is entry else first.index,
+            kind=kind,
+            message=message,
+            detail=detail,
+            facts=entry.facts,
+            code_key=entry.code_key,
+        )
+
+
+def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
+    """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
+    groups = result.failure_summary()
+    lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
+    rest = sum(n for _, _, n in groups[limit:])
+    return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
+
+
+def describe_config(config: Config) -> str:
+    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
+    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line without control characters: a journal may come from a stranger."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _row(record: Record, final: dict[int, Timing]) -> tuple[str, ...]:
+    note: str = record.status
+    if record.message:
+        note += f": {record.kind + ': ' if record.kind else ''}{printable(record.message)}"
+    if record.same_as is not None:
+        note = f"same code as {record.same_as}"
+    elif record.index in final:
+        note += ", timed again in the final"
+    if record.timing is None:
+        return "-", "-", str(record.index), describe_config(record.config), note
+    timing = record.timing
+    return f"{timing.latency_ms:.4f}", f"{timing.spread:.1%}", str(record.index), describe_config(record.config), note
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(row[:3], widths, strict=False)]
+        texts = [cell.ljust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
+        lines.append("  ".join(numbers + texts).rstrip())
+    return "\n".join(lines)

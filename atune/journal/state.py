@@ -1,0 +1,284 @@
+"""The state of a run, folded from its events: live, on resume and on replay with the same code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    BenchmarkStarted,
+    BuildFailed,
+    CandidateAliased,
+    CandidateLowered,
+    CandidateMeasured,
+    CandidateProposed,
+    CandidatePruned,
+    DeviceExcluded,
+    DeviceReady,
+    Event,
+    FinalOrdered,
+    ReferenceMeasured,
+    RunFinished,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+    Warned,
+)
+from atune.model.artifact import Artifact, StaticFacts
+from atune.model.candidate import Config, thaw
+from atune.model.device import DeviceInfo
+from atune.model.measurement import Timing
+
+Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
+Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+
+
+class Entry:
+    """What the fold keeps of one candidate."""
+
+    __slots__ = ("built", "code_key", "config", "facts", "index", "key", "lowered", "outcome", "parent")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.key = ""
+        self.config: Config = {}
+        self.code_key = ""
+        self.facts: StaticFacts | None = None
+        self.lowered = self.built = False
+        self.parent: int | None = None
+        """A smaller index with the same code."""
+        self.outcome: Outcome | None = None
+        """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+
+
+class State:
+    """The fold: `apply` every event in order, read the state at any time.
+
+    Candidates with the same code form a class, credited to its first member in the space's order. The latest outcome
+    of any member is the class's.
+    """
+
+    def __init__(self) -> None:
+        self.header: RunStarted | None = None
+        self.entries: dict[int, Entry] = {}
+        self.counts: Counter[str] = Counter()
+        """Candidates by `Status`, ``remaining`` left out."""
+        self.lowered = self.built = 0
+        """Candidates lowered, and distinct codes whose library was built."""
+        self.devices: dict[str, DeviceInfo] = {}
+        self.references: dict[str, Timing] = {}
+        """The reference's first timing, by device."""
+        self.final: FinalOrdered | None = None
+        self.finished: RunFinished | None = None
+        """How the last part ended; None while it runs, and after an interruption."""
+        self.interrupted: RunInterrupted | None = None
+        self.resumed: RunResumed | None = None
+        """The start of the latest part, where the run has several."""
+        self.kept: Artifact | None = None
+        """The latest winner's library in the cache folder."""
+        self.totals: list[int] = []
+        """Size of the space at the start, and each time it had grown when the run was resumed."""
+        self.warnings: list[str] = []
+        self.last_seq = -1
+        self.last_mono = 0.0
+        self._measuring: dict[int, str] = {}
+        self._deaths: Counter[int] = Counter()
+        self._resumed_after_final = False
+        self._ended_s = 0.0
+        self._part_s = 0.0
+        self._part_started = 0.0
+        self._best: int | None = None
+        self._best_is_stale = False
+
+    def apply(self, event: Event) -> None:
+        """Take one event in. Events must come in the order of their `seq`."""
+        self.last_seq, self.last_mono = event.seq, event.mono
+        if not isinstance(event, RunResumed):
+            self._part_s = max(self._part_s, event.mono - self._part_started)
+        match event:
+            case CandidateProposed():
+                entry = self._made(event.index)
+                entry.key, entry.config = event.key, thaw(event.config)
+            case CandidateLowered():
+                entry = self._made(event.index)
+                self.lowered += not entry.lowered
+                entry.lowered, entry.code_key, entry.facts = True, event.code_key, event.facts
+            case CandidateAliased():
+                self._alias(event.index, event.same_as)
+            case ArtifactBuilt():
+                for index in event.indices:
+                    self._made(index)
+                    entry = self.first(index)
+                    self.built += not entry.built
+                    entry.built = True
+            case BenchmarkStarted():
+                self._measuring[event.index] = event.device
+            case CandidateMeasured():
+                if self._resumed_after_final:  # the final did not time this one: it no longer decides
+                    self.final, self._resumed_after_final = None, False
+                self._settle(event)
+            case CandidatePruned() | BuildFailed() | BenchmarkFailed():
+                self._settle(event)
+            case RunStarted():
+                self.header = event
+                self.totals = [event.total]
+            case DeviceReady():
+                self.devices[event.device.id] = event.device
+            case BenchmarkRepeated():
+                self._measuring.pop(event.index, None)  # it may wait for another device meanwhile
+            case DeviceExcluded():
+                self.warnings.append(f"device {event.device} is left out: {event.reason}")
+                self._forget(event.device)
+            case ReferenceMeasured():
+                self.references[event.device] = event.timing
+            case FinalOrdered():
+                self.final, self._resumed_after_final = event, False
+            case Warned():
+                self.warnings.append(event.message)
+            case RunFinished():
+                self.finished, self.interrupted = event, None
+                self.kept = event.kernel or self.kept
+                self._measuring.clear()
+                self._end_part(event.wall_s)
+            case RunInterrupted():
+                self.finished, self.interrupted = None, event
+                self._measuring.clear()
+                self._end_part(event.wall_s)
+            case RunResumed():
+                self._end_part(self._part_s)  # adds nothing where the part before ended properly
+                self._part_started = event.mono
+                self._deaths.update(self._measuring.keys())
+                self._measuring.clear()
+                self.resumed = event
+                if event.total is not None:
+                    self.totals.append(event.total)
+                self.finished = self.interrupted = None
+                self._resumed_after_final = self.final is not None
+
+    def entry(self, index: int) -> Entry:
+        """Return what is known of candidate `index`: an empty entry, which is not kept, where that is nothing."""
+        return self.entries.get(index) or Entry(index)
+
+    def first(self, index: int) -> Entry:
+        """Return the first candidate, in the space's order, with the code of candidate `index`."""
+        entry = self.entries.get(index) or Entry(index)
+        while entry.parent is not None:
+            entry = self.entries.get(entry.parent) or Entry(entry.parent)
+        return entry
+
+    def outcome(self, index: int) -> Outcome | None:
+        """Return the latest outcome of candidate `index` or of one with its code; None while there is none."""
+        return self.first(index).outcome
+
+    def ranked(self) -> list[CandidateMeasured]:
+        """Return the measurements by first timing, fastest first, one a distinct code, as they were reported.
+
+        Their `index` is the candidate that was built and ran: the one that has an artifact.
+        """
+        firsts = [e for e in self.entries.values() if e.parent is None and isinstance(e.outcome, CandidateMeasured)]
+        return [e.outcome for e in sorted(firsts, key=_rank) if isinstance(e.outcome, CandidateMeasured)]
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The best so far by first timing: its credited index and latency in ms. The final is not looked at."""
+        if self._best_is_stale:
+            firsts = [e for e in self.entries.values() if e.parent is None and isinstance(e.outcome, CandidateMeasured)]
+            self._best = min(firsts, key=_rank).index if firsts else None
+            self._best_is_stale = False
+        return None if self._best is None else (self._best, _rank(self.entries[self._best])[0])
+
+    def deaths(self, index: int) -> int:
+        """Return how often the whole program died while candidate `index` was being measured, this part included."""
+        return self._deaths[index] + (index in self._measuring)
+
+    @property
+    def measuring(self) -> dict[int, str]:
+        """Candidates that are being measured, or were when the program died, with their device."""
+        return dict(self._measuring)
+
+    @property
+    def total(self) -> int:
+        return self.totals[-1] if self.totals else 0
+
+    @property
+    def settled(self) -> int:
+        """Candidates that need no more work: measured, failed, pruned and duplicates."""
+        return sum(self.counts.values())
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of all parts of the run; of a part without an end, as far as its last event."""
+        return self._ended_s + self._part_s
+
+    def _end_part(self, wall_s: float) -> None:
+        self._ended_s += wall_s
+        self._part_s, self._part_started = 0.0, float("inf")
+
+    def _made(self, index: int) -> Entry:
+        if index not in self.entries:
+            self.entries[index] = Entry(index)
+        return self.entries[index]
+
+    def _settle(self, event: Outcome) -> None:
+        self._made(event.index)
+        self._measuring.pop(event.index, None)
+        first = self.first(event.index)
+        self._count(first, -1)
+        first.outcome = event
+        self._count(first, 1)
+        best = self._best
+        if isinstance(event, CandidateMeasured) and best != first.index:
+            if best is None or _rank(first) < _rank(self.entries[best]):
+                self._best = first.index
+        elif best == first.index:
+            self._best_is_stale = True
+
+    def _forget(self, device: str) -> None:
+        """Take back what `device` measured: its figures cannot be ranked against the others'."""
+        for entry in self.entries.values():
+            if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
+                self._count(entry, -1)
+                entry.outcome = None
+                self._best_is_stale = True
+                self.final = None  # of an earlier part, if there is one
+
+    def _alias(self, index: int, same_as: int) -> None:
+        self._made(index)
+        self._made(same_as)
+        one, other = sorted((self.first(index), self.first(same_as)), key=lambda e: e.index)
+        if one is other:
+            return
+        self._count(one, -1)
+        self._count(other, -1)
+        latest = [e.outcome for e in (one, other) if e.outcome is not None]
+        one.outcome, other.outcome = max(latest, key=lambda o: o.seq, default=None), None
+        self.built -= one.built and other.built
+        one.built, other.built = one.built or other.built, False
+        other.parent = one.index
+        self._count(one, 1)
+        self.counts["duplicate"] += 1
+        self._best_is_stale |= bool(latest)
+
+    def _count(self, entry: Entry, step: int) -> None:
+        if entry.outcome is not None:
+            self.counts[status_of(entry)] += step
+
+
+def _rank(entry: Entry) -> tuple[float, str]:
+    assert isinstance(entry.outcome, CandidateMeasured)
+    return entry.outcome.timing.latency_ms, entry.key
+
+
+def status_of(entry: Entry) -> Status:
+    match entry.outcome:
+        case CandidateMeasured():
+            return "measured"
+        case CandidatePruned():
+            return "pruned"
+        case None:
+            return "remaining"
+        case _:
+            return "failed"

@@ -1,0 +1,218 @@
+"""The journal's one writer: appends whole lines, syncs them in groups off the event loop, and holds the lock."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from atune.errors import JournalError
+from atune.journal.events import AnyEvent, Event, encode
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot
+from atune.journal.reader import read as read
+from atune.system.paths import make_private_folder
+
+
+def line_of(event: Event) -> bytes:
+    """Return `event` as a line of a journal."""
+    body = encode(event)
+    return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
+
+
+class Journal:
+    """The one writer of a journal, which it holds a lock on; the lock ends with its process, however that dies.
+
+    Make one with `create` or `reopen`. Usable as a context manager.
+    """
+
+    def __init__(self, path: str, fd: int, size: int, next_seq: int, *, remove_if_empty: bool = False) -> None:
+        self.path = path
+        self._fd = fd
+        self._size = size
+        self._next_seq = next_seq
+        self._remove_if_empty = remove_if_empty
+        self.torn_bytes = 0
+        """Length of a torn last line that the next append cuts off."""
+        self._written = self._synced = 0
+        self._syncing: anyio.Event | None = None
+        self._broken: JournalError | None = None
+
+    @classmethod
+    def create(cls, path: str | Path) -> Journal:
+        """Start a new journal, readable by its owner alone; missing folders are made, private too.
+
+        Raises `JournalError` where `path` cannot be written, holds something already, or has another writer.
+        """
+        path = str(path)
+        try:
+            make_private_folder(os.path.dirname(os.path.abspath(path)))
+        except OSError as error:
+            raise cannot("create the folder of", path, error) from error
+        existed = os.path.lexists(path)
+        fd = _open_locked(path, os.O_CREAT)
+        if os.fstat(fd).st_size:
+            os.close(fd)
+            raise JournalError(f"the journal {path} exists and is not empty: give another path, or remove it first")
+        _sync_folder(path)
+        return cls(path, fd, 0, 0, remove_if_empty=not existed)
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
+        """Open a journal to go on with it: return it with its events. The first append cuts a torn tail off.
+
+        Raises `JournalError` as `create` and `read` do.
+        """
+        path = str(path)
+        fd = _open_locked(path, 0)
+        try:
+            reader = JournalReader(path)
+            events = list(reader)
+        except BaseException:
+            os.close(fd)
+            raise
+        journal = cls(path, fd, reader.whole_bytes, len(events))
+        journal.torn_bytes = reader.torn_bytes
+        return journal, events
+
+    @classmethod
+    def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
+        """Reopen the journal at `path` with its events; create it where there is none, or an empty file."""
+        try:
+            if os.stat(path).st_size or not os.path.isfile(path):
+                return cls.reopen(path)
+        except OSError:
+            pass
+        return cls.create(path), []
+
+    def append(self, event: Event) -> None:
+        """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
+
+        Raises `JournalError` where it cannot be written; what stands there already stays whole.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if event.seq != self._next_seq:
+            raise ValueError(f"event {event.seq} out of turn: the journal's next is {self._next_seq}")
+        line = line_of(event)
+        if len(line) > MAX_LINE_BYTES:
+            raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
+        done = 0
+        try:
+            if self.torn_bytes:  # only now: a journal that is opened and not gone on with stays as it was
+                os.ftruncate(self._fd, self._size)
+                self.torn_bytes = 0
+            while done < len(line):
+                done += os.write(self._fd, line[done:])
+        except OSError as error:
+            self._break("write", error)
+        self._next_seq += 1
+        self._size += len(line)
+        self._written += 1
+
+    async def sync(self) -> None:
+        """Return once everything appended so far is on the disk. Callers that come together share one sync.
+
+        The sync runs in a thread; cancelling a caller leaves it to end by itself. Raises `JournalError` where it fails.
+        """
+        wanted = self._written
+        while self._synced < wanted:
+            if self._broken is not None:
+                raise self._broken
+            if self._syncing is not None:
+                await self._syncing.wait()
+                continue
+            self._syncing = done = anyio.Event()
+            covers = self._written
+            try:
+                await anyio.to_thread.run_sync(_sync_file, self._fd, abandon_on_cancel=True)
+                self._synced = max(self._synced, covers)
+            except OSError as error:
+                # Sticky: after a failed fsync Linux drops the dirty pages, and the next fsync would wrongly succeed.
+                self._break("sync", error)
+            finally:
+                self._syncing = None
+                done.set()
+
+    def close(self) -> None:
+        """Let go of the file and its lock. A file that was made here and got no event is removed. Twice is fine."""
+        if self._fd < 0:
+            return
+        if self._remove_if_empty and self._size == 0:
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass
+        # By hand: a sync that was abandoned may still run in its thread, and would hold the lock until its end.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _break(self, doing: str, error: OSError) -> None:
+        if self._fd >= 0:
+            try:
+                os.ftruncate(self._fd, self._size)
+            except OSError:
+                pass  # the torn line is then cut off by the next reader
+        self._broken = cannot(doing, self.path, error)
+        raise self._broken from error
+
+
+def _sync_file(fd: int) -> None:
+    os.fsync(fd)
+    if os.fstat(fd).st_nlink == 0:
+        # Writing to a removed file succeeds for ever, and nothing of it is kept.
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def _sync_folder(path: str) -> None:
+    # Without it the file's name may be lost with the power although its content was synced.
+    try:
+        fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # not every file system can
+    finally:
+        os.close(fd)
+
+
+def _open_locked(path: str, flags: int) -> int:
+    try:
+        # Not O_WRONLY: opening a pipe to write would wait for its reader.
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    except OSError as error:
+        raise cannot("write", path, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise JournalError(f"the journal {path} must be a regular file: give another path")
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise JournalError(
+            f"the journal {path} is being written by another run: wait for it, or give another path"
+        ) from error
+    except OSError as error:
+        os.close(fd)
+        raise cannot("lock", path, error) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,1 @@
+"""The engine's protocols, kept with processes of this machine."""

@@ -1,0 +1,240 @@
+"""A device's process on this machine, and the one that stands by for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from atune.errors import (
+    AtuneError,
+    DevicesLost,
+    RemoteError,
+    WorkerError,
+    WorkerLost,
+    WorkerTimeout,
+    WorkloadError,
+    translated,
+)
+from atune.model.artifact import Artifact, Failure, FailureKind
+from atune.model.device import DeviceInfo
+from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.processes.worker import Worker
+from atune.system.cores import usable_cores
+from atune.system.device_lock import DeviceLock
+
+if TYPE_CHECKING:
+    from atune.local.backend import LocalBackend
+
+LOAD_TIMEOUT_S = 300.0
+"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
+STANDBY_FREE_BYTES = 4 << 30
+"""Memory that a GPU must have free, inputs made, before a second process is kept on it: its context takes 0.6 GiB."""
+STANDBY_PATIENCE_S = 1.0
+"""Seconds that a process in the making waits for what is measured on its device: candidates are done sooner."""
+STAGE = "atune.stages.measure.benchmark:"
+SHARED_S = 2.0
+"""Seconds of waiting for a device after which it is said that another run measures there, too."""
+
+
+class LocalDeviceLane:
+    """One device's process. `start` replaces it, by the one that stands by where there is one."""
+
+    def __init__(self, backend: LocalBackend, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
+        self.backend, self.info, self.cpus = backend, info, cpus
+        self.name = info.id
+        self.took_over = False
+        self._worker: Worker | None = None
+        self._standby: _Standby | None = None
+        self._room_for_two = True
+        self._example: Artifact | None = None
+        """A candidate whose parameters the inputs were made for: a new process makes them at once."""
+        self._prepared = False
+        self._lock = DeviceLock(info.uuid or info.id)
+        self._called = 0.0
+        self._noted = False
+
+    @property
+    def alive(self) -> bool:
+        return self._worker is not None and self._worker.alive
+
+    async def start(self) -> DeviceInfo:
+        await self._stop()
+        standby, self._standby = self._standby, None
+        worker = await standby.taken() if standby is not None else None
+        self.took_over = worker is not None
+        self._worker = worker or await self._new()
+        if self._example is not None:
+            await self._prepare(self._example, first=False)
+        return self.info
+
+    async def prepare(self, artifact: Artifact) -> Timing | None:
+        return await self._prepare(artifact, first=True)
+
+    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+        limit = self.backend.benchmark.benchmark_timeout_s
+        if not self._prepared:
+            await self._prepare(artifact, first=False)
+        index = artifact.index
+        try:
+            reply = await self._call("measure", msgspec.msgpack.encode(Measure(artifact, best_ms)), limit)
+        except WorkerTimeout as error:
+            late = round(time.monotonic() - self._called - limit, 4)
+            return Failure(
+                index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail, kill_s=late
+            )
+        except WorkerLost as error:
+            # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
+            killed = "SIGKILL" in str(error)
+            kind: FailureKind = "worker_lost" if killed else "fault"
+            doubt = "the device's process was killed by SIGKILL, which no kernel sends" if killed else ""
+            return Failure(index, kind, f"the device's process died: {how_it_ended(error)}", error.detail, doubt)
+        except RemoteError as error:
+            raise translated(error) from error
+        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
+        if isinstance(answer, Failure) and answer.kind == "fault":
+            answered = time.monotonic()
+            await self._stop()  # its context is beyond repair, although it answered
+            answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
+        if (
+            isinstance(answer, Failure)
+            and answer.kind == "out_of_memory"
+            and answer.doubt
+            and self._standby is not None
+        ):
+            self._room_for_two = False
+            await self._dismiss()
+        return answer
+
+    async def final(
+        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
+        reply = await self._call(
+            "final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds, with_reference)), limit
+        )
+        finals = msgspec.msgpack.decode(reply, type=Finals)
+        return list(finals.entries), finals.reference
+
+    async def outputs(self, artifact: Artifact) -> list[bytes]:
+        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        reply = await self._call("outputs", msgspec.msgpack.encode(artifact), None)
+        return msgspec.msgpack.decode(reply, type=list[bytes])
+
+    async def _prepare(self, artifact: Artifact, *, first: bool) -> Timing | None:
+        """Make the inputs and run the reference; time it for the `first` process, whose failure is the workload's."""
+        limit = self.backend.benchmark.benchmark_timeout_s
+        try:
+            reply = await self._call("prepare", msgspec.msgpack.encode(Prepare(artifact, timed=first)), limit)
+        except RemoteError as error:
+            raise translated(error) from error
+        except WorkerTimeout as error:
+            if not first:  # it was done in time before
+                raise
+            message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
+            raise WorkloadError(message) from error
+        except WorkerLost as error:
+            if not first or "SIGKILL" in str(error):
+                raise
+            message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
+            raise WorkloadError(message) from error
+        prepared = msgspec.msgpack.decode(reply, type=Prepared)
+        self._prepared, self._example = True, artifact
+        self._keep_standby(prepared.free_bytes)
+        return prepared.reference
+
+    def _keep_standby(self, free_bytes: int | None) -> None:
+        """Begin to start a process that stands by, where that is wanted."""
+        wanted = self.backend.benchmark.standby
+        if wanted is None:
+            wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES and len(usable_cores()) > 2
+        if wanted and self._room_for_two and self._standby is None and self.backend.background is not None:
+            self._standby = _Standby(lambda: self._new(warm=True))
+            self.backend.background.start_soon(self._standby.make)
+
+    async def _new(self, *, warm: bool = False) -> Worker:
+        """Fork a process, pin it to the device and make its context; `warm` also loads what it will need."""
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
+        worker = await self.backend.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        try:
+            await self.backend.session(worker, self.info.id)
+            payload = msgspec.msgpack.encode(Begin(self.info, warm))
+            # A context in the making may disturb what is timed beside it, but must not wait for a candidate that hangs.
+            async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
+                if not warm:
+                    self._note(waited_s)
+                reply = await worker.call(f"{STAGE}begin", payload, LOAD_TIMEOUT_S)
+        except WorkerError:
+            await worker.kill()
+            raise
+        self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
+        return worker
+
+    async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
+        """Call the device's process while no other run measures on the device; waiting does not count as its time."""
+        if self._worker is None:
+            raise DevicesLost(f"device {self.name} was not started")
+        worker = self._worker
+        async with self._lock.held() as waited_s:
+            self._note(waited_s)
+            self._called = time.monotonic()
+            return await worker.call(STAGE + entry, payload, timeout_s)
+
+    def _note(self, waited_s: float | None) -> None:
+        """Say, once, that the device is shared."""
+        own = self._standby is not None and not self._standby.made  # it is its own process that is being started
+        if waited_s is None:
+            message = f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring beside it"
+        elif waited_s > SHARED_S and not (own or self._noted):
+            message = f"another run measures on device {self.name}, too: they take turns"
+        else:
+            return
+        self._noted = True
+        self.backend.warn(message)
+
+    async def _stop(self) -> None:
+        self._prepared = False
+        if self._worker is not None:
+            await self._worker.kill()
+            self._worker = None
+
+    async def _dismiss(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None and (worker := await standby.taken()) is not None:
+            await worker.kill()
+
+
+class _Standby:
+    """A process in the making, or made, that waits to be needed."""
+
+    def __init__(self, new: Callable[[], Awaitable[Worker]]) -> None:
+        self._new = new
+        self._worker: Worker | None = None
+        self._made = anyio.Event()
+
+    @property
+    def made(self) -> bool:
+        return self._made.is_set()
+
+    async def make(self) -> None:
+        """Start it. A failure is told by `taken`: whoever needs a process then starts one and learns why not."""
+        try:
+            with suppress(AtuneError):
+                self._worker = await self._new()
+        finally:
+            self._made.set()
+
+    async def taken(self) -> Worker | None:
+        """Wait until it is made, and return it; None where that failed, or where it died meanwhile."""
+        await self._made.wait()
+        return self._worker if self._worker is not None and self._worker.alive else None
+
+
+def how_it_ended(error: WorkerLost) -> str:
+    """Return how a worker ended, without its name: failures of one kind are counted together."""
+    return str(error).rpartition(": ")[2]

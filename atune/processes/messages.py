@@ -1,0 +1,104 @@
+"""What the parent and its workers say to each other, as msgpack. Between a program and its own processes only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.model.artifact import Artifact, Lowered
+from atune.model.device import DeviceInfo, Target
+from atune.model.measurement import FinalEntry, Timing
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import WorkloadRef
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Everything a worker is told up front. `device`: the lane's name in a device's process, else empty."""
+
+    ref: WorkloadRef
+    target: Target
+    compile: CompileSettings
+    benchmark: BenchmarkSettings
+    run_dir: str
+    device: str = ""
+
+    @property
+    def shares(self) -> bool:
+        """Whether candidates may share a compile that is not exactly tilelang's: finalists are compiled again then."""
+        return self.target.kind == "cuda" and self.compile.compiler == "auto" and self.benchmark.n_final > 0
+
+
+class Discovery(msgspec.Struct, frozen=True):
+    """The target that ``auto`` stands for here, the devices to measure on, and what can be used there."""
+
+    target: Target
+    devices: tuple[DeviceInfo, ...]
+    cuda_python: bool = False
+    """Whether the package that tilelang's own nvrtc backend needs is there."""
+
+
+class BuildJob(msgspec.Struct, frozen=True):
+    """A group to compile, and the file its library goes to.
+
+    `service`: the compiler, ``cicc`` or ``nvrtc``, of the compile service, where it is there to use.
+    `exact`: whether the code must be what tilelang's own compile makes of each kernel alone.
+    """
+
+    group: tuple[Lowered, ...]
+    path: str
+    service: str = ""
+    exact: bool = False
+
+
+class ServiceReady(msgspec.Struct, frozen=True):
+    """Whether the compile service compiles, with which compiler, and the seconds that parsing the headers took.
+
+    `reason`: why it does not, or not with the compiler that is tried first.
+    """
+
+    ok: bool
+    reason: str = ""
+    header_s: float = 0.0
+    compiler: str = ""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The device of a new process. `warm`: it will stand by, so everything that it will need is loaded already."""
+
+    device: DeviceInfo
+    warm: bool = False
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Make the inputs for `artifact`'s parameters and run the reference; `timed`: time it, too."""
+
+    artifact: Artifact
+    timed: bool
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The reference's timing, where it was timed, and the memory the device has left; None on the CPU."""
+
+    reference: Timing | None
+    free_bytes: int | None = None
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """A candidate to check and time. `best_ms`: latency of the best so far, by a first timing on an equal device."""
+
+    artifact: Artifact
+    best_ms: float | None = None
+
+
+class Final(msgspec.Struct, frozen=True):
+    """Finalists to time in turn, how many rounds, and whether the reference takes part."""
+
+    artifacts: tuple[Artifact, ...]
+    rounds: int
+    with_reference: bool = True
+
+
+class Finals(msgspec.Struct, frozen=True):
+    """The finalists' timings, in the order they were given, and the reference's where it was timed."""
+
+    entries: tuple[FinalEntry, ...]
+    reference: Timing | None

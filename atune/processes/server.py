@@ -1,0 +1,218 @@
+"""The fork server's process, and those that wait warm for the next run.
+
+No event loop owns it: a run attaches to it and, when it ended well, leaves it parked for the next one, which may run
+on another loop or in another thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from atune.processes import server_main as forkserver
+from atune.system.folders import SERVER_FOLDER
+
+REAP_S = 0.5
+
+
+class Lasting(NamedTuple):
+    """A worker that stays with a parked server."""
+
+    number: int
+    name: str
+    pid: int
+    sock: socket.socket
+    stderr: Path
+    mark: int
+
+
+class ServerProcess:
+    """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
+
+    Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
+    of its workers; `remove_folder` is called once the process has ended. `facts` holds whatever runs learned and the
+    next may use, `lasting` the workers that one leaves to the next.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folder: Path,
+        remove_folder: Callable[[], None] = lambda: None,
+        *,
+        env: Mapping[str, str],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._remove_folder = remove_folder
+        self.folder = folder
+        self.log = folder / "forkserver.log"
+        self.numbers = count()
+        self.preload_s: float | None = None
+        self.facts: dict[Any, Any] = {}
+        self.lasting: list[Lasting] = []
+        with ExitStack() as stack:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            stack.callback(theirs.close)
+            lifeline, self.lifeline = os.pipe()
+            stack.callback(os.close, lifeline)
+            config = {
+                "control": theirs.fileno(),
+                "lifeline": lifeline,
+                "parent": os.getpid(),
+                "preload": tuple(preload),
+                "path": [os.path.abspath(entry) for entry in sys.path],
+            }
+            try:
+                log = stack.enter_context(self.log.open("ab"))
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-P", forkserver.__file__, json.dumps(config)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **env, SERVER_FOLDER: str(folder)},
+                    pass_fds=(theirs.fileno(), lifeline),
+                )
+            except BaseException:
+                self.control.close()
+                os.close(self.lifeline)
+                raise
+        self.pid = self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._popen.poll()
+
+    async def wait(self) -> int | None:
+        """Wait for the process to end, and reap it."""
+        while self.returncode is None:
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                anyio.notify_closing(pidfd)
+                os.close(pidfd)
+        return self.returncode
+
+    def hang_up(self) -> None:
+        """Close the lifeline: the kernel SIGKILLs the server and every worker. Then make sure of the server."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+        with suppress(ProcessLookupError):
+            if self.returncode is None:
+                os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may not have come to make its group yet
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for a process that was hung up on, blocking: it takes milliseconds, and half a second at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(REAP_S)
+        self._remove_folder()
+
+    def destroy(self) -> None:
+        """End it, blocking. For a server that no run is attached to.
+
+        First in order, so that its workers are reaped, and end though a process forked off this program has the
+        lifeline, too.
+        """
+        for worker in self.lasting:
+            with suppress(OSError):
+                worker.sock.shutdown(socket.SHUT_RDWR)
+        if self.lasting:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self.control.shutdown(socket.SHUT_WR)
+                self._popen.wait(REAP_S)
+        self.hang_up()
+        self.reap()
+        self._close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of what is the parent's, so that the child does not keep the server alive."""
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+        self._close()
+        self._popen.returncode = 0  # not our child: nothing to wait for
+
+    def _close(self) -> None:
+        self.control.close()
+        for worker in self.lasting:
+            worker.sock.close()
+
+
+def surroundings() -> tuple[object, ...]:
+    """Return what a server takes from this program when it starts: one started among others is of another kind."""
+    return tuple(sorted(os.environ.items())), os.getcwd()
+
+
+class Parked:
+    """Idle servers, by what they were started with: at most one of a kind, and only while its kind is in use."""
+
+    def __init__(self) -> None:
+        self._servers: dict[Any, ServerProcess] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: Any) -> ServerProcess | None:
+        """Return a server of this kind that lives, if there is one, and end those of other kinds."""
+        with self._lock:
+            found = self._servers.pop(key, None)
+            others, self._servers = list(self._servers.values()), {}
+        for server in others:
+            server.destroy()
+        if found is not None and (found.returncode is not None or not found.folder.is_dir()):
+            found.destroy()
+            return None
+        return found
+
+    def park(self, key: Any, server: ServerProcess) -> None:
+        with self._lock:
+            before, self._servers[key] = self._servers.get(key), server
+        if before is not None:
+            before.destroy()
+
+    def shutdown(self) -> None:
+        with self._lock:
+            servers, self._servers = list(self._servers.values()), {}
+        for server in servers:
+            server.destroy()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        for server in self._servers.values():
+            server.forget()
+        self._servers.clear()
+
+
+parked, services = Parked(), Parked()
+"""Fork servers, and compile services with their headers parsed."""
+for _kind in (parked, services):
+    atexit.register(_kind.shutdown)
+    os.register_at_fork(after_in_child=_kind.forget)
+
+
+def shutdown() -> None:
+    """End the idle processes that `tune` and `run` keep warm for the next call. The next call starts new ones.
+
+    They also end with the program, however it ends. Blocks for a second at most.
+    """
+    parked.shutdown()
+    services.shutdown()

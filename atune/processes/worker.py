@@ -1,0 +1,190 @@
+"""A worker process as its parent sees it: calls over a socket, hard timeouts, and the end of what it wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
+from atune.processes.server import Lasting
+from atune.processes.server_main import FRAME
+
+TAIL_BYTES = 4096
+REAP_S = 1.0
+CANCEL_S = 0.3
+"""Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
+
+
+class ForkServerSide(Protocol):
+    """The fork server's side that a worker needs."""
+
+    async def order(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Send the fork server a message, with descriptors. Raises `WorkerError` where it was closed."""
+
+    def forget(self, number: int) -> None:
+        """Learn that a worker has ended."""
+
+
+class Worker:
+    """One process that answers calls, one at a time. Made by `atune.processes.pool.ForkServer.spawn`."""
+
+    def __init__(
+        self,
+        server: ForkServerSide,
+        number: int,
+        name: str,
+        sock: socket.socket,
+        stderr: Path,
+        mark: int,
+        lasting: bool = False,
+    ) -> None:
+        self.name, self.stderr, self.lasting = name, stderr, lasting
+        self.pid = 0
+        """The process, and its group."""
+        self._server, self._number = server, number
+        self._sock, self._mark = sock, mark
+        self._busy = False
+        self.forked = anyio.Event()
+        """Set once the process is there, or never will be."""
+        self.how_ended = ""
+        self._exited = anyio.Event()
+
+    @classmethod
+    def left(cls, server: ForkServerSide, left: Lasting) -> Worker:
+        """Return a worker that the run before left at `server`'s process."""
+        worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
+        worker.pid = left.pid
+        worker.forked.set()
+        return worker
+
+    def leave(self) -> Lasting:
+        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in a call."""
+        return self._busy
+
+    async def ended(self) -> WorkerLost:
+        """Wait for the process to end; return how it did."""
+        await self._exited.wait()
+        return WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can still be called."""
+        return not self._exited.is_set()
+
+    async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
+        """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
+
+        Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
+        past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
+        wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
+        cancellation, the worker and its compilers are dead.
+        """
+        if self._busy:
+            raise RuntimeError(f"{self.name} is in a call already")
+        if not self.alive:
+            raise WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
+        self._busy = True
+        try:
+            with anyio.fail_after(timeout_s):
+                await send(self._sock, entry.encode(), b"", payload)
+                kind, message, body = await receive(self._sock)
+        except TimeoutError:
+            await self.kill()
+            raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
+        except (OSError, EOFError, anyio.ClosedResourceError):
+            await self.kill()  # an end of file alone is no death
+            raise WorkerLost(f"{self.name} died in {entry}: {self.how_ended}", self._tail()) from None
+        except BaseException:
+            await self.kill(CANCEL_S)
+            raise
+        finally:
+            self._busy = False
+            if not self.alive:
+                self._close()
+        with suppress(FileNotFoundError):
+            self._mark = self.stderr.stat().st_size
+        if kind:
+            raise RemoteError(message.decode(errors="replace"), body.decode(errors="replace"), kind.decode())
+        return body
+
+    async def kill(self, within_s: float = REAP_S) -> None:
+        """SIGKILL the worker's process group and wait until it is reaped, for `within_s` at most, also if cancelled."""
+        with anyio.move_on_after(within_s, shield=True):
+            if self.alive:
+                with suppress(WorkerError):
+                    await self._server.order({"op": "kill", "id": self._number}, [])
+            await self._exited.wait()
+        if self.alive:  # the server hangs
+            if self.pid:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self.told_ended("killed by SIGKILL, not reaped")
+
+    def told_ended(self, how: str) -> None:
+        """Learn from the server that the process has ended."""
+        if self.alive:
+            self.how_ended = how
+            self._server.forget(self._number)
+            self.forked.set()
+            self._exited.set()
+            if self._busy:  # what was answered before the end can still be read; then comes the end of file
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            else:
+                self._close()
+
+    def _close(self) -> None:
+        if self._sock.fileno() >= 0:
+            anyio.notify_closing(self._sock)
+            self._sock.close()
+
+    def _tail(self) -> str:
+        return read_tail(self.stderr, self._mark)
+
+
+async def send(sock: socket.socket, *parts: bytes) -> None:
+    """Send one frame over a non-blocking socket, however little it takes at a time."""
+    for part in (FRAME.pack(*map(len, parts)), *parts):
+        view = memoryview(part)
+        while view:
+            try:
+                view = view[sock.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(sock)
+
+
+async def receive(sock: socket.socket) -> list[bytes]:
+    """Receive one frame from a non-blocking socket. Raises `EOFError` where the stream ends."""
+
+    async def exactly(size: int) -> bytes:
+        buffer, filled = memoryview(bytearray(size)), 0
+        while filled < size:
+            try:
+                got = sock.recv_into(buffer[filled:])
+            except BlockingIOError:
+                await anyio.wait_readable(sock)
+                continue
+            if got == 0:
+                raise EOFError
+            filled += got
+        return bytes(buffer)
+
+    return [await exactly(size) for size in FRAME.unpack(await exactly(FRAME.size))]
+
+
+def read_tail(path: Path, start: int = 0) -> str:
+    """Return the end of a log, from `start` on at the earliest; empty when the file is gone."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace")
+    return ""

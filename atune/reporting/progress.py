@@ -1,0 +1,174 @@
+"""Progress of a run on stderr: bars on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from atune.journal.events import Event, RunFinished, RunInterrupted, RunStarted, Warned
+from atune.journal.result import describe_config, printable
+from atune.journal.state import State
+from atune.model.candidate import Config
+from atune.model.settings import Budget
+
+
+class Progress:
+    """Shows the events that `on_event` is given, while it is entered as a context manager.
+
+    `stream`: where to show; stderr by default. `interval_s`: least time between two plain lines, of the run's own
+    clock. `budget`: what the run was limited to, so that totals and the time left are right.
+    """
+
+    def __init__(self, stream: TextIO | None = None, interval_s: float = 5.0, budget: Budget | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._interval_s = interval_s
+        self._budget = budget or Budget()
+        self._state = State()
+        self._mono = self._shown_mono = self._started_mono = 0.0
+        self._shown = ""
+        self._bars: _Bars | None = None
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+            self._bars = _Bars(self._stream)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.show(self)
+            self._bars.stop()
+        elif self._state.header is not None:
+            self._line()
+
+    def on_event(self, event: Event) -> None:
+        """Take `event` in, and show what changed when it is time to."""
+        self._state.apply(event)
+        self._mono = event.mono
+        if isinstance(event, RunStarted):
+            self._started_mono = event.mono  # the imports before it say nothing of the rate
+        if isinstance(event, Warned):
+            self._warn(event.message)
+        # Not at every event: showing looks at every candidate, and there may be thousands.
+        interval_s = self._interval_s if self._bars is None else 0.1
+        if event.mono - self._shown_mono < interval_s and not isinstance(event, RunFinished | RunInterrupted):
+            return
+        self._shown_mono = event.mono
+        if self._bars is not None:
+            self._bars.show(self)
+        else:
+            self._line()
+
+    @property
+    def total(self) -> int:
+        """Candidates that will be looked at."""
+        return min(self._state.total, self._budget.candidates or self._state.total)
+
+    @property
+    def compiled(self) -> int:
+        """Candidates that compiling is done with: built, pruned, failed or the same as another."""
+        state = self._state
+        unbuilt = sum(
+            1 for e in state.entries.values() if not e.built and (e.outcome is not None or e.parent is not None)
+        )
+        return state.built + unbuilt
+
+    @property
+    def to_measure(self) -> int:
+        """Candidates worth measuring, as far as known: no duplicates, none pruned, none that failed to build."""
+        unbuilt = sum(1 for e in self._state.entries.values() if not e.built and e.outcome is not None)
+        return max(self.measured, self.total - self._state.counts["duplicate"] - unbuilt)
+
+    @property
+    def measured(self) -> int:
+        """Candidates that measuring is done with, the failed ones included."""
+        return sum(1 for e in self._state.entries.values() if e.built and e.outcome is not None)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left at the rate so far, lowering and settling counted alike; None while too little is done."""
+        ends: list[float] = []
+        work = 2 * max(self.total, 1)
+        done = min(self._state.lowered, self.total) + self._state.settled
+        if done >= work * 0.1:
+            ends.append((self._mono - self._started_mono) / done * max(0, work - done))
+        if self._budget.seconds is not None:
+            ends.append(max(0.0, self._budget.seconds - self._mono))
+        return min(ends, default=None)
+
+    @property
+    def best(self) -> str:
+        """The best so far with its latency; empty while there is none."""
+        if self._state.best is None:
+            return ""
+        index, latency_ms = self._state.best
+        config: Config = self._state.entry(index).config
+        return f"best {latency_ms:.4g} ms: {describe_config(config)}"
+
+    @property
+    def failed(self) -> int:
+        return self._state.counts["failed"]
+
+    def _line(self) -> None:
+        left = f", about {duration(self.left_s)} left" if self.left_s else ""
+        text = (
+            f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
+        )
+        text = f"{text}; {self.best or 'nothing measured yet'}"
+        if text != self._shown:
+            self._shown = text
+            self._print(f"[{duration(self._mono)}] {text}{left}")
+
+    def _warn(self, message: str) -> None:
+        self._bars.note(printable(message)) if self._bars is not None else self._print(f"warning: {printable(message)}")
+
+    def _print(self, text: str) -> None:
+        print(f"atune: {text}", file=self._stream, flush=True)
+
+
+class _Bars:
+    """Two rich bars and a line below them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress: Any = RichProgress(
+            TextColumn("{task.description:>8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Console(file=stream),
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._compiled = self._progress.add_task("compiled", total=None, note="")
+        self._measured = self._progress.add_task("measured", total=None, note="")
+        self._progress.start()
+
+    def show(self, state: Progress) -> None:
+        total = state.total or None
+        left = f"about {duration(state.left_s)} left" if state.left_s else ""
+        self._progress.update(self._compiled, completed=state.compiled, total=total, note=f"{state.failed} failed")
+        self._progress.update(
+            self._measured,
+            completed=state.measured,
+            total=total and state.to_measure,
+            note="  ".join(part for part in (left, state.best) if part),
+        )
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(f"warning: {text}", markup=False, highlight=False)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+def duration(seconds: float | None) -> str:
+    """Return `seconds` for people: ``42 s`` or ``3 min 05 s``."""
+    whole = round(seconds or 0)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"

@@ -1,0 +1,247 @@
+"""A journal as one HTML page that needs nothing else: no network, no other file, no code of the workload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    Event,
+    FinalOrdered,
+    ReferenceMeasured,
+    RunResumed,
+)
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.state import State
+from atune.model.measurement import Timing
+
+SPANS = 6000
+"""Most spans that the timeline draws; of longer runs it shows the longest ones."""
+
+POINTS = 2000
+"""Most points of a device that the clocks' drawings have; all with a reason for lower clocks come first."""
+
+Span = tuple[str, float, float, str]
+Point = tuple[float, int | None, int | None, int | None, str]
+"""Seconds of the run, SM clock and memory clock in MHz, temperature in °C, and why the clocks were lowered."""
+
+
+def report(journal: str | Path) -> str:
+    """Return the page for `journal`. Raises `JournalError` where it cannot be read."""
+    state, lanes, clocks = State(), Lanes(), Clocks()
+    for event in JournalReader(journal):
+        state.apply(event)
+        lanes.add(event)
+        clocks.add(event)
+    result = TuneResult(state, Path(journal), replayed=True)
+    page = (Path(__file__).with_name("report_page.html")).read_text()
+    # Inside a script element only "<" can end it, or begin a comment; a journal may come from a stranger.
+    data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
+    return page.replace("@DATA@", data)
+
+
+class Lanes:
+    """Collects what each compile worker and device did, and when, in seconds of the run."""
+
+    def __init__(self) -> None:
+        self.compile: dict[str, list[Span]] = {}
+        self.device: dict[str, list[Span]] = {}
+        self.parts: list[float] = []
+        self.end_s = 0.0
+        self._started: dict[str, tuple[int, float]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in."""
+        self.end_s = max(self.end_s, event.mono)
+        match event:
+            case BenchmarkStarted():
+                self._started[event.device] = (event.index, event.mono)
+            case CandidateMeasured() | BenchmarkFailed():
+                index, since = self._started.pop(event.device, (None, event.mono))
+                if index == event.index:
+                    kind = "measure" if isinstance(event, CandidateMeasured) else "failed"
+                    span = (kind, round(since, 4), round(event.mono, 4), f"candidate {index}")
+                    self.device.setdefault(event.device, []).append(span)
+            case CandidateLowered():
+                self._compiled(event, "lower", f"candidate {event.index}")
+            case ArtifactBuilt():
+                what = (
+                    f"candidate {event.indices[0]}" if len(event.indices) == 1 else f"{len(event.indices)} candidates"
+                )
+                self._compiled(event, "build", what)
+            case RunResumed():
+                self.parts.append(round(event.mono, 4))
+                self._started.clear()
+
+    def overlap(self) -> tuple[float, float]:
+        """Return the seconds in which some device measured, and those of them in which some worker compiled."""
+        measuring = _union([span for spans in self.device.values() for span in spans])
+        compiling = _union([span for spans in self.compile.values() for span in spans])
+        both, i = 0.0, 0
+        for low, high in measuring:
+            while i < len(compiling) and compiling[i][1] <= low:
+                i += 1
+            j = i
+            while j < len(compiling) and compiling[j][0] < high:
+                both += min(high, compiling[j][1]) - max(low, compiling[j][0])
+                j += 1
+        return sum(high - low for low, high in measuring), both
+
+    def _compiled(self, event: CandidateLowered | ArtifactBuilt, kind: str, what: str) -> None:
+        since = max(0.0, event.mono - event.seconds)
+        self.compile.setdefault(event.lane, []).append((kind, round(since, 4), round(event.mono, 4), what))
+
+
+class Clocks:
+    """Collects under which conditions each device measured, as NVML told them right after each timing."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, list[Point]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case ReferenceMeasured() | CandidateMeasured():
+                self._timed(event.device, event.mono, event.timing)
+            case FinalOrdered(entries=(first, *_)):
+                self._timed(event.device, event.mono, first.timing)
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page draws: the points by device, thinned out, and a sentence."""
+        shown = []
+        lowered = total = 0
+        for name, points in sorted(self.devices.items()):
+            why = [p for p in points if p[4]]
+            lowered, total = lowered + len(why), total + len(points)
+            rest = [p for p in points if not p[4]]
+            step = max(1, -(-len(rest) // max(1, POINTS - len(why[:POINTS]))))
+            chosen = sorted([*why[:POINTS], *rest[::step]], key=lambda p: p[0])
+            shown.append({"name": printable(f"device {name}"), "points": chosen})
+        text = f"Read from the driver right after each of {total} timings. "
+        text += f"After {lowered} the clocks were lowered (red)." if lowered else "The clocks were never lowered."
+        return {"devices": shown, "text": text}
+
+    def _timed(self, device: str, mono: float, timing: Timing) -> None:
+        if (seen := timing.conditions) is not None:
+            why = printable(", ".join(seen.throttle))
+            point = (round(mono, 3), seen.sm_mhz, seen.memory_mhz, seen.temperature_c, why)
+            if any(value is not None for value in point[1:4]):
+                self.devices.setdefault(device, []).append(point)
+
+
+def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """Return the spans' times as disjoint intervals, in order."""
+    found: list[tuple[float, float]] = []
+    for _, low, high, _ in sorted(spans, key=lambda span: span[1]):
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
+
+
+def _data(result: TuneResult, state: State, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
+    header = result.header
+    assert header is not None
+    final = {entry.index for entry in result.final}
+    records = [
+        {
+            "index": r.index,
+            "config": r.config,
+            "latency_ms": r.latency_ms,
+            "same_as": r.same_as,
+            "final": r.index in final,
+        }
+        for r in result.records
+        if r.status in ("measured", "duplicate")
+    ]
+    problem = ", ".join(f"{name}={value}" for name, value in header.arguments.items())
+    return {
+        "title": printable(f"{header.workload} {problem}".strip()),
+        "subtitle": printable(f"{header.target} on {', '.join(d.name for d in result.devices) or 'no device'}"),
+        "cards": _cards(result),
+        "winner": _winner(result),
+        "reference_ms": result.reference_ms,
+        "records": records,
+        "timeline": _timeline(lanes),
+        "clocks": clocks.data(),
+        "failures": _failures(result),
+        "warnings": [printable(text) for text in result.warnings],
+        "environment": _environment(result, state),
+    }
+
+
+def _cards(result: TuneResult) -> list[tuple[str, str]]:
+    def ms(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4g} ms"
+
+    counts = ("measured", "failed", "pruned", "duplicates", "remaining", "total")
+    cards = [("winner", ms(result.latency_ms)), ("reference", ms(result.reference_ms))]
+    return [*cards, *((name, str(getattr(result, name))) for name in counts), ("wall time", f"{result.wall_s:.1f} s")]
+
+
+def _winner(result: TuneResult) -> dict[str, Any] | None:
+    if result.best is None:
+        return None
+    lines = [printable(f"Candidate {result.best.index}: {describe_config(result.best.config)}")]
+    for ratio, than in (
+        (result.speedup_over_default, "the default configuration"),
+        (result.speedup_over_slowest, "the slowest configuration"),
+    ):
+        if ratio is not None:
+            lines.append(f"{ratio[1]:.2f} times faster than {than} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}).")
+    if not result.finished:
+        lines.append("The run has not finished: this is the best so far, by first timing.")
+    lines.append("To use it, call the kernel function with the problem's arguments and this configuration:")
+    return {"lines": lines, "source": repr(result.best.config)}
+
+
+def _timeline(lanes: Lanes) -> dict[str, Any]:
+    def place(lane: tuple[str, list[Span]]) -> tuple[int, str]:
+        return len(lane[0]), lane[0]  # compile-10 after compile-9
+
+    devices = [(f"device {name}", spans) for name, spans in lanes.device.items()]
+    rows = sorted(lanes.compile.items(), key=place) + sorted(devices, key=place)
+    n = sum(len(spans) for _, spans in rows)
+    text = "Grey is lowering, blue compiling, orange measuring, red a failure on the device."
+    if n > SPANS:
+        lengths = sorted((span[2] - span[1] for _, spans in rows for span in spans), reverse=True)
+        rows = [(name, [s for s in spans if s[2] - s[1] >= lengths[SPANS - 1]][:SPANS]) for name, spans in rows]
+        text += f" Shown are the {SPANS} longest of {n} spans."
+    measuring_s, both_s = lanes.overlap()
+    if measuring_s:
+        text += f" Devices measured for {measuring_s:.1f} s, and in {both_s / measuring_s:.0%} of that others compiled."
+    shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
+    return {"lanes": shown, "parts": lanes.parts, "end_s": lanes.end_s, "text": text}
+
+
+def _failures(result: TuneResult) -> list[dict[str, Any]]:
+    details = {(r.kind or r.status, r.message): r.detail for r in result.records if r.status in ("failed", "pruned")}
+    return [
+        {"count": count, "kind": kind, "message": printable(message), "detail": details.get((kind, message), "")}
+        for kind, message, count in result.failure_summary()[:200]
+    ]
+
+
+def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
+    header = result.header
+    assert header is not None
+    rows = [("journal", result.journal or ""), ("workload", header.origin or header.workload)]
+    rows += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
+    rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
+    rows += [(name, version) for name, version in sorted(header.versions.items())]
+    rows += [(name, json.dumps(value)) for name, value in header.settings.items()]
+    if state.resumed is not None:
+        rows.append(("parts", str(state.resumed.part + 1)))
+        rows += [("accepted difference", text) for text in state.resumed.accepted]
+    return [(printable(name), printable(value)) for name, value in rows]

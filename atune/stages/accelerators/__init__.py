@@ -1,0 +1,1 @@
+"""Ways to compile faster, each a module that can be switched off."""

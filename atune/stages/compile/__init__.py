@@ -1,0 +1,1 @@
+"""In a compile worker: elaborate, lower, generate, compile, link."""

@@ -1,0 +1,1 @@
+"""Kernel functions as tilelang elaborates them."""

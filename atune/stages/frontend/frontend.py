@@ -1,0 +1,198 @@
+"""What tilelang's frontend tells about a kernel and a call of it, asked in the caller's own process."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from atune.errors import UsageError, WorkloadError
+from atune.model.artifact import KernelParam
+from atune.model.candidate import RESERVED, Config
+from atune.stages.frontend.elaboration import DYNAMIC as DYNAMIC
+from atune.stages.frontend.elaboration import dimension, elaborate
+from atune.stages.frontend.elaboration import encode as encode
+from atune.stages.measure.inputs import CallInputs, DrawnInputs, size_of
+
+frontend_lock = threading.RLock()
+"""tilelang's builders and registries are for one thread at a time."""
+
+
+class JitFunction:
+    """A kernel under `@tilelang.jit` as a workload's: it travels without the kernels that were compiled from it.
+
+    An eager one takes its dimensions by name here, and no tensors: `workload_signature` says so.
+    """
+
+    def __init__(self, jit: Any, signature: inspect.Signature | None = None) -> None:
+        self.func = jit.func.orig_func
+        self.out_idx, self.pass_configs = jit.out_idx, jit.pass_configs
+        self.workload_signature = signature
+        self._target = jit.target if isinstance(jit.target, (str, dict, type(None))) else target_text(jit.target)
+        self._jit = jit
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_jit": None}
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self.get_tir(**arguments)
+
+    def get_tir(self, **arguments: Any) -> Any:
+        """Return the PrimFunc for `arguments`."""
+        if self._jit is None:
+            import tilelang
+
+            self._jit = tilelang.jit(
+                self.func, out_idx=self.out_idx, target=self._target, pass_configs=self.pass_configs
+            )
+        return self._jit.get_tir(**arguments)
+
+
+def is_jit(kernel: Any) -> bool:
+    """Tell whether `kernel` is what `@tilelang.jit` makes."""
+    return all(hasattr(kernel, name) for name in ("get_tir", "func", "signature", "initialize_jit_mode"))
+
+
+def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
+    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix that mode in it.
+
+    tilelang may have to call the kernel for that: with the first of `configs` that does not fail. Raises
+    `WorkloadError` where all do.
+    """
+    first: Exception | None = None
+    for config in sorted(configs, key=lambda c: not c):  # {}, the kernel's own defaults, is the last resort
+        try:
+            with frontend_lock:
+                return bool(jit.initialize_jit_mode(**{**arguments, **_plain(config)}) == "eager")
+        except Exception as error:
+            first = first or error
+    raise WorkloadError(f"the kernel cannot be called: {first}") from first
+
+
+def tensor_names(jit: Any) -> tuple[str, ...]:
+    """Return the parameters that an eager kernel takes at run time, in order: tensors and run-time scalars."""
+    names = getattr(jit.func, "tensor_args", None) or {}
+    return tuple(name for name in jit.signature.parameters if name in names)
+
+
+def jit_function(jit: Any, eager: bool) -> JitFunction:
+    """Return `jit` as a workload's kernel."""
+    if not eager:
+        return JitFunction(jit)
+    names = tensor_names(jit)
+    kept = [p for n, p in jit.signature.parameters.items() if n not in names and p.kind is not p.VAR_KEYWORD]
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in kept]
+    dimensions = inspect.Parameter("dimensions", inspect.Parameter.VAR_KEYWORD)
+    return JitFunction(jit, inspect.Signature([*kept, dimensions]))
+
+
+def eager_dimensions(
+    jit: Any, tensors: Mapping[str, Any], arguments: Mapping[str, Any], configs: Iterable[Config]
+) -> dict[str, Any]:
+    """Return an eager kernel's `T.const` dimensions, by name, read off `tensors`.
+
+    The kernel is traced with the first of `configs` that can be. Raises `WorkloadError` where none can, and
+    `UsageError` where a dimension is neither in a tensor nor among `arguments`.
+    """
+    first: Exception | None = None
+    for config in configs:
+        values = {**arguments, **_plain(config)}
+        try:
+            with frontend_lock:
+                bound = jit.func._argument_binder.bind((), {**tensors, **values})
+                template = jit.func.p1_cache.get(bound.p1_key) or jit.func._build_tir_template(**bound.compile_kwargs)
+                jit.func.p1_cache[bound.p1_key] = template
+        except Exception as error:  # this configuration's mistake, perhaps
+            first = first or error
+            continue
+        try:
+            found = template._parse_phase2_key(**bound.tensor_args, **bound.compile_kwargs)
+        except ValueError as error:
+            raise UsageError(" ".join(str(error).split())) from error
+        return {str(getattr(k, "orig_name", k)): v for k, v in zip(template.matcher or (), found, strict=False)}
+    raise WorkloadError(f"no configuration of the kernel can be traced: {first}") from first
+
+
+def parameters_of(
+    kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]
+) -> tuple[list[KernelParam], tuple[int, ...]] | None:
+    """Return the kernel's parameters, and the positions of those it returns (by `T.empty`); None where none traces."""
+    for config in configs:
+        try:
+            with frontend_lock:
+                function = elaborate(kernel, arguments, config)
+        except Exception:
+            continue  # the engine records why, as this candidate's failure
+        params = []
+        for variable in function.params:
+            buffer = function.buffer_map.get(variable)
+            if buffer is None:
+                params.append(KernelParam(str(variable.dtype), None))
+            else:
+                params.append(KernelParam(str(buffer.dtype), tuple(map(dimension, buffer.shape))))
+        attrs = function.attrs or {}
+        returned = tuple(int(i) for i in attrs["tilelang_out_idx"]) if "tilelang_out_idx" in attrs else ()
+        return params, returned
+    return None
+
+
+def symbols_of(params: Sequence[KernelParam]) -> set[str]:
+    """Return the names of symbolic dimensions; those of sums and products stand for themselves."""
+    return {d for p in params for d in p.shape or () if isinstance(d, str) and d.isidentifier()}
+
+
+def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict[str, int]:
+    """Return the values of symbolic dimensions that `tensors`, the first parameters, have."""
+    found: dict[str, int] = {}
+    for param, tensor in zip(params, tensors, strict=False):
+        for name, size in zip(param.shape or (), getattr(tensor, "shape", ()), strict=False):
+            if isinstance(name, str) and name.isidentifier():
+                found[name] = int(size)
+    return found
+
+
+def drawn_inputs(
+    params: Sequence[KernelParam], symbols: Mapping[str, int], supply: str | None, scalars: Sequence[Any] = ()
+) -> DrawnInputs:
+    """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` for one without a size."""
+    for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
+        if size_of(size, symbols) is None:
+            raise UsageError(
+                f"dimension {size!r} is symbolic: say with symbols={{…}} which size to tune for, or give inputs"
+            )
+    if sum(p.shape is None for p in params) > len(scalars) or None in scalars:
+        raise UsageError(
+            "a parameter is a number that is given at run time: call with one, or give inputs, to tune for"
+        )
+    return DrawnInputs(symbols, supply, scalars)
+
+
+def _plain(config: Config) -> Config:
+    return {name: value for name, value in config.items() if name not in RESERVED}
+
+
+def call_inputs(values: Sequence[Any]) -> CallInputs:
+    return CallInputs(values)
+
+
+def describe_tensor(value: Any) -> tuple[Any, ...] | None:
+    """Return what tells a tensor apart from others for a kernel: dtype, shape, strides; None for other things."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.shape, value.stride())
+    return None
+
+
+def target_text(target: Any) -> str:
+    """Return the target that `@tilelang.jit` was given, as atune takes it."""
+    if target is None:
+        return "auto"
+    if isinstance(target, str) and not target.startswith("{"):
+        return target
+    from tilelang import tvm
+
+    found = tvm.target.Target(target)
+    kind = str(found.kind.name)
+    return str(found.attrs.get("arch", "cuda")) if kind == "cuda" else kind

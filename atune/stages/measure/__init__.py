@@ -1,0 +1,1 @@
+"""In a device's process: load, check and time artifacts."""

@@ -1,0 +1,270 @@
+"""Artifact → Measurement, in the device's own process: load, check against the reference, time."""
+
+from __future__ import annotations
+
+import functools
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.model.artifact import Artifact, Failure
+from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.model.settings import BenchmarkSettings
+from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.stages.measure.check import Expected, expected_outputs, judged, reference_arguments
+from atune.stages.measure.conditions import Observer
+from atune.stages.measure.device_errors import kind_of, words_of
+from atune.stages.measure.effort import PROBE, counts, still_wanted
+from atune.stages.measure.inputs import Arguments
+from atune.stages.measure.loader import LoadError, load
+from atune.stages.measure.timer import Timed, Timer, make_timer
+from atune.stages.session.session import session, workload
+
+OWN_CONTEXT_BYTES = 1 << 30
+"""What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
+
+
+class _Device:
+    """This process's device: made by `begin`, used by every call after it."""
+
+    timer: Timer
+    observer: Observer | None = None
+    arguments: Arguments | None = None
+    expected: Expected | None = None
+
+
+_device = _Device()
+
+
+def begin(payload: bytes) -> bytes:
+    """Entry point: `Begin` → `DeviceInfo`: make the device's context, before any artifact exists."""
+    job = msgspec.msgpack.decode(payload, type=Begin)
+    info = job.device
+    import torch
+
+    if info.id == "cpu":
+        torch.set_num_threads(1)  # the kernel runs on one core; so does the reference beside it
+    else:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        visible = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        if info.uuid and visible != info.uuid:
+            raise RuntimeError(f"asked for {info.uuid}, CUDA shows {visible}")
+        _device.observer = Observer(visible)
+    _device.timer = make_timer("cpu" if info.id == "cpu" else "cuda", session().benchmark.method)
+    if job.warm:
+        workload()
+        _warm_up()
+    return msgspec.msgpack.encode(info)
+
+
+def prepare(payload: bytes) -> bytes:
+    """Entry point: `Prepare` → `Prepared`: inputs made, reference run, and timed where that is asked for."""
+    job = msgspec.msgpack.decode(payload, type=Prepare)
+    _make_arguments(job.artifact)
+    reference = _time_reference() if job.timed and _gives_outputs() else None
+    return msgspec.msgpack.encode(Prepared(reference, _free_bytes()))
+
+
+def measure(payload: bytes) -> bytes:
+    """Entry point: `Measure` → `Measurement` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=Measure)
+    artifact = job.artifact
+    started = time.perf_counter()
+    result: Measurement | Failure
+    try:
+        _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
+        function = load(artifact)
+    except LoadError as error:
+        result = Failure(artifact.index, "load", words_of(error))
+    except UsageError:
+        raise  # the workload's mistake, not this candidate's
+    except Exception as error:
+        result = Failure(artifact.index, kind_of(error), words_of(error))
+    else:
+        try:
+            result = _checked_and_timed(artifact, function, started, job.best_ms)
+        except Exception as error:
+            result = Failure(artifact.index, kind_of(error), words_of(error))
+    if isinstance(result, Failure) and result.kind == "out_of_memory":
+        _release()
+        result = msgspec.structs.replace(result, doubt=_others(result.message))
+    return msgspec.msgpack.encode(result)
+
+
+def final(payload: bytes) -> bytes:
+    """Entry point: `Final` → `Finals`: all timed in turn, every round in another order."""
+    job = msgspec.msgpack.decode(payload, type=Final)
+    calls: list[Timed] = []
+    kept: dict[Any, Arguments] = {}
+    for artifact in job.artifacts:  # they may differ in their parameters
+        if artifact.params not in kept:
+            _fit_arguments(artifact)
+            assert _device.arguments is not None
+            kept[artifact.params] = _device.arguments
+        arguments = kept[artifact.params]
+        call = functools.partial(load(artifact), *arguments.values)
+        call()
+        _device.timer.synchronise()
+        calls.append(_device.timer.ready(Timed(call, arguments.restorer(arguments.restore_inputs()))))
+    with_reference = job.with_reference and _gives_outputs()
+    if with_reference:
+        calls.append(_device.timer.ready(_timed_reference()))
+    samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
+    entries = tuple(FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False))
+    for arguments in kept.values():
+        arguments.restore_inputs()
+    return msgspec.msgpack.encode(Finals(entries, _timing(samples[-1]) if with_reference else None))
+
+
+def outputs(payload: bytes) -> bytes:
+    """Entry point: run an `Artifact` once on poisoned outputs and return them as raw bytes, one a parameter.
+
+    For contract tests: which member of a shared library was really called?
+    """
+    import torch
+
+    artifact = msgspec.msgpack.decode(payload, type=Artifact)
+    if _device.arguments is None:
+        _make_arguments(artifact)
+    arguments = _device.arguments
+    assert arguments is not None
+    arguments.poison()
+    load(artifact)(*arguments.values)
+    _device.timer.synchronise()
+    return msgspec.msgpack.encode(
+        [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
+    )
+
+
+def _make_arguments(artifact: Artifact) -> None:
+    device = "cpu" if session().device == "cpu" else "cuda"
+    _device.arguments, _device.expected = None, None  # the old ones' memory is free before new ones are made
+    _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.seed)
+    if workload().reference is not None:
+        _device.expected = expected_outputs(workload(), _device.arguments)
+
+
+def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
+    """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
+    if anew or _device.arguments is None or _device.arguments.params != artifact.params:
+        _make_arguments(artifact)
+
+
+def _gives_outputs() -> bool:
+    """Tell whether there is a reference to time: one that only judges the kernel's outputs computes nothing."""
+    return workload().reference is not None and _device.expected != {}
+
+
+def _timed_reference() -> Timed:
+    work, arguments = workload(), _device.arguments
+    assert work.reference is not None and arguments is not None
+    return Timed(functools.partial(work.reference, *reference_arguments(work, arguments)))
+
+
+def _time_reference() -> Timing:
+    return _timing(_samples(_device.timer.ready(_timed_reference()), session().benchmark, None))
+
+
+def _checked_and_timed(
+    artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
+) -> Measurement | Failure:
+    arguments, settings, work = _device.arguments, session().benchmark, workload()
+    assert arguments is not None
+    checked = settings.check and (_device.expected is not None or work.check is not None)
+    worst: float | None = None
+    arguments.poison()
+    function(*arguments.values)
+    _device.timer.synchronise()
+    if checked:
+        wrong, worst = judged(work, arguments, _device.expected)
+        if wrong is not None:
+            arguments.restore_inputs()
+            return Failure(artifact.index, wrong.kind, wrong.message)
+    changed = arguments.restore_inputs()
+    call = functools.partial(function, *arguments.values)
+    timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
+    samples = _samples(timed, settings, best_ms if settings.adaptive else None)
+    timing = _timing(samples)
+    arguments.restore_inputs()
+    seconds = round(time.perf_counter() - started, 4)
+    return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)))
+
+
+def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
+    """Take samples until the candidate is known well enough. The checked call was a first warm-up."""
+    timer = _device.timer
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None or settings.rep_ms is not None:
+        n_warmup, n_repeat = counts(settings, statistics.median(timer.samples(timed, 1, PROBE)))
+    if best_ms is not None:
+        # One call more tells apart what is plainly slow; who passes is warmed up as anyone else.
+        probe = timer.samples(timed, min(n_warmup, 1), min(PROBE, n_repeat))
+        if still_wanted(probe, n_repeat, best_ms) == 0:
+            return probe
+        n_warmup = max(0, n_warmup - 1 - len(probe))
+    found: list[float] = []
+    while more := still_wanted(found, n_repeat, best_ms, until_known=settings.adaptive):
+        found += timer.samples(timed, n_warmup, more)
+        n_warmup = 0
+    return found
+
+
+def _timing(samples_us: Sequence[float]) -> Timing:
+    conditions = _device.observer.now() if _device.observer is not None else None
+    return Timing.of(samples_us, _device.timer.method, conditions)
+
+
+def _release() -> None:
+    import gc
+
+    import torch
+
+    _device.arguments = _device.expected = None
+    gc.collect()
+    if session().device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def _free_bytes() -> int | None:
+    import torch
+
+    return None if session().device == "cpu" else int(torch.cuda.mem_get_info()[0])
+
+
+def _others(words: str) -> str:
+    """Say how much of the device's memory others use; empty where that is little, or where all of it were too little.
+
+    A process of our own that stands by is another, too. `words`: torch's, of what could not be allocated.
+    """
+    import torch
+
+    if session().device == "cpu":
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved() - OWN_CONTEXT_BYTES
+    tried = re.search(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)", words)
+    if tried and float(tried[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[tried[2]] > total:
+        return ""
+    return f"other processes use about {others >> 20} MiB of the device's memory" if others > 256 << 20 else ""
+
+
+def _warm_up() -> None:
+    """Have torch and the driver load what making inputs and comparing outputs will need."""
+    import torch
+
+    if session().device == "cpu":
+        return
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        one = torch.randn(64, 64, device="cuda").to(dtype)
+        two = (one @ one.T).to(torch.float64)
+        bad = ~((two - one.to(torch.float64)).abs() <= 1.0)
+        bad.sum().item(), bad.nonzero(), torch.equal(one.view(torch.uint8), one.clone().view(torch.uint8))
+        two[torch.isfinite(two)].square().mean().sqrt().item()
+    _device.timer.samples(_device.timer.ready(Timed(lambda: one.fill_(0))), 1, 1)
+    torch.cuda.synchronize()

@@ -1,0 +1,36 @@
+"""What an exception of a device call means: whose fault, and whether the context behind it can still be used."""
+
+from __future__ import annotations
+
+import re
+
+from atune.model.artifact import FailureKind
+
+_BEYOND_REPAIR = re.compile(
+    r"illegal memory access|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
+    r"invalid program counter|hardware stack error|launch timed out|"
+    r"not supported on global/shared address space|\bECC\b|\bNVLink error|Invalid access of peer GPU memory|"
+    r"CUDA_ERROR_(ILLEGAL_|MISALIGNED_|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|HARDWARE_|INVALID_PC|"
+    r"INVALID_ADDRESS_SPACE|ECC_|NVLINK_|CONTAINED|TENSOR_MEMORY_LEAK)|"
+    r"cudaError(Illegal|Misaligned|LaunchFailure|LaunchTimeout|Assert|HardwareStack|InvalidPc|InvalidAddressSpace|"
+    r"ECC|Nvlink|Contained|TensorMemoryLeak)",
+    re.IGNORECASE,
+)
+"""The driver's words, by text and by name, of errors after which a context is of no use (CUDA driver API, «CUresult»:
+«This leaves the process in an inconsistent state and any further CUDA work will return the same error»), and of those
+that say that the device's memory or links are broken."""
+_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """Tell what became of a call that raised `error`: after ``fault`` the process's context is beyond repair."""
+    text = f"{type(error).__name__}: {error}"
+    if _BEYOND_REPAIR.search(text):
+        return "fault"
+    return "out_of_memory" if _NO_MEMORY.search(text) else "launch"
+
+
+def words_of(error: BaseException) -> str:
+    """Return the first lines of what was said, in one."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]

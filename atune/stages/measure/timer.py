@@ -1,0 +1,207 @@
+"""How a call is timed on a device: the same way for kernel and reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A call to time, and what has to come before each call without being timed, such as restoring its inputs."""
+
+    call: Call
+    before: Call | None = None
+
+
+class Timer(Protocol):
+    """Times calls; samples are microseconds a call."""
+
+    method: str
+
+    def ready(self, timed: Timed) -> Timed:
+        """Return `timed` in the form that this timer runs; made once, used for all its samples."""
+        ...
+
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]: ...
+
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        """Return each call's samples; sample r of all calls is from round r, whose order rotates with r."""
+        ...
+
+    def synchronise(self) -> None: ...
+
+
+def make_timer(device: str, method: str = "auto") -> Timer:
+    """Return the timer of `device` (``cpu`` or ``cuda``) for a method of `BenchmarkSettings`."""
+    if device == "cpu":
+        return CpuTimer()
+    if method == "cupti":
+        from atune.stages.measure.cupti import CuptiTimer
+
+        return CuptiTimer()
+    return GraphTimer() if method == "cuda_graph" else CudaTimer()
+
+
+class CpuTimer:
+    """Wall time of calls in this thread. A short call is repeated within a sample until the clock's grain is small."""
+
+    method = "perf_counter"
+    MIN_SAMPLE_US = 200.0
+
+    def ready(self, timed: Timed) -> Timed:
+        return timed
+
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+        self._warm(timed, n_warmup)
+        inner = self._inner(timed)
+        return [self._sample(timed, inner) for _ in range(n_repeat)]
+
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        for timed in calls:
+            self._warm(timed, n_warmup)
+        inner = [self._inner(timed) for timed in calls]
+        found: list[list[float]] = [[] for _ in calls]
+        for r in range(rounds):
+            for k in range(len(calls)):
+                i = (k + r) % len(calls)
+                self._warm(calls[i], 1)  # its own data in the caches, not its neighbour's
+                found[i].append(self._sample(calls[i], inner[i]))
+        return found
+
+    def synchronise(self) -> None:
+        pass
+
+    def _warm(self, timed: Timed, n: int) -> None:
+        for _ in range(max(n, 1)):
+            if timed.before is not None:
+                timed.before()
+            timed.call()
+
+    def _inner(self, timed: Timed) -> int:
+        if timed.before is not None:
+            return 1  # each call needs its inputs restored
+        return max(1, int(self.MIN_SAMPLE_US / max(self._sample(timed, 1), 0.1)))
+
+    @staticmethod
+    def _sample(timed: Timed, inner: int) -> float:
+        if timed.before is not None:
+            timed.before()
+        call = timed.call
+        started = time.perf_counter_ns()
+        for _ in range(inner):
+            call()
+        return (time.perf_counter_ns() - started) / 1e3 / inner
+
+
+class CudaTimer:
+    """Device time between CUDA events, with every launch queued before the device reaches it.
+
+    The stream first runs a device sleep; launches and events are queued behind it, so that nothing the host does can
+    stand between two of them. When the device woke before the queue was complete, the batch is thrown away and taken
+    again behind a longer sleep. Before each launch a buffer of twice the L2 cache's size is read, which empties the
+    cache and leaves no dirty lines, whose writing back would fall into the timed call.
+    """
+
+    method = "events"
+    BATCH = 64
+    """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each and a few more
+    where inputs are restored."""
+    SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
+    """Device sleep ahead of a batch: about 0.1 ms, and 35 µs for each launch that the host has to queue meanwhile."""
+    LONGEST_SLEEP = 2_000_000_000
+    BURST = 10
+    """Samples of one call a batch. What a batch's samples have in common, such as how the device's clock and memory
+    happened to stand, differs between batches: a median over several scatters less."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        properties = torch.cuda.get_device_properties(0)
+        self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
+        self.patience = 1.0
+        """What sleeps are multiplied by: doubled when the host was late, less again when it is not."""
+
+    def ready(self, timed: Timed) -> Timed:
+        return timed
+
+    def samples(self, timed: Timed, n_warmup: int, n_repeat: int) -> list[float]:
+        self._warm(timed, n_warmup)
+        found: list[float] = []
+        while len(found) < n_repeat:
+            found += self._batch([timed] * min(self.BURST, n_repeat - len(found)))
+        return found
+
+    def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
+        for timed in calls:
+            self._warm(timed, n_warmup)
+        n = len(calls)
+        order = [(k + r) % n for r in range(rounds) for k in range(n)]
+        found: list[list[float]] = [[] for _ in calls]
+        for start in range(0, len(order), self.BATCH):
+            part = order[start : start + self.BATCH]
+            for i, us in zip(part, self._batch([calls[i] for i in part]), strict=True):
+                found[i].append(us)
+        return found
+
+    def synchronise(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def _warm(self, timed: Timed, n: int) -> None:
+        for _ in range(n):
+            if timed.before is not None:
+                timed.before()
+            timed.call()
+
+    def _evict(self) -> None:
+        """Queue what empties the L2 cache."""
+        self.flush.max()
+
+    def _batch(self, calls: Sequence[Timed]) -> list[float]:
+        torch = self.torch
+        event = torch.cuda.Event
+        while True:
+            pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in calls]
+            awake = event()
+            cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls)))
+            torch.cuda.synchronize()
+            torch.cuda._sleep(cycles)
+            awake.record()
+            for timed, (begin, end) in zip(calls, pairs, strict=True):
+                if timed.before is not None:
+                    timed.before()
+                self._evict()  # after what is restored: that must not stay in the cache either
+                begin.record()
+                timed.call()
+                end.record()
+            in_time = not awake.query()
+            torch.cuda.synchronize()
+            if in_time or cycles > self.LONGEST_SLEEP:
+                self.patience = max(1.0, self.patience * 0.9)
+                return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
+            self.patience *= 2
+
+
+class GraphTimer(CudaTimer):
+    """As `CudaTimer`, with each call captured in a CUDA graph once, and the graph launched in its place."""
+
+    method = "cuda_graph"
+
+    def ready(self, timed: Timed) -> Timed:
+        torch = self.torch
+        self._warm(timed, 1)  # what is loaded or allocated at the first call cannot be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            timed.call()
+        finally:
+            graph.capture_end()
+        return replace(timed, call=graph.replay)

@@ -1,0 +1,1 @@
+"""What a worker is told when it begins: workload, target, settings."""

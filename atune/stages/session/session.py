@@ -1,0 +1,171 @@
+"""What one worker process knows: the workload, the target and the settings, sent once when the worker starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import msgspec
+
+from atune.errors import TargetError
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
+from atune.processes.messages import Discovery, Session
+from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, describe, load
+
+
+class _State:
+    session: Session
+    workload: Workload | None = None
+
+
+_state = _State()
+
+
+def begin(payload: bytes) -> bytes:
+    """Entry point: remember the session. The workload is loaded when it is first needed."""
+    _state.session = msgspec.msgpack.decode(payload, type=Session)
+    _state.workload = None
+    tempfile.tempdir = None  # the server may have asked for it; this run has a folder of its own
+    return b""
+
+
+def load_workload(_: bytes) -> bytes:
+    """Entry point: load the session's workload now, so that no candidate's deadline has to cover it."""
+    workload()
+    return b""
+
+
+def session() -> Session:
+    return _state.session
+
+
+def workload() -> Workload:
+    if _state.workload is None:
+        _state.workload = load(_state.session.ref)
+    return _state.workload
+
+
+def describe_workload(payload: bytes) -> bytes:
+    """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return its `WorkloadSpec`."""
+    ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)
+    loaded = load(ref)
+    spec: WorkloadSpec = describe(loaded, ref.origin)
+    return msgspec.msgpack.encode(spec)
+
+
+def discover(payload: bytes) -> bytes:
+    """Entry point: resolve a target text and list the devices for it.
+
+    Asks NVML, and makes no CUDA context. Raises `TargetError` where the target's devices
+    or compilers are not there.
+    """
+    import shutil
+
+    text, wanted, mixed = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], bool])
+    target = parse_target(text)
+    if not wanted and target is not None and (target.kind == "c" or target.arch):
+        return msgspec.msgpack.encode(Discovery(target, (), _cuda_python()))  # compile only
+    cpu = DeviceInfo(id="cpu", name=_cpu_name())
+    if wanted == ("cpu",) and target is None:
+        target = Target("c")
+    gpus = visible_gpus() if target is None or target.kind == "cuda" else []
+    if target is None:
+        target = Target("cuda") if gpus else Target("c")
+    if target.kind == "c":
+        if bad := [d for d in wanted if d not in ("all", "cpu")]:
+            raise TargetError(f"device {bad[0]!r} is not there: target c runs on the CPU alone (--devices cpu)")
+        if shutil.which("g++") is None and shutil.which("c++") is None:
+            raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
+        return msgspec.msgpack.encode(Discovery(target, (cpu,)))
+    if "cpu" in wanted:
+        raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
+    if not gpus:
+        raise TargetError("target cuda: no CUDA GPU is there (NVML finds none); `atune doctor` says what is missing")
+    ids = [g.id for g in gpus]
+    if missing := [d for d in wanted if d != "all" and d not in ids]:
+        raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
+    chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
+    models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
+    if len({g.arch for g in chosen}) > 1:
+        raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
+    if len({g.name for g in chosen}) > 1 and not mixed:
+        hint = "choose with --devices, or allow them with BenchmarkSettings(mixed_devices=True)"
+        raise TargetError(f"devices must be of one model, and there is {models}; {hint}")
+    if not target.arch:
+        target = Target("cuda", chosen[0].arch)
+    if not _find_nvcc():
+        raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
+    return msgspec.msgpack.encode(Discovery(target, tuple(chosen), _cuda_python()))
+
+
+def _cuda_python() -> bool:
+    from tilelang.jit.adapter import nvrtc
+
+    return bool(nvrtc.is_nvrtc_available)
+
+
+def _find_nvcc() -> bool:
+    from tilelang.contrib.nvcc import get_nvcc_compiler
+
+    try:
+        path = get_nvcc_compiler()
+    except Exception:
+        return False
+    return os.path.exists(path) or os.access(path, os.X_OK)
+
+
+def visible_gpus() -> list[DeviceInfo]:
+    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML: no CUDA context is made for that."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no library
+        return []
+    try:
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = []
+        for entry in (e.strip() for e in visible.split(",")):
+            match = [
+                g
+                for i, g in enumerate(found)
+                if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))
+            ]
+            if not match:
+                break  # CUDA too ignores what follows an invalid entry
+            chosen += match
+        found = chosen
+    return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
+
+
+def _gpu(nvml: Any, handle: Any) -> DeviceInfo:
+    def text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    arch = arch_of_capability(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return DeviceInfo(
+        id="",
+        name=text(nvml.nvmlDeviceGetName(handle)),
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        arch=arch,
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        limits=default_limits(Target("cuda", arch)),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "CPU")
+    except OSError:
+        return "CPU"
+
+
+def candidate_of(payload: bytes) -> Candidate:
+    return msgspec.msgpack.decode(payload, type=Candidate)

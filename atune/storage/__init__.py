@@ -1,0 +1,1 @@
+"""What outlives a run: artifacts, and results by what they depend on."""

@@ -1,0 +1,186 @@
+"""What tells one workload from another: a hash over its kernel's source, closure and globals, and its checks."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import hashlib
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.workload.introspect import annotation_names, function_of, parts_of
+
+if TYPE_CHECKING:
+    from atune.workload.workload import Workload
+
+LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
+"""Packages whose functions are told apart by name: their versions are known, and their sources are deep."""
+
+
+def fingerprint(workload: Workload, *, problem: bool = True) -> str:
+    """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked.
+
+    `problem`: False leaves the problem's arguments out, for who has a key of the problem beside it.
+    """
+    digest = hashlib.sha256()
+    # Without the constraints: the space is told apart by its candidates, and may grow while the kernel stays.
+    for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
+        digest.update(f"\0{label}\0".encode())
+        digest.update(_identity(function))
+    checks: list[Any] = [
+        len(workload.out_idx or ()) if workload.kernels_out_idx else workload.out_idx,
+        workload.rtol,
+        workload.atol,
+        workload.max_mismatched_ratio,
+        workload.pass_configs,
+    ]
+    checks += [workload.supply, workload.restore, workload.zero]
+    known = workload.arguments if problem else None
+    digest.update(msgspec.json.encode([known, checks], order="deterministic", enc_hook=repr))
+    return digest.hexdigest()
+
+
+def kernel_fingerprint(kernel: Any) -> str:
+    """Return a SHA-256 over a kernel's source and closure alone."""
+    return hashlib.sha256(_identity(kernel)).hexdigest()
+
+
+def _identity(part: Any, depth: int = 0) -> bytes:
+    function = function_of(part)
+    if not inspect.isfunction(function):
+        return _data_identity(part, depth)
+    if (function.__module__ or "").partition(".")[0] in LIBRARIES:
+        return f"{function.__module__}.{function.__qualname__}".encode()
+    try:
+        # A lambda's source is the whole statement around it, such as the workload's with its space.
+        if function.__name__ == "<lambda>":
+            text = _lambda_text(function.__code__)
+        else:
+            text = _without_tuning(inspect.getsource(function))
+    except (OSError, TypeError):
+        text = _code_text(function.__code__)
+    cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
+    names = dict.fromkeys((*_names(function.__code__), *annotation_names(function))) if depth < 4 else {}
+    used = [function.__globals__[n] for n in names if n in function.__globals__]
+    inner = [
+        _identity(v, depth + 1)
+        for v in (*cells, *used, *(function.__defaults__ or ()))
+        if not isinstance(v, ModuleType)
+    ]
+    return b"\0".join([text.encode(), *inner])
+
+
+def _data_identity(part: Any, depth: int) -> bytes:
+    """Tell data apart by value, tensors by what describes them, functions inside by their source.
+
+    Of other objects their type and fields count; their `repr` may hold an address.
+    """
+    if part is None or isinstance(part, (str, bytes, int, float, complex)):
+        return repr(part).encode()
+    if isinstance(part, type):
+        return _class_identity(part)
+    if type(part).__module__.partition(".")[0] == "torch":
+        return _torch_identity(part)
+    if isinstance(own := getattr(type(part), "cache_identity", None), str):
+        return own.encode()  # what it holds stands in the key already
+    if isinstance(part, MethodType):
+        return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
+    if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
+        return f"{part.__module__ if hasattr(part, '__module__') else ''}.{part.__qualname__}".encode()
+    items: list[bytes] = []
+    if depth < 8 and isinstance(part, functools.partial):
+        items = [_identity(v, depth + 1) for v in (part.func, part.args, part.keywords)]
+    elif depth < 8 and isinstance(part, enum.Enum):
+        items = [part.name.encode()]
+    elif depth < 8 and isinstance(part, (list, tuple)):
+        items = [_identity(v, depth + 1) for v in part]
+    elif depth < 8 and isinstance(part, (set, frozenset)):
+        items = sorted(_identity(v, depth + 1) for v in part)
+    elif depth < 8 and isinstance(part, Mapping):
+        items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
+    elif depth < 4 and isinstance(fields := getattr(part, "__dict__", None), dict):
+        called = inspect.getattr_static(type(part), "__call__", None)
+        public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
+        items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
+        items.append(_class_identity(type(part)))
+    return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
+
+
+def _class_identity(kind: type) -> bytes:
+    """Tell classes apart by their source; those of the libraries and of Python by name."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
+        return name.encode()
+    try:
+        return f"{name}\n{inspect.getsource(kind)}".encode()
+    except (OSError, TypeError):
+        return name.encode()
+
+
+def _without_tuning(text: str) -> str:
+    """Return a function's source without a decorator that tunes it: its space is no part of the kernel."""
+    if "autotune" not in text.partition("def ")[0]:
+        return text
+    try:
+        function = ast.parse(textwrap.dedent(text)).body[0]
+    except SyntaxError:
+        return text
+    lines = textwrap.dedent(text).splitlines(keepends=True)
+    for decorator in getattr(function, "decorator_list", ()):
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).rpartition(".")[2] == "autotune":
+            for number in range(decorator.lineno - 1, decorator.end_lineno):
+                lines[number] = ""
+    return "".join(lines)
+
+
+def _torch_identity(part: Any) -> bytes:
+    """Tell torch's objects apart: tensors by dtype, shape, strides and device, not by their data."""
+    if all(hasattr(part, name) for name in ("dtype", "shape", "stride", "device")):
+        return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
+    return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
+
+
+def _lambda_text(code: CodeType) -> str:
+    """Return parameters and body of a lambda as they stand in its file."""
+    found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)]
+    if not found or not lines:
+        raise OSError("no source")
+    start = min((p[0] or 0, p[2] or 0) for p in found)
+    end = max((p[1] or 0, p[3] or 0) for p in found)
+    if end[0] > len(lines):
+        raise OSError("no source")
+    body = lines[start[0] - 1 : end[0]]
+    body[-1] = body[-1][: end[1]]
+    body[0] = body[0][start[1] :]
+    return f"lambda {code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}: {b''.join(body).decode()}"
+
+
+def _code_text(code: CodeType) -> str:
+    """Tell code apart whose source is nowhere. Its own `repr` holds an address."""
+    consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
+    return repr((code.co_code, code.co_names, code.co_varnames, consts))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Return the global names that `code` and the functions inside it, such as the PrimFunc's, use."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

@@ -1,0 +1,55 @@
+"""The functions that a workload is made of, without the wrappers around them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atune.workload.workload import Workload
+
+
+def function_of(kernel: Any) -> Any:
+    """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
+    inner = getattr(kernel, "func", None)
+    own = getattr(kernel, "orig_func", None)  # of a PrimFunc, or of a macro
+    if inspect.isfunction(own) or isinstance(kernel, functools.partial):
+        return own or kernel
+    return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
+
+
+def annotation_names(function: Any) -> list[str]:
+    """Return the names in the annotations of `function` and of what stands inside it, read off its source.
+
+    Under ``from __future__ import annotations`` no code uses them, but tilelang evaluates them.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.expr):
+            found.update((inner.id, None) for inner in ast.walk(annotation) if isinstance(inner, ast.Name))
+    return list(found)
+
+
+def signature_of(kernel: Any) -> inspect.Signature:
+    """Return what `kernel` is called with: its own word, or its function's signature."""
+    own = getattr(kernel, "workload_signature", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
+
+
+def parts_of(workload: Workload) -> list[tuple[str, Any]]:
+    parts = [("kernel", workload.kernel), ("inputs", workload.inputs), ("reference", workload.reference)]
+    parts += [("check", workload.check), ("setup", workload.setup)]
+    parts += [(f"constraint {i}", c) for i, c in enumerate(workload.space.where)]
+    return [(label, part) for label, part in parts if part is not None]
+
+
+def functions_of(workload: Workload) -> list[Any]:
+    return [f for _, part in parts_of(workload) if inspect.isfunction(f := function_of(part))]

@@ -1,0 +1,252 @@
+"""How a workload reaches the workers: as a file and a name, or as its pickled functions with their source text.
+
+tilelang reads the source of a kernel, also of one typed into a notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import importlib.util
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.errors import SpaceError, WorkloadError
+from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
+
+if TYPE_CHECKING:
+    from atune.workload.workload import Workload
+
+
+class FileRef(msgspec.Struct, frozen=True, tag="file"):
+    """A workload by file and name; loading it runs the file."""
+
+    path: str
+    name: str
+
+    @property
+    def origin(self) -> str:
+        return f"{self.path}:{self.name}"
+
+
+class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
+    """A workload by value. Only ever between a program and its own workers; never in a journal."""
+
+    blob: bytes
+    sources: dict[str, str]
+    """Text of files that the workers cannot read, by the name that code objects know them under."""
+    sys_path: tuple[str, ...]
+    cwd: str
+    origin: str = ""
+
+
+WorkloadRef = FileRef | PickleRef
+
+
+def parse_file_ref(text: str) -> FileRef:
+    """Read ``FILE.py:NAME``; NAME defaults to WORKLOAD. Raises `WorkloadError` when there is no such file."""
+    path, colon, name = text.rpartition(":")
+    if not colon:
+        path, name = text, "WORKLOAD"
+    if not os.path.isfile(path):
+        raise WorkloadError(
+            f"{text}: there is no file {path!r}; give FILE.py:NAME, such as examples/gemm_cpu.py:WORKLOAD"
+        )
+    if not name.isidentifier():
+        raise WorkloadError(f"{text}: {name!r} is no Python name; give FILE.py:NAME")
+    return FileRef(os.path.abspath(path), name)
+
+
+_by_value = threading.Lock()
+"""Which modules cloudpickle takes by value is one setting of the whole process."""
+
+
+def ship(workload: Workload) -> PickleRef:
+    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled."""
+    import cloudpickle
+
+    functions = functions_of(workload)
+    if workload.source is not None:
+        _prime_linecache({function_of(workload.kernel).__code__.co_filename: workload.source})
+    by_value = {m for f in functions if (m := sys.modules.get(f.__module__ or "")) and not _importable(m)}
+    with _by_value:
+        for module in by_value:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
+        except Exception as error:
+            culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
+            raise WorkloadError(
+                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}); functions must not hold "
+                "locks, files, CUDA tensors' streams or the like in their closure or defaults"
+            ) from error
+        finally:
+            for module in by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+    own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
+    names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
+    sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
+    return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
+
+
+def _without_kernels(workload: Workload) -> Workload:
+    """Return `workload` without what `@tilelang.jit` compiled and traced for earlier calls, which does not travel."""
+    jit: Any = workload.kernel
+    if not hasattr(jit, "_kernel_cache") or not hasattr(getattr(jit, "func", None), "p1_cache"):
+        return workload
+    fresh, shipped = copy.copy(jit), copy.copy(workload)
+    fresh.func = copy.copy(jit.func)
+    for part in (fresh, fresh.func):
+        part.__post_init__()  # makes the caches anew
+    shipped.kernel = fresh
+    return shipped
+
+
+def load(ref: WorkloadRef) -> Workload:
+    """Return the workload that `ref` names, running its file or unpickling it. Raises `WorkloadError`."""
+    from atune.workload.workload import Workload  # it imports this module
+
+    if isinstance(ref, PickleRef):
+        import cloudpickle
+
+        for entry in ref.sys_path:
+            if entry not in sys.path:
+                sys.path.append(entry)
+        _prime_linecache(ref.sources)
+        workload, annotations = cloudpickle.loads(ref.blob)
+        for function in functions_of(workload):
+            _place(function, annotations)
+    else:
+        module = _run_file(ref.path)
+        if not hasattr(module, ref.name):
+            there = sorted(n for n, v in vars(module).items() if isinstance(v, Workload))
+            hint = f"it has {', '.join(there)}" if there else "it has no Workload at all"
+            raise WorkloadError(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
+        workload = getattr(module, ref.name)
+        if not isinstance(workload, Workload):
+            raise WorkloadError(f"{ref.origin} is a {type(workload).__name__}, and must be an atune.Workload")
+    assert isinstance(workload, Workload)
+    return workload
+
+
+def _pickles(part: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(part)
+    except Exception:
+        return False
+    return True
+
+
+def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
+    """Return the globals that only annotations name.
+
+    Under ``from __future__ import annotations`` these are strings, which pickling by value does not look into.
+    """
+    from atune.workload.workload import Workload  # it imports this module
+
+    found: dict[str, Any] = {}
+
+    def names(code: CodeType) -> Iterator[str]:
+        texts = [c for const in code.co_consts for c in (const if isinstance(const, tuple) else (const,))]
+        for text in texts:
+            if isinstance(text, CodeType):
+                yield from names(text)
+            elif isinstance(text, str) and len(text) < 1000:
+                with suppress(SyntaxError, ValueError):
+                    yield from (n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name))
+
+    for function in functions:
+        module = sys.modules.get(function.__module__ or "")
+        if module is not None and _importable(module) and _stands_in(module, function):
+            continue
+        for name in (*names(function.__code__), *annotation_names(function)):
+            value = function.__globals__.get(name)
+            if value is not None and not isinstance(value, Workload) and _pickles(value):
+                found[name] = value
+    return found
+
+
+def _place(function: Any, annotations: Mapping[str, Any]) -> None:
+    """Give a function that came by value the globals and the module in which its annotations are looked up."""
+    for name, value in annotations.items():
+        function.__globals__.setdefault(name, value)
+    name = function.__module__
+    if name and (name == "__main__" or (name not in sys.modules and not _findable(name))):
+        module = ModuleType(name)
+        module.__dict__.update(function.__globals__)
+        sys.modules[name] = module
+
+
+def _stands_in(module: ModuleType, function: Any) -> bool:
+    """Tell whether `function` is what its module has under its name; a decorator may have taken its place."""
+    found: Any = module
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def _importable(module: ModuleType) -> bool:
+    """Tell whether a worker that imports the module's name gets it: not one that was loaded from a path alone."""
+    if module.__name__ == "__main__":
+        return False
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    try:  # not importlib.util.find_spec, which believes what is loaded already
+        found = next((s for f in sys.meta_path if (s := f.find_spec(top.__name__, None)) is not None), None)
+    except (ImportError, ValueError):
+        return False
+    file = getattr(top, "__file__", None)
+    return found is not None and (file is None or found.origin is None or _same_file(file, found.origin))
+
+
+def _findable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _prime_linecache(sources: Mapping[str, str]) -> None:
+    # mtime None marks the entry as not backed by a file, so that checkcache() keeps it.
+    for name, text in sources.items():
+        if not os.path.exists(name):
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _run_file(path: str) -> ModuleType:
+    name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WorkloadError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickle and inspect look it up here
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, (SpaceError, WorkloadError)):
+            raise
+        if isinstance(error, Exception):
+            raise WorkloadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise
+    return module
