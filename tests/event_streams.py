@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from atune.journal.events import (
@@ -24,6 +25,7 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
 )
+from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
@@ -114,3 +116,10 @@ class Stream:
     def resumed(self) -> Stream:
         self.mono = 0.0
         return self.add(RunResumed, part=1, versions={})
+
+
+def write(path: Path, events: list[AnyEvent]) -> Path:
+    with Journal.create(path) as journal:
+        for event in events:
+            journal.append(event)
+    return path

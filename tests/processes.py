@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -45,3 +46,8 @@ def groups(pids: Iterator[int] | dict[int, str]) -> set[int]:
         with contextlib.suppress(OSError):
             found.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2]))
     return found
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": f"{root}:{root.parent}"}

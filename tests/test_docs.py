@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from test_layers import LAYERS
 
 import atune
 from atune.cli.main import _parser
@@ -165,19 +164,6 @@ def test_default_tolerances_are_those_of_the_code() -> None:
 def test_events_are_those_of_the_code() -> None:
     tags = {str(kind.__struct_config__.tag) for kind in get_args(AnyEvent)}
     assert set(first_column(section(CONCEPTS, "## Events and journal"))) == tags
-
-
-def test_layers_are_those_of_the_check() -> None:
-    """docs/architecture.md and tests/test_layers.py have one table; a folder of modules stands there as one."""
-    rows = re.findall(r"^\| (\w+) \| (.*?) \|", section(ROOT / "docs" / "architecture.md", "## Layers"), re.MULTILINE)
-    shown = {layer: set(re.findall(r"`([\w/*]+)`", modules)) for layer, modules in rows if layer != "layer"}
-    folders = {name.partition(".")[0] for names in LAYERS.values() for name in names if "." in name}
-
-    def row(name: str) -> str:
-        folder = name.partition(".")[0]
-        return f"{folder}/*" if folder in folders else name or "__init__"
-
-    assert shown == {layer: {row(name) for name in names} for layer, names in LAYERS.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,252 @@
+"""The benchmarks' own code: what they start, what they count, and what they use of tilelang."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import compile_stages
+import pytest
+import vs_tilelang
+
+from atune.workload.workload import load, parse_file_ref
+
+ROOT = Path(__file__).resolve().parents[2]
+SM_90A = {"kind": "cuda", "arch": "sm_90a"}
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+def python(code: str, timeout_s: float = 60) -> str:
+    """Run `code` in a process of its own: counting makes the process adopt orphans, for good."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def options(*arguments: str) -> Any:
+    return vs_tilelang.parser().parse_args(arguments)
+
+
+def test_cpu_seconds_of_a_daemon_that_outlives_its_parent_count(tmp_path: Path) -> None:
+    burner = "import os, time\nif os.fork() == 0:\n    while time.process_time() < 0.7: pass\n"
+    code = f"""
+import os, pathlib, sys, counted
+done = counted.run_counted(
+    [sys.executable, "-S", "-c", {burner!r}], env=dict(os.environ), cwd=pathlib.Path({str(tmp_path)!r}), timeout_s=30
+)
+print(done.status, done.cpu_s)
+"""
+    status, cpu_s = python(code).split()
+    assert status == "0" and 0.7 <= float(cpu_s) < 2
+
+
+def test_a_tuner_past_its_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    sleeper = "import subprocess, sys\nprint('begun', flush=True)\nsubprocess.run(['sleep', '300'])\n"
+    code = f"""
+import os, pathlib, sys, time, counted
+begun = time.monotonic()
+done = counted.run_counted(
+    [sys.executable, "-S", "-c", {sleeper!r}], env=dict(os.environ), cwd=pathlib.Path({str(tmp_path)!r}), timeout_s=1
+)
+print(done.timed_out, done.output.strip(), counted._children(), time.monotonic() - begun < 5)
+"""
+    assert python(code).split() == ["True", "begun", "[]", "True"]
+
+
+def test_atune_is_started_by_its_command_line() -> None:
+    command = vs_tilelang.atune_command(options("--warmup", "1", "--rep", "7"), Path("j.jsonl"))
+    text = " ".join(command)
+    assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm.py:WORKLOAD --target cuda")
+    assert "--warmup 1 --rep 7 --journal j.jsonl" in text and "--skip-check" not in command
+    assert "--skip-check" in vs_tilelang.atune_command(options("--check", "off"), Path("j"))
+
+
+def test_modes_are_arguments_of_tilelangs_tuner() -> None:
+    from tilelang.autotuner import AutoTuner
+
+    known = inspect.signature(AutoTuner.run).parameters
+    for mode in vs_tilelang.MODES:
+        job = vs_tilelang.tilelang_job(options("--group-compile-size", "9"), mode, Path("answer"))
+        assert set(job["run"]) <= set(known), mode
+        assert job["check"] is False and (job["run"]["warmup"], job["run"]["rep"]) == (3, 20)
+        assert job["run"].get("group_compile_size") == (9 if mode in ("grouped", "both") else None)
+    assert vs_tilelang.tilelang_job(options("--check", "on"), "default", Path("a"))["check"] is True
+
+
+@pytest.mark.parametrize(("space", "total"), [("gemm288", 288), ("roller20", 20)])
+def test_tilelangs_tuner_takes_the_same_space(space: str, total: int) -> None:
+    work = load(parse_file_ref(vs_tilelang.space_of(space)))
+    tuner = vs_tilelang.make_tuner(work, check=True, rtol=0.02, target=SM_90A)
+    assert len(tuner.configs) == total and tuner.profile_args.ref_prog is work.reference
+    assert set(tuner.configs[0]) <= set(inspect.signature(tuner.fn).parameters)
+    assert type(tuner.fn(**tuner.configs[0])).__name__ == "PrimFunc"
+    assert not vs_tilelang.make_tuner(work, check=False, rtol=0.02, target=SM_90A).profile_args.ref_prog
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(SystemExit, match="'fast' is unknown; there are default, pipeline"):
+        vs_tilelang.chosen_tuners("atune,fast")
+    with pytest.raises(SystemExit, match=r"'gemm' is none of gemm288, roller20, and no FILE\.py:NAME"):
+        vs_tilelang.space_of("gemm")
+    with pytest.raises(SystemExit, match="does not run without a GPU"):
+        vs_tilelang.main(["--target", "c", "--tuners", "default,atune", "--space", "gemm288"])
+
+
+@needs_nvcc
+@pytest.mark.parametrize("mode", ["default", "both"])
+def test_tilelangs_run_ends_with_its_winner_and_its_stages(mode: str, tmp_path: Path) -> None:
+    """tilelang's own tuner compiles two configurations for sm_90a; only its timing on the device is made up."""
+    (tmp_path / "two.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'examples')!r})\n"
+        "import atune\nfrom gemm import matmul\n"
+        "TWO = atune.Workload(matmul, [{'block_M': 64}, {'block_M': 128}], arguments=dict.fromkeys('MNK', 256))\n"
+    )
+    answer = tmp_path / "answer.json"
+    job = vs_tilelang.tilelang_job(options("--space", f"{tmp_path}/two.py:TWO"), mode, answer)
+    code = f"""
+import os; os.chdir({str(tmp_path)!r}); os.environ["TILELANG_DISABLE_CACHE"] = "1"
+import warnings; warnings.simplefilter("default")
+import vs_tilelang, tilelang.autotuner.tuner as t
+def made_up(self, jit_kernel, **_):
+    assert jit_kernel.get_kernel_source()
+    return (1.0 if "[64]" in jit_kernel.get_kernel_source() else 2.0), None
+t.AutoTuner._benchmark_target = made_up
+vs_tilelang.child_tilelang({ {**job, "target": SM_90A}!r})
+"""
+    printed = python(code, timeout_s=120)
+    found = json.loads(answer.read_text())
+    assert found["config"] in ({"block_M": 64}, {"block_M": 128}) and found["latency_ms"] in (1.0, 2.0)
+    assert found["total"] == 2 and found["stages_s"]["compiling"] > 0 and "measuring" in found["stages_s"]
+    assert found["first_artifact"] <= found["result"]
+    assert printed.count("Tuned Latency") == 2
+
+
+def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
+    """atune alone: run, journal read, winner checked and timed in the common harness, table and JSON written."""
+    command = [sys.executable, str(ROOT / "bench" / "vs_tilelang.py"), "--tuners", "atune", "--target", "c"]
+    command += ["--space", f"{ROOT}/examples/gemm_cpu.py:WORKLOAD", "--rounds", "3", "--rep", "3"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=150, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (tmp_path / "table.md").read_text() and "| atune | on |" in done.stdout
+    found = json.loads((tmp_path / "result.json").read_text())
+    [atune] = found["tuners"]
+    assert atune["measured"] == atune["total"] == 36 and not atune["error"]
+    assert sum(int(size) * count for size, count in atune["groups"].items()) == 36
+    assert {"start", "lowering", "building", "measuring"} == set(atune["stages_s"])
+    assert 0 < atune["first_artifact_s"] < atune["result_s"] < atune["wall_s"]
+    assert atune["cpu_s"] > atune["stages_s"]["building"] / 4
+    assert atune["retimed_correct"] is True and atune["retimed_ms"] > 0
+    [timed] = found["common_harness"]
+    assert len(timed["timing"]["samples_us"]) == 3
+    assert (tmp_path / "atune.jsonl").stat().st_size > 1000
+
+
+def test_seconds_are_charged_to_the_innermost_stage() -> None:
+    code = """
+import subprocess, sys, time
+from compile_stages import Clock
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+clock = Clock()
+burn(0.2)
+with clock.stage("outer"):
+    burn(0.1)
+    clock.wrap("inner", burn)(0.3)
+    child = "import time\\nwhile time.process_time() < 0.4: pass"
+    clock.wrap("child", subprocess.run)([sys.executable, "-S", "-c", child])
+first, second = clock.take(), clock.take()
+print(all(abs(first[k] - v) < 0.15 for k, v in {"outer": 0.1, "inner": 0.3, "child": 0.4}.items()), len(first), second)
+"""
+    assert python(code).split() == ["True", "3", "{}"]
+
+
+def test_the_stages_table_and_picture_have_every_group_size() -> None:
+    seconds = {name: 0.1 * i for i, name in enumerate(compile_stages.STAGES)}
+    found = {"per_candidate_s": {str(size): seconds for size in compile_stages.SIZES}, "header_s": 2.5}
+    run = {
+        "delivered": 8,
+        "wall_s": 9.0,
+        "cpu_s": 16.0,
+        "groups": {"4": 2},
+        "compilers": {"nvrtc": 2},
+        "load_average": 1.5,
+    }
+    tilelang = {**run, "groups": {}, "compilers": {}}
+    text = compile_stages.markdown(
+        {
+            "machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8,
+            "stages": {"nvrtc+pch": found},
+            "rounds": [{"tilelang, default": {**tilelang, "cpu_s": s}, "atune": run} for s in (32.0, 40.0, 20.0)],
+        }
+    )  # fmt: skip
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| 3"]
+    assert rows == [["32", *(f"{0.1 * i:.3f}" for i in range(8)), "**2.800**"]]
+    assert "| tilelang, default | 8 | 9.0 | 32.0 | **4.000** | 1.000 (1.000–1.000) | – | – | 1.5 |" in text
+    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 (0.400–0.800) | 4: 2 | nvrtc 2 | 1.5 |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("| group") or line[:3] == "| 3"}) == 1
+    picture = ElementTree.fromstring(compile_stages.svg({"nvrtc+pch": found, "nvcc": found}))
+    bars = [e for e in picture.iter() if e.tag.endswith("rect") and len(e)]
+    assert len(bars) == 2 * len(compile_stages.SIZES) * len(compile_stages.STAGES)
+
+
+@needs_nvcc
+def test_the_whole_compile_stage_is_run_and_counted(tmp_path: Path) -> None:
+    """Two configurations through atune's engine without a device, in a process whose descendants are all counted."""
+    code = """
+import json, compile_stages
+job = {"space": vs, "seed": 0, "child": "atune", "candidates": 2, "workers": 1, "compiler": "nvcc", "pipeline": True}
+print(json.dumps(compile_stages.whole(job, 120)))
+""".replace("vs,", f"{vs_tilelang.space_of('gemm288')!r},")
+    found = json.loads(python(code, timeout_s=150))
+    assert found["delivered"] == 2 and found["failed"] == [] and found["warned"] == []
+    assert sum(int(size) * count for size, count in found["groups"].items()) == 2
+    assert set(found["compilers"]) == {"nvcc"} and found["why"] == "as asked"
+    assert found["cpu_s"] > 2 and found["wall_s"] > found["lowering_s"]
+
+
+def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against tilelang's fastest mode that came to a result; the winners by rounds of the common harness."""
+    report, timing = vs_tilelang.Report, vs_tilelang.Timing
+    config = {"block": 1}
+    common = {"best_config": config, "latency_ms": 1.0, "measured": 2, "total": 2}
+    reports = [
+        report(tuner="tilelang default", wall_s=101.0, result_s=100.0, cpu_s=200.0, **common),
+        report(tuner="tilelang pipeline", wall_s=90.0, result_s=80.0, cpu_s=220.0, **common),
+        report(tuner="tilelang both", wall_s=5.0, error="ran past --timeout 5 s"),
+        report(tuner="atune", wall_s=21.0, result_s=20.0, cpu_s=55.0, checked=True, groups={4: 2, 8: 1}, **common),
+    ]
+    retimed = [
+        vs_tilelang.Retimed(label=label, timing=timing.of([us] * 40, "events"), correct=True, max_error=0)
+        for label, us in (("tilelang pipeline", 10.0), ("atune", 9.0))
+    ]
+    text = vs_tilelang.table(options(), reports, retimed)
+    assert "best mode here (tilelang pipeline), start of the process to the result: 0.250 of the wall seconds" in text
+    assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
+    assert "over that of tilelang pipeline: 0.9000 (95 % interval 0.9000 to 0.9000)" in text
+    assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
+
+
+def test_the_overhead_of_the_decorator_is_reported(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "bench" / "overhead.py"), "--rounds", "5", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "overhead.json").read_text())
+    for kind in ("eager", "lazy"):
+        assert found[f"{kind}: @tilelang.jit"]["ns"] > 0 and len(found[f"{kind}: @atune.autotune"]["samples_ns"]) == 5
+        assert found[f"{kind}: @atune.autotune"]["ns"] < 1e6  # a look-up, and nothing like a tuning

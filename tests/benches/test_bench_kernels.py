@@ -1,0 +1,65 @@
+"""The benchmarks' kernels compile for a GPU on a machine without one, and their scripts start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    ("name", "total", "chosen"),
+    [("FAULTY", 29, [0, 2, 5, 8, 11, 14, 17, 20, 23, 26]), ("SMALL", 1, [0]), ("LARGE", 1, [0]), ("EVEN", 128, [0])],
+)
+async def test_kernels_of_the_benchmarks_compile(
+    name: str, total: int, chosen: list[int], anyio_backend: object
+) -> None:
+    backend = LocalBackend(
+        FileRef(str(BENCH / "kernels.py"), name), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
+    )
+    async with backend.open():
+        spec = await backend.describe()
+        assert len(spec.configs) == total and spec.has_reference
+        await backend.discover()
+        lane = backend.compile_lanes()[0]
+        configs = [thaw(spec.configs[i]) for i in chosen]
+        candidates = [Candidate(i, config_key(c), c) for i, c in zip(chosen, configs, strict=True)]
+        lowered = [await lane.lower(candidate) for candidate in candidates]
+        assert all(isinstance(one, Lowered) for one in lowered), lowered
+        assert len({one.code_key for one in lowered if isinstance(one, Lowered)}) == len(chosen)
+        groups: dict[str, list[Lowered]] = {}
+        for one in lowered:
+            if isinstance(one, Lowered):
+                groups.setdefault(one.merge_key, []).append(one)
+        for group in groups.values():
+            built = await lane.build(group)
+            assert all(isinstance(one, Artifact) for one in built), built
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["effort.py", "faults.py", "fidelity.py", "noise.py", "reproducible.py", "scaling.py", "second_tune.py"],
+)
+def test_scripts_tell_what_they_take(script: str) -> None:
+    command = [sys.executable, str(BENCH / script), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--out" in done.stdout and "--limit" in done.stdout
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,0 +1,353 @@
+"""The command line: options, exit statuses, output, and signals, with the engine scripted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from event_streams import Stream
+
+from atune.cli.main import main
+from atune.errors import NoWinner, TargetError, WorkerError
+from atune.journal.result import TuneResult
+from atune.journal.writer import Journal
+
+HERE = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
+GOOD = Stream(total=3, default=0).ready(3.0).candidate(0, 4.0).candidate(1, 1.0).candidate(2)
+GOOD.final({1: [1.0, 1.0, 1.0], 0: [4.0, 4.0, 4.0]}, [3.0]).finished(2.5)
+BAD = Stream(total=3).proposed(0).build_failed(0).proposed(1).build_failed(1).candidate(2).finished()
+
+
+class Scripted:
+    """Stands for `atune.api.tuner`: remembers what it was called with, tells events, and returns or raises."""
+
+    def __init__(self, stream: Stream, error: BaseException | None = None) -> None:
+        self.stream, self.error = stream, error
+        self.options: dict[str, Any] = {}
+        self.workload: Any = None
+
+    async def tune(self, workload: Any, **options: Any) -> TuneResult:
+        self.workload, self.options = workload, options
+        with Journal.create(options["journal"]) as journal:
+            for event in self.stream.events:
+                journal.append(event)
+                options["on_event"](event)
+        if self.error is not None:
+            raise self.error
+        result = TuneResult.from_events(self.stream.events, options["journal"])
+        if result.best is None:
+            raise NoWinner("no candidate worked: 2 × compile: g++ said no", result)
+        return result
+
+
+@pytest.fixture
+def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "toy.py").write_text("raise SystemExit('the parent must not load this')\n")
+    return f"{tmp_path}/toy.py:WORKLOAD"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
+    def install(stream: Stream = GOOD, error: BaseException | None = None) -> Scripted:
+        scripted = Scripted(stream, error)
+        module = ModuleType("atune.api.tuner")
+        module.tune = scripted.tune  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "atune.api.tuner", module)
+        return scripted
+
+    return install
+
+
+def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, tmp_path: Path, capsys: Any) -> None:
+    engine()
+    journal = str(tmp_path / "j.jsonl")
+    assert main(["tune", workload, "--json", "--table", "--journal", journal]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said == {
+        "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
+        "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal,
+    }  # fmt: skip
+    assert main(["replay", journal, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == said
+
+
+def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -> None:
+    engine()
+    assert main(["tune", workload]) == 0
+    out, err = capsys.readouterr()
+    assert "winner     block=1" in out and "1 ms (reference 3 ms)" in out
+    assert "4.00 times faster than the default configuration (95 % interval 4.00–4.00)" in out
+    assert "times faster than the slowest" in out and "1 × mismatch: wrong" in out
+    journal = next(line for line in out.splitlines() if line.startswith("journal")).split()[1]
+    assert Path(journal).is_file() and "/cache/atune/journals/toy-" in journal
+    assert "3/3 compiled" in err
+
+
+def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, capsys: Any) -> None:
+    engine()
+    assert main(["tune", workload, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["tune", workload, "--log-json"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [json.loads(line)["event"] for line in lines][:2] == ["run_started", "device_ready"]
+
+
+def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
+    scripted = engine()
+    options = (
+        "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
+        " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
+        " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
+        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
+    )
+    assert main(["tune", workload, *options.split()]) == 0
+    given = scripted.options
+    assert scripted.workload.origin == workload
+    assert {k: given[k] for k in ("target", "devices", "strategy", "seed", "pipeline")} == {
+        "target": "sm_90", "devices": ("1", "0"), "strategy": "random", "seed": 7, "pipeline": False,
+    }  # fmt: skip
+    assert (given["budget"].candidates, given["budget"].seconds) == (20, 120.0)
+    compiling, benchmark = given["compile"], given["benchmark"]
+    assert (compiling.group_size, compiling.workers, compiling.backend, compiling.compile_timeout_s) == (
+        1,
+        3,
+        "tvm_ffi",
+        9.5,
+    )
+    assert msgspec.structs.asdict(benchmark) | {
+        "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
+        "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
+        "n_final_limit": 60, "standby": False, "mixed_devices": True,
+    } == msgspec.structs.asdict(benchmark)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--rep 0", "--rep: must be a whole number of samples, above zero, got '0'"),
+        ("--rep 2.5", "--rep: must be a whole number"),
+        ("--warmup -1", "--warmup: must be a whole number of calls, zero or more"),
+        ("--timeout nan", "--timeout: must be a number of seconds, above zero, got 'nan'"),
+        ("--timeout inf", "--timeout"),
+        ("--warmup-ms 0", "--warmup-ms: must be a number of milliseconds, above zero, got '0'"),
+        ("--rep-ms inf", "--rep-ms"),
+        ("--n-final-limit 1.5", "--n-final-limit: must be a whole number of rounds"),
+        ("--method stopwatch", "method 'stopwatch' is unknown"),
+        ("--compile-timeout -3", "--compile-timeout"),
+        ("--group-size 0", "--group-size"),
+        ("--workers many", "--workers"),
+        ("--topk 0", "--topk"),
+        ("--n-final -1", "--n-final"),
+        ("--budget 0", "candidates must be a whole number above zero"),
+        ("--budget nans", "seconds must be a number above zero"),
+        ("--budget soon", "budget 'soon'"),
+        ("--budget 3 --topk 3", "--topk and --budget N"),
+        ("--strategy guess", "--strategy"),
+        ("--backend torch", "backend 'torch' is not supported"),
+        ("--target hip", "target 'hip' is not supported"),
+        ("--target metal", "target 'metal' is not supported"),
+        ("--target cuda --devices cpu", "target cuda does not run on device cpu"),
+        ("--target c --device 0", "target c does not run on device 0"),
+        ("--devices cpu,0", "in one run"),
+        ("--devices 0,0", "device 0 is given twice"),
+        ("--devices 0,x", "device 'x' is unknown"),
+        ("--devices 0 --device 1", "--devices and --device"),
+        ("--journal=", "path is empty"),
+        ("--pipelin", "unrecognized arguments"),
+    ],
+)
+def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any, options: str, message: str) -> None:
+    scripted = engine()
+    assert main(["tune", workload, *options.split()]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("atune: error: ") and message in err and err.count("\n") == 1 and out == ""
+    assert not scripted.options
+
+
+@pytest.mark.parametrize("argv", [[], ["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"]])
+def test_wrong_commands_and_files_give_2(argv: list[str], capsys: Any) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_engine_s_usage_error_gives_2_and_a_traceback_only_for_debug(
+    engine: Any, workload: str, capsys: Any
+) -> None:
+    engine(error=ExceptionGroup("in a task group", [TargetError("device 7 is not there")]))
+    assert main(["tune", workload, "--quiet"]) == 2
+    assert capsys.readouterr().err == "atune: error: device 7 is not there\n"
+    assert main(["tune", workload, "--quiet", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_no_winner_gives_1_with_reasons_and_still_the_object(engine: Any, workload: str, capsys: Any) -> None:
+    engine(BAD)
+    assert main(["tune", workload, "--quiet", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "2 × compile: g++ said no" in err
+    said = json.loads(out.splitlines()[-1])
+    assert said["best_config"] is None and said["failed"] == said["total"] == 3
+    assert main(["replay", said["journal"]]) == 1
+    assert "2 × compile: g++ said no" in capsys.readouterr().out
+
+
+def test_broken_machinery_gives_1_with_the_tail_of_its_words(engine: Any, workload: str, capsys: Any) -> None:
+    engine(error=WorkerError("the server did not start", "\n".join(f"line {i}" for i in range(100))))
+    assert main(["tune", workload, "--quiet"]) == 1
+    err = capsys.readouterr().err
+    assert "the server did not start" in err and "line 99" in err and "line 50" not in err
+
+
+def test_a_mistake_in_atune_is_no_traceback_either(engine: Any, workload: str, capsys: Any) -> None:
+    engine(error=ZeroDivisionError("oh"))
+    assert main(["tune", workload, "--quiet"]) == 1
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: oh" in err and "Traceback" not in err
+
+
+def test_handlers_are_put_back(engine: Any, workload: str) -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    engine()
+    assert main(["tune", workload, "--quiet"]) == 0
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_doctor_says_what_can_be_tuned(capsys: Any) -> None:
+    status = main(["doctor"])
+    text = capsys.readouterr().out
+    assert "Python" in text and "g++" in text and "target cuda" in text
+    assert main(["doctor", "--json"]) == status
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] == (status == 0) == any(c["ok"] for c in said["checks"] if c["name"].startswith("target "))
+
+
+def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "missing  g++" in out and "apt-get install g++" in out and "it lacks g++" in out
+
+
+def test_help_and_version_are_quick_and_light() -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "atune", "--help"], check=False, capture_output=True, env=ENVIRONMENT, timeout=30
+    )
+    assert done.returncode == 0 and b"doctor" in done.stdout
+    assert time.monotonic() - started < 2  # 0.1 s on an idle machine
+    code = (
+        "import sys, atune.cli.main; print([m for m in ('rich', 'structlog', 'torch', 'tilelang') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
+    assert done.stdout == b"[]\n"
+    assert main(["--version"]) == 0
+
+
+SLOW_ENGINE = """
+import sys, types, anyio
+from event_streams import Stream
+from atune.journal.writer import Journal
+module = types.ModuleType("atune.api.tuner")
+async def tune(workload, *, journal, on_event, **options):
+    with Journal.create(journal) as file:
+        for event in Stream(total=9).candidate(0, 1.0).events:
+            file.append(event)
+            on_event(event)
+        print("running", flush=True)
+        try:
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                print("cleaning", flush=True)
+                await anyio.sleep(0.4)
+                print("clean", flush=True)
+module.tune = tune
+sys.modules["atune.api.tuner"] = module
+from atune.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
+    number: signal.Signals, workload: str, tmp_path: Path
+) -> None:
+    journal = str(tmp_path / "j.jsonl")
+    command = [sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--json", "--quiet", "--journal", journal]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "running\n"
+        started = time.monotonic()
+        process.send_signal(number)
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+    assert process.returncode == 130 and time.monotonic() - started < 2
+    assert out.startswith("clean\n")
+    said = json.loads(out.splitlines()[-1])
+    assert (said["measured"], said["remaining"], said["best_config"], said["journal"]) == (1, 8, {"block": 0}, journal)
+    assert err == f"atune: interrupted; 1 measured are kept in {journal}; atune resume {journal} goes on\n"
+
+
+def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:
+    """Sent after 0, 5, 10 … ms from the moment that the program looks for the command line's module."""
+    announce = """
+class Announce:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "atune.cli.main":
+            print("loading", flush=True)
+
+sys.meta_path.insert(0, Announce)
+import runpy
+runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
+    code = SLOW_ENGINE.replace("from atune.cli.main import main\nsys.exit(main())", announce)
+    assert code != SLOW_ENGINE
+    code = "import sys\nsys.stdout.reconfigure(line_buffering=True)\n" + code
+    for step in range(12):
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "tune",
+            workload,
+            "--quiet",
+            "--journal",
+            str(tmp_path / f"{step}.jsonl"),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            time.sleep(step * 0.005)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=10)
+        assert process.returncode == 130, (step, err)
+        assert "Traceback" not in err and "interrupted" in err
+
+
+def test_a_reader_that_leaves_is_no_error(engine: Any, workload: str, tmp_path: Path) -> None:
+    engine()
+    journal = tmp_path / "j"
+    assert main(["tune", workload, "--quiet", "--journal", str(journal)]) == 0
+    command = f"{sys.executable} -m atune replay {journal} --table | true"
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
+    assert done.stderr == b""

@@ -1,0 +1,522 @@
+"""The drop-in for tilelang's autotuner: its names and parameters, its warnings, its files on disk, its decorator."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from guide_kernels import doubled, few_blocks, scaled
+from tilelang.autotuner import capture, param, tuner
+
+import atune
+import atune.compat.tilelang as compat
+from atune.compat.tilelang import (
+    ArgumentError,
+    AutoTuner,
+    AutotuneResult,
+    CompatWarning,
+    CompileArgs,
+    autotune,
+    environment,
+    get_autotune_inputs,
+    set_autotune_inputs,
+)
+from atune.compat.tilelang.arguments import ProfileArgs
+from atune.compat.tilelang.notices import forget_warnings
+from atune.compat.tilelang.plan import RunArgs, plan
+from atune.model.device import Target
+from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.system.cores import usable_cores
+from atune.system.paths import artifacts_folder
+
+pytestmark = pytest.mark.timeout(170)
+ON_CPU = CompileArgs(target="c", execution_backend="cython")
+BLOCKS = [{"block": 16}, {"block": 32}]
+
+
+@pytest.fixture(autouse=True)
+def all_warnings() -> None:
+    forget_warnings()
+
+
+def cpu_tuner(kernel: Any = scaled, configs: Any = BLOCKS, **profile: Any) -> AutoTuner:
+    made = AutoTuner.from_kernel(kernel, configs=configs).set_compile_args(out_idx=[-1], target="c")
+    made.set_profile_args(**{"warmup": 1, "rep": 5, **profile})
+    if kernel is scaled:
+        made.set_kernel_parameters(((64,), ()), inspect.signature(scaled).parameters)
+    return made
+
+
+# ---- names and parameters
+
+
+def names(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (autotune, tuner.autotune),
+        (AutoTuner.__init__, tuner.AutoTuner.__init__),
+        (AutoTuner.from_kernel, tuner.AutoTuner.from_kernel),
+        (AutoTuner.set_compile_args, tuner.AutoTuner.set_compile_args),
+        (AutoTuner.set_profile_args, tuner.AutoTuner.set_profile_args),
+        (AutoTuner.set_kernel_parameters, tuner.AutoTuner.set_kernel_parameters),
+        (AutoTuner.run, tuner.AutoTuner.run),
+        (AutotuneResult.save_to_disk, param.AutotuneResult.save_to_disk),
+        (AutotuneResult.load_from_disk, param.AutotuneResult.load_from_disk),
+        (set_autotune_inputs, capture.set_autotune_inputs),
+        (get_autotune_inputs, capture.get_autotune_inputs),
+    ],
+    ids=lambda function: function.__qualname__,
+)
+def test_functions_take_what_tilelangs_take_in_their_order(ours: Any, theirs: Any) -> None:
+    assert names(ours)[: len(names(theirs))] == names(theirs)
+
+
+@pytest.mark.parametrize("name", ["CompileArgs", "ProfileArgs", "AutotuneResult"])
+def test_records_have_tilelangs_fields(name: str) -> None:
+    ours, theirs = getattr(compat, name), getattr(param, name)
+    fields = {field.name: field.default for field in dataclasses.fields(ours)}
+    differ = {"cache_input_tensors", "supply_type"}  # None: the engine's choice; "auto" is TensorSupplyType.Auto
+    for field in dataclasses.fields(theirs):
+        assert field.name in fields
+        assert fields[field.name] == field.default or field.name in differ
+    assert ours() == ours() and hash(ours()) == hash(ours()) if name != "AutotuneResult" else True
+
+
+def test_arguments_hash_alike_in_every_process() -> None:
+    args = "CompileArgs(out_idx=[-1], pass_configs={'b': 1, 'a': [2]}), ProfileArgs(rep=3, ref_prog=print)"
+    code = f"from atune.compat.tilelang import CompileArgs, ProfileArgs; print(*map(hash, ({args})))"
+    answers = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)}
+    assert len(answers) == 1 and len(answers.pop().split()) == 2
+    assert hash(ProfileArgs(rep=3)) != hash(ProfileArgs(rep=4))
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, atune.compat.tilelang; print([m for m in ('tilelang', 'torch', 'tvm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ---- what means something else here
+
+
+@pytest.mark.parametrize(
+    ("compile_args", "run", "message"),
+    [
+        ({}, {"early_stop_factor": 3.0}, "early_stop_factor: has no effect: a candidate 1.5 times slower"),
+        ({"target_host": "llvm"}, {}, "target_host: is not used: the host code is built for this machine"),
+        ({"execution_backend": "nvrtc"}, {}, "execution_backend='nvrtc': is not used for target cuda: tvm_ffi is"),
+        ({"execution_backend": "cython"}, {}, "execution_backend='cython': is not used for target cuda: tvm_ffi is"),
+        ({}, {"group_compile_size": 8}, "group_compile_size: has an effect only with enable_grouped_compile=True"),
+        ({}, {"benchmark_devices": [0]}, "benchmark_devices: has an effect only with benchmark_multi_gpu=True"),
+        ({"target": "c"}, {"benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),
+    ],
+)
+def test_what_has_no_meaning_here_warns_once_and_says_what_happens(
+    compile_args: dict[str, Any], run: dict[str, Any], message: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    args = CompileArgs(**{"target": "sm_90a", **compile_args})
+    with pytest.warns(CompatWarning, match=message):
+        first = plan(args, None, RunArgs(**run))
+    recwarn.clear()
+    assert plan(args, None, RunArgs(**run)) == first
+    assert not [w for w in recwarn if issubclass(w.category, CompatWarning)]
+
+
+def test_what_means_the_same_warns_of_nothing() -> None:
+    run = RunArgs(10, 20, 30, True, True, 4, [0, 1], True, True, 2.0)
+    asked = plan(CompileArgs(target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi"), None, run)
+    benchmark = asked.benchmark
+    assert (benchmark.n_warmup, benchmark.n_repeat, benchmark.benchmark_timeout_s) == (10, 20, 30)
+    assert asked.pipeline and benchmark.adaptive and asked.compile.group_size == 4
+    assert asked.target == "sm_90a" and asked.devices == ["0", "1"]
+    off = plan(
+        CompileArgs(target="c"), ProfileArgs(backend="event", cache_input_tensors=False), RunArgs(early_stop=False)
+    )
+    assert not off.benchmark.adaptive and not off.benchmark.cache_inputs and off.benchmark.method == "auto"
+    for backend, method in (("cudagraph", "cuda_graph"), ("cupti", "cupti")):
+        assert plan(CompileArgs(target="sm_90a"), ProfileArgs(backend=backend), RunArgs()).benchmark.method == method
+    assert plan(CompileArgs(target="sm_90a"), None, RunArgs(enable_grouped_compile=False)).compile.group_size == 1
+
+
+def test_mistakes_are_value_errors_too() -> None:
+    args = CompileArgs(target="c")
+    with pytest.raises(ValueError, match=r"early_stop_factor must be >= 1.0, got 0.5"):
+        plan(args, None, RunArgs(early_stop=True, early_stop_factor=0.5))
+    with pytest.raises(ValueError, match="group_compile_size must be a whole number above zero, got 0"):
+        plan(args, None, RunArgs(enable_grouped_compile=True, group_compile_size=0))
+    with pytest.raises(ArgumentError, match=r"autotune needs its configs: write @autotune\(configs=...\)"):
+        autotune(scaled, configs=BLOCKS)
+    with pytest.raises(ArgumentError, match=r"@autotune goes above @tilelang.jit, over a kernel function"):
+        autotune(configs=BLOCKS)(scaled)
+
+
+# ---- environment variables
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"CPU_COUNTS": "1"}, 1),
+        ({"CPU_COUNTS": "100000"}, len(usable_cores())),
+        ({"CPU_COUNTS": "-1", "CPU_UTILITIES": "0.01"}, 1),
+        ({"CPU_UTILITIES": "1.0"}, len(usable_cores())),
+        ({"CPU_COUNTS": "100000", "MAX_CPU_COUNT": "1"}, 1),
+        ({"MAX_CPU_COUNT": "1"}, 1),
+    ],
+)
+def test_cpu_variables_set_the_number_of_compile_processes(
+    variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
+    assert plan(CompileArgs(target="c"), None, RunArgs()).compile.workers == expected
+
+
+def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELANG_COMPILE_TIMEOUT_SECONDS", "7")
+    assert plan(CompileArgs(target="c"), None, RunArgs()).compile.compile_timeout_s == 7
+    monkeypatch.setenv("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_80"}')
+    monkeypatch.setenv("TILELANG_EXECUTION_BACKEND", "tvm_ffi")
+    monkeypatch.setenv("TILELANG_VERBOSE", "1")
+    args = AutoTuner(scaled, BLOCKS).set_compile_args().compile_args
+    assert (args.target, args.execution_backend, args.verbose) == ({"kind": "cuda", "arch": "sm_80"}, "tvm_ffi", True)
+    monkeypatch.setenv("TILELANG_AUTO_TUNING_CPU_COUNTS", "many")
+    with pytest.raises(ArgumentError, match="TILELANG_AUTO_TUNING_CPU_COUNTS must be a number, and is 'many'"):
+        plan(CompileArgs(target="c"), None, RunArgs())
+
+
+# ---- given inputs
+
+
+def test_given_inputs_nest_and_belong_to_their_thread() -> None:
+    seen: list[Any] = []
+    with set_autotune_inputs(1, 2):
+        with set_autotune_inputs([3]):
+            assert get_autotune_inputs() == [3]
+            other = threading.Thread(target=lambda: seen.append(get_autotune_inputs()))
+            other.start()
+            other.join()
+        assert get_autotune_inputs() == [1, 2]
+        with capture.set_autotune_inputs(4):  # an outer block of ours goes before one of tilelang's
+            assert get_autotune_inputs() == [1, 2]
+    with capture.set_autotune_inputs(4):
+        assert get_autotune_inputs() == [4]
+    assert seen == [None] and get_autotune_inputs() is None
+
+
+def test_tensors_travel_in_a_file_that_does_not_outlive_the_tuning(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    A = torch.randn(64)
+    weight = torch.full((64,), 2.0)
+    with set_autotune_inputs(A):
+        found = cpu_tuner(ref_prog=lambda x: x * weight).run()
+    assert found.tuning.failed == 0 and torch.equal(A, A.clone())
+    gc.collect()  # what is in a cycle with the run's event loop goes when Python next looks for cycles
+    assert not list(tmp_path.glob("atune-inputs-*"))
+
+
+def test_the_winner_is_the_same_in_a_list_of_another_order() -> None:
+    def slow_and_fast(rows: Any) -> Any:
+        return scaled(64 * (64 if rows is Ellipsis else 1))  # values that are no data
+
+    configs = [{"rows": ...}, {"rows": 1}]
+    first = cpu_tuner(slow_and_fast, configs, skip_check=True).run()
+    again = cpu_tuner(slow_and_fast, configs[::-1], skip_check=True).run()
+    assert first.config == again.config == {"rows": 1}
+
+
+# ---- on disk
+
+
+def tilelangs_result(kernel: Any) -> Any:
+    config = {"block": 16}
+    return param.AutotuneResult(0.5, config, 1.5, kernel.get_kernel_source(), kernel.prim_func, kernel)
+
+
+def test_folders_go_both_ways(tmp_path: Path) -> None:
+    A = torch.randn(64)
+    ours = cpu_tuner(ref_prog=doubled).run()
+    ours.save_to_disk(tmp_path / "ours")
+    read = param.AutotuneResult.load_from_disk(
+        tmp_path / "ours", param.CompileArgs(target="c", execution_backend="cython")
+    )
+    assert (read.config, read.latency, read.ref_latency) == (ours.config, ours.latency, ours.ref_latency)
+    assert torch.equal(read.kernel(A), A * 2)
+    assert json.loads((tmp_path / "ours" / "out_idx.json").read_text()) == {"out_idx": [-1]}
+
+    kernel = tilelang.compile(scaled(64), out_idx=[-1], target="c", execution_backend="cython")
+    tilelangs_result(kernel).save_to_disk(tmp_path / "cache" / "theirs")
+    with_outputs = dataclasses.replace(ON_CPU, out_idx=[-1])
+    found = AutotuneResult.load_from_disk(tmp_path / "cache" / "theirs", with_outputs)
+    assert found is not None
+    assert (found.config, found.latency, found.ref_latency, found.out_idx) == ({"block": 16}, 0.5, 1.5, (-1,))
+    assert torch.equal(found.kernel(A), A * 2) and found.kernel.latency == 0.5
+    (tmp_path / "cache" / "theirs" / "out_idx.json").unlink()  # as older versions left it
+    older = AutotuneResult.load_from_disk(str(tmp_path / "cache" / "theirs"), with_outputs)
+    assert older is not None and torch.equal(older.kernel(A), A * 2)
+    assert AutotuneResult.load_from_disk(tmp_path / "nowhere", ON_CPU) is None
+
+
+def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "best"
+    for block in (16, 32):
+        cpu_tuner(configs=[{"block": block}]).run().save_to_disk(folder)
+        assert json.loads((folder / "best_config.json").read_text()) == {"block": block}
+        assert [file.name for file in folder.parent.iterdir()] == ["best"]
+        assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_a_cuda_winner_is_saved_out_of_the_library_that_it_shares(tmp_path: Path) -> None:
+    """tilelang's loader would take such a library's first member. Compiled for sm_90a, and not run."""
+    before = set(artifacts_folder().glob("*.so"))
+    configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
+    arguments = {"n": 1 << 20, "factor": 2.0}
+    settings = atune.CompileSettings(group_size=3)
+    last = atune.compile_all(few_blocks, configs, arguments=arguments, target="sm_90a", compile=settings)[-1].artifact
+    [library] = set(artifacts_folder().glob("*.so")) - before
+    shared = msgspec.structs.replace(last, path=str(library))
+    kernel = jit_kernel(few_blocks, arguments, configs[-1], target=Target("cuda", "sm_90a"), artifact=shared)
+    assert last.symbol in kernel.get_kernel_source()
+    AutotuneResult(0.1, configs[-1], None, "", kernel.prim_func, kernel).save_to_disk(tmp_path / "saved")
+    assert b"atune_kernel_" in library.read_bytes()
+    assert b"atune_kernel_" not in (tmp_path / "saved" / "executable.so").read_bytes()
+    target = {"kind": "cuda", "arch": "sm_90a"}
+    theirs = param.AutotuneResult.load_from_disk(tmp_path / "saved", param.CompileArgs(target=target))
+    assert theirs.config == configs[-1] and isinstance(theirs.kernel, tilelang.JITKernel)
+
+
+# ---- the decorator
+
+
+@autotune(configs=BLOCKS, warmup=1, rep=5)
+@tilelang.jit(target="c", execution_backend="cython")
+def eager(A, factor: float = 2.0, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * factor
+    return B
+
+
+@autotune(configs=BLOCKS, warmup=1, rep=5)
+@tilelang.jit(target="c", execution_backend="cython")
+def eager_in_place(A, B, block: int = 16):
+    n = T.dynamic("n")
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] * 2.0
+
+
+def test_eager_kernels_run_and_compile() -> None:
+    A = torch.randn(64)
+    assert torch.equal(eager(A), A * 2)
+    assert torch.equal(eager(A, factor=3.0), A * 3)
+    known = len(eager.results)
+    assert torch.equal(eager(torch.ones(64)), torch.full((64,), 2.0)) and len(eager.results) == known
+    kernel = eager.compile(n=128, factor=4.0)
+    assert isinstance(kernel, tilelang.JITKernel) and kernel.config in BLOCKS
+    A = torch.randn(128)
+    assert torch.equal(kernel(A), A * 4)
+    assert torch.equal(eager.compile(A)(A), A * 2)
+
+
+def test_eager_kernels_with_symbolic_dimensions_are_tuned_on_given_inputs_on_both_paths() -> None:
+    A, B = torch.randn(64), torch.zeros(64)
+    with set_autotune_inputs([A, B]):
+        eager_in_place(A, B)
+        kernel = eager_in_place.compile(A, B)
+    assert torch.equal(B, A * 2)
+    A, B = torch.randn(320), torch.zeros(320)
+    kernel(A, B)
+    assert torch.equal(B, A * 2)
+
+
+def made(counted: list[int], **options: Any) -> Any:
+    def configs(n: int, factor: float = 2.0) -> list[dict[str, Any]]:
+        counted.append(n)
+        return BLOCKS
+
+    jit = tilelang.jit(out_idx=[-1], target="c", execution_backend="cython")(scaled)
+    return autotune(configs=configs, warmup=1, rep=5, **options)(jit)
+
+
+def test_one_form_of_arguments_and_configurations_are_asked_anew_for_each_problem() -> None:
+    asked: list[int] = []
+    kernel = made(asked)
+    first = kernel(64, 2.0)
+    assert kernel(64, factor=2.0) is first and kernel(factor=2.0, n=64) is first
+    assert kernel(64, 3.0) is not first and kernel(128, 2.0) is not first
+    assert asked == [64, 64, 128]
+    with pytest.raises(ArgumentError, match="scaled: "):
+        kernel(64, 2.0, 16, None, "too many")
+
+
+def test_do_not_specialize() -> None:
+    asked: list[int] = []
+    kernel = made(asked, do_not_specialize=["factor"])
+    assert kernel(64, 2.0) is kernel(64, 3.0) and asked == [64]
+
+
+def test_threads_that_want_the_same_wait_for_one_tuning() -> None:
+    asked: list[int] = []
+    kernel = made(asked)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(kernel(96))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4 and len({id(one) for one in found}) == 1 and asked == [96]
+
+
+def test_a_program_that_cannot_be_edited_gets_atune_by_install(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import tilelang, torch\n"
+        "import tilelang.language as T\n"
+        "from tilelang.autotuner import AutoTuner, autotune, set_autotune_inputs\n"
+        "from tilelang.autotuner.param import AutotuneResult, CompileArgs\n"
+        "@tilelang.autotune(configs=[{'block': 16}, {'block': 32}], warmup=1, rep=5)\n"
+        "@tilelang.jit(out_idx=[-1], target='c', execution_backend='cython')\n"
+        "def scaled(n, block=16):\n"
+        "    @T.prim_func\n"
+        "    def main(A: T.Tensor((n,), 'float32'), B: T.Tensor((n,), 'float32')):\n"
+        "        with T.Kernel(T.ceildiv(n, block)) as bx:\n"
+        "            for i in T.serial(block):\n"
+        "                B[bx * block + i] = A[bx * block + i] * 2.0\n"
+        "    return main\n"
+        "A = torch.randn(64)\n"
+        "with set_autotune_inputs(A):\n"
+        "    kernel = scaled(64)\n"
+        "assert torch.equal(kernel(A), A * 2) and kernel.latency > 0\n"
+        "tuner = AutoTuner.from_kernel(scaled.jit_impl, [{'block': 64}])\n"
+        "tuner.set_kernel_parameters(((64,), {}), {})\n"
+        "tuner.run().save_to_disk('saved')\n"
+        "found = AutotuneResult.load_from_disk('saved', CompileArgs(target='c', execution_backend='cython'))\n"
+        "assert torch.equal(found.kernel(A), A * 2)\n"
+        "print(AutoTuner.__module__, kernel.config)\n"
+    )
+    code = "import runpy, atune.compat.tilelang as c; c.install(); runpy.run_path('program.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("atune.compat.tilelang.autotuner {'block': ")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["program.py", "saved"]  # and no autotuner.log
+
+
+def test_uninstall_puts_everything_back() -> None:
+    before = {(place, name): getattr(sys.modules[place], name) for place, name in everywhere()}
+    compat.install()
+    compat.install()  # twice does no harm
+    try:
+        for place, name in everywhere():
+            assert getattr(sys.modules[place], name) is getattr(compat, name)
+    finally:
+        compat.uninstall()
+    assert {(place, name): getattr(sys.modules[place], name) for place, name in everywhere()} == before
+
+
+def everywhere() -> list[tuple[str, str]]:
+    from atune.compat.tilelang.installing import NAMES
+
+    return [(place, name) for name, places in NAMES.items() for place in places]
+
+
+# ---- the page about it
+
+
+def first_column(heading: str) -> set[str]:
+    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+    text = page[page.index(heading) :].split("\n#", 1)[0]
+    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+    return {name for row in rows for name in row.split("`")[1::2]}
+
+
+def test_the_migration_page_has_every_parameter_and_variable() -> None:
+    taken = {
+        name
+        for function in (tuner.autotune, tuner.AutoTuner.run, tuner.AutoTuner.set_profile_args)
+        for name in names(function)
+    }
+    taken |= set(names(tuner.AutoTuner.set_compile_args))
+    assert first_column("### What each parameter does here") == taken - {"self", "func"}
+    assert environment.__doc__ is not None
+    rows = [row.split("|")[1] for row in environment.__doc__.splitlines() if row.startswith("| `")]
+    assert first_column("### Environment variables") == {name for row in rows for name in row.split("`")[1::2]}
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("out_idx", [None, [-1]], ids=["outputs given", "outputs returned"])
+def test_winners_of_shared_libraries_each_compute_their_own_in_one_process(out_idx: Any) -> None:
+    """Three tunings, whose winners stand beside others in their libraries and are not the first there."""
+    n, winners = 1 << 20, []
+    configs = [{"blocks": 1}, {"blocks": 4}, {"blocks": 1024}]
+    for factor in (2.0, 3.0, 5.0):
+        made = AutoTuner(few_blocks, configs).set_compile_args(out_idx=out_idx, target="cuda")
+        made.set_profile_args(warmup=1, rep=10, ref_prog=_one(factor) if out_idx else _into(factor))
+        made.set_kernel_parameters(((n, factor), {}))
+        found = made.run(enable_grouped_compile=True, group_compile_size=3)
+        assert found.config == configs[-1] and found.tuning.measured == 3
+        library = Path(found.tuning.artifact.path)
+        assert len(list(library.parent.glob(f"{library.stem}.*.source"))) == 3
+        winners.append((factor, found.kernel))
+    A = torch.randn(n, device="cuda")
+    for factor, kernel in [*winners, *reversed(winners)]:
+        if out_idx:
+            B = kernel(A)
+        else:
+            B = torch.zeros_like(A)
+            kernel(A, B)
+        assert torch.equal(B, A * factor)
+
+
+def _one(factor: float) -> Any:
+    return lambda A: A * factor
+
+
+def _into(factor: float) -> Any:
+    def reference(A: torch.Tensor, B: torch.Tensor) -> None:
+        B.copy_(A * factor)
+
+    return reference
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(170)
+def test_a_winner_of_a_shared_library_is_saved_alone(tmp_path: Path) -> None:
+    configs = [{"blocks": 1}, {"blocks": 64}]
+    made = AutoTuner(few_blocks, configs).set_compile_args(out_idx=None, target="cuda")
+    made.set_profile_args(warmup=1, rep=10, ref_prog=_into(2.0))
+    made.set_kernel_parameters(((1 << 16, 2.0), {}))
+    made.run(enable_grouped_compile=True).save_to_disk(tmp_path / "saved")
+    theirs = param.AutotuneResult.load_from_disk(tmp_path / "saved", param.CompileArgs(target="cuda"))
+    A = torch.randn(1 << 16, device="cuda")
+    B = torch.zeros_like(A)
+    theirs.kernel(A, B)
+    assert torch.equal(B, A * 2)

@@ -1,0 +1,106 @@
+"""examples/compat: one import line is another, each compiles for sm_90a, and on a GPU each runs; bench/compat.py."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import compat as bench
+import pytest
+import tilelang
+
+import atune
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "compat"
+pytestmark = pytest.mark.timeout(180)
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+
+
+def loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"compat_example_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def configs_of(module: ModuleType) -> tuple[Any, list[dict[str, Any]]]:
+    [tuned] = [value for value in vars(module).values() if hasattr(value, "jit_impl")]
+    configs = tuned.configs(*module.arguments()) if callable(tuned.configs) else tuned.configs
+    return tuned, list(configs)
+
+
+@pytest.mark.parametrize("name", bench.EXAMPLES)
+def test_one_line_makes_it_tilelangs(name: str, tmp_path: Path) -> None:
+    ours = (EXAMPLES / f"{name}.py").read_text()
+    theirs = bench.for_tilelang(ours)
+    changed = [line for line in difflib.ndiff(ours.splitlines(), theirs.splitlines()) if line[:2] in ("- ", "+ ")]
+    assert len(changed) == 2 and changed[0].startswith("- from atune.compat.tilelang import ")
+    assert changed[1].startswith("+ from tilelang.autotuner import ")
+    file = tmp_path / f"{name}_theirs.py"
+    file.write_text(theirs)
+    tuned, configs = configs_of(loaded(file))
+    assert type(tuned) is tilelang.autotuner.tuner.AutoTuneImpl
+    tuned, mine = configs_of(loaded(EXAMPLES / f"{name}.py"))
+    assert type(tuned).__module__ == "atune.compat.tilelang.decorator" and mine == configs and 6 <= len(configs) <= 16
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("name", bench.EXAMPLES)
+def test_examples_compile(name: str) -> None:
+    module = loaded(EXAMPLES / f"{name}.py")
+    tuned, configs = configs_of(module)
+    tuner = tuned._tuner(module.arguments(), {})
+    work = tuner.workload(configs, tuner._arguments())
+    kernels = atune.compile_all(
+        work.kernel, [configs[0], configs[-1]], arguments=work.arguments, out_idx=work.out_idx, target="sm_90a"
+    )
+    assert [kernel.config for kernel in kernels] == [configs[0], configs[-1]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", bench.EXAMPLES)
+def test_examples_run_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Each compares the tuned kernel's output with its reference, and prints both latencies."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),
+        capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert " ms with {" in done.stdout.splitlines()[-1]
+
+
+def test_the_benchmark_s_own_way_on_the_cpu(tmp_path: Path) -> None:
+    """tilelang's tuner does not run without a GPU, so it is atune alone here: tuned, checked and timed again."""
+    command = [sys.executable, str(ROOT / "bench" / "compat.py"), "--examples", str(ROOT / "tests" / "compat_scale.py")]
+    command += ["--tuners", "atune", "--rounds", "20", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads((tmp_path / "out" / "compat.json").read_text())["rows"]
+    assert row["correct"] is True and row["config"]["block"] in (8, 64) and 0 < row["result_s"] <= row["wall_s"]
+    assert row["retimed"]["samples_us"] and not row["error"]
+    assert "| compat_scale | atune |" in (tmp_path / "out" / "compat.md").read_text()
+
+
+def test_the_benchmark_names_mistakes() -> None:
+    for options, message in (
+        (["--examples", "nothing"], "--examples: 'nothing' is none of gemm, softmax"),
+        (["--tuners", "other"], "--tuners: 'other' is unknown; there are tilelang, atune"),
+    ):
+        command = [sys.executable, str(ROOT / "bench" / "compat.py"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and message in done.stderr

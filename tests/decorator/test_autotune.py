@@ -1,0 +1,430 @@
+"""`@atune.autotune` above `@tilelang.jit`, tuning and running for real on the CPU; the same on a GPU."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from decorated import TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any
+
+import atune
+from atune.api import cached_tune as cached
+from atune.decorator.autotuned import Autotuned
+from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.storage.result_cache import ResultCache
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Callable[..., Any]:
+    """Decorate with a small tuning and a result cache of the test's own."""
+
+    def decorate(kernel: Any, space: Any = None, **options: Any) -> Any:
+        space = {"block": [16, 64]} if space is None else space
+        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
+
+    return decorate
+
+
+def plus_one(A: torch.Tensor) -> torch.Tensor:
+    return A + 1
+
+
+def forbid_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("this would tune")
+
+    monkeypatch.setattr(cached, "tune", refuse)
+
+
+def test_lazy_kernels_come_back_compiled(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call with a new key tunes, later ones give the same object, however the arguments are written."""
+    kernel = tuned(scale_jit, reference=doubled, hints={"factor": 2})
+    found = kernel(256)
+    assert isinstance(found, tilelang.JITKernel)
+    assert found.config["block"] in (16, 64) and found.latency > 0 and found.ref_latency > 0
+    A = torch.randn(256)
+    assert torch.equal(found(A), doubled(A))
+    forbid_tuning(monkeypatch)
+    assert kernel(256) is found and kernel(n=256) is found and kernel.compile(256) is found
+    assert kernel.best_config(256) == found.config
+    assert kernel.__name__ == "scale" and "A * factor" in kernel.__doc__
+
+
+def test_eager_kernels_run(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dimensions are read off the tensors, and outputs are returned; a call with keywords is the same call."""
+    kernel = tuned(shift, reference=plus_one)
+    A = torch.randn(256)
+    before = A.clone()
+    assert torch.equal(kernel(A), A + 1)
+    assert torch.equal(A, before)
+    result = kernel.tune(A)
+    assert result.cache_hit and result.measured == 2 and not result.failed  # checked against the reference
+    forbid_tuning(monkeypatch)
+    B = torch.randn(256)
+    assert torch.equal(kernel(B), B + 1) and torch.equal(kernel(A=B), B + 1) and torch.equal(kernel(B, 1), B + 1)
+    compiled = kernel.compile(n=256)
+    assert torch.equal(compiled(B), B + 1) and kernel.compile(B) is compiled
+
+
+def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
+    kernel = tuned(add, reference=torch.add)
+    A, B, C = torch.randn(8, 16), torch.randn(8, 16), torch.full((8, 16), 7.0)
+    kernel(A, B, C)
+    assert torch.equal(C, A + B)
+    half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
+    kernel(*half, dtype=T.float64)
+    assert torch.equal(half[2], half[0] + half[1])
+    assert len(kernel._turns.known) == 2
+
+
+def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
+    kernel = tuned(shift, reference=doubled)
+    with pytest.raises(NoWinner, match="mismatch"):
+        kernel(torch.randn(64))
+    with pytest.raises(NoWinner, match="mismatch"):
+        kernel(torch.randn(64))
+
+
+def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One compiled kernel takes any size; by default each size is tuned for, on inputs of that size."""
+    kernel = tuned(shift_any, reference=plus_one, do_not_specialize="m")
+    sized = tuned(shift_any, reference=plus_one)
+    A = torch.randn(256)
+    assert torch.equal(kernel(A), A + 1)
+    forbid_tuning(monkeypatch)
+    longer = torch.randn(500)
+    assert torch.equal(kernel(longer), longer + 1)
+    assert kernel.compile(A) is kernel.compile(longer)
+    with pytest.raises(AssertionError, match="this would tune"):
+        sized(longer)
+    with pytest.raises(UsageError, match="dimension 'm' is symbolic"):
+        sized.compile()
+
+
+def product(A: torch.Tensor, by: int) -> torch.Tensor:
+    return A * by
+
+
+def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of the key: one kernel, one tuning, one look-up for all values."""
+    kernel = tuned(multiply, reference=product)
+    A = torch.arange(64, dtype=torch.int32)
+    assert torch.equal(kernel(A, 3), A * 3)
+    forbid_tuning(monkeypatch)
+    assert torch.equal(kernel(A, 5), A * 5) and torch.equal(kernel(A, by=7), A * 7)
+    assert len(kernel._entries) == 2
+    with pytest.raises(UsageError, match="given at run time"):
+        tuned(multiply).compile(n=64)
+
+
+def test_a_library_that_is_gone_is_compiled_again(tuned: Any) -> None:
+    import shutil
+
+    from atune.system.paths import artifacts_folder
+
+    A = torch.randn(128)
+    assert torch.equal(tuned(shift, reference=plus_one)(A), A + 1)
+    shutil.rmtree(artifacts_folder())
+    kernel = tuned(shift, reference=plus_one)
+    assert torch.equal(kernel(A), A + 1)
+    assert kernel.tune(A).cache_hit and kernel.tune(A).artifact is None
+
+
+def test_symbolic_dimensions_by_name(tuned: Any) -> None:
+    """An explicit variable among the arguments, on the lazy and on the eager path."""
+    kernel = tuned(scale_jit, reference=doubled, hints={"factor": 2}, symbols={"n": 128})
+    found = kernel(T.dynamic("n"))
+    for n in (64, 512):
+        A = torch.randn(n)
+        assert torch.equal(found(A), doubled(A))
+    assert kernel(T.dynamic("n")) is found
+    eager = tuned(shift, reference=plus_one, symbols={"n": 128}).compile(n=T.dynamic("n"))
+    A = torch.randn(192)
+    assert torch.equal(eager(A), A + 1)
+    with pytest.raises(UsageError, match=r"symbols=\{…\}"):
+        tuned(scale_jit, hints={"factor": 2})(T.dynamic("n"))
+
+
+def test_tunables_given_by_the_caller_skip_tuning(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid_tuning(monkeypatch)
+    lazy, eager = tuned(scale_jit), tuned(shift)
+    A = torch.randn(64)
+    assert torch.equal(lazy(64, 2, block=32)(A), A * 2) and torch.equal(lazy(64, 2, 32)(A), A * 2)
+    assert torch.equal(eager(A, 3, block=8), A + 3) and torch.equal(eager(A, 3, block=8), A + 3)
+    assert torch.equal(eager.compile(A, block=8)(A), A + 1)
+    for ask in (lazy.tune, lazy.best_config):
+        with pytest.raises(UsageError, match="'block' is given"):
+            ask(64, block=16)
+
+
+def test_what_was_called_before_does_not_travel(tuned: Any) -> None:
+    """tilelang keeps compiled kernels in the function under the decorator; they are not sent to the workers."""
+
+    @tilelang.jit(target="c", execution_backend="cython", out_idx=[-1])
+    def kernel(n, factor=1, block=16):
+        return scale(n, factor, block)
+
+    tuning = tuned(kernel, reference=doubled, hints={"factor": 2})
+    A = torch.randn(64)
+    assert torch.equal(tuning(64, block=8)(A), A)
+    assert torch.equal(tuning(64)(A), doubled(A))
+
+
+def test_launch_arguments_apart_from_those_of_tuning(tuned: Any) -> None:
+    """Tuning gets the scratch tensors that `tune_on` gives; the kernel is launched with the call's own."""
+    kernel = tuned(shift, reference=plus_one, tune_on=lambda A: {"A": A[:64].contiguous()})
+    A = torch.randn(256)
+    assert torch.equal(kernel(A), A + 1)
+    assert kernel.tune(A).header.arguments["n"] == 64
+    with pytest.raises(UsageError, match="tune_on must return arguments by name"):
+        tuned(shift, tune_on=lambda A: A)(A)
+
+
+def ones(A: torch.Tensor) -> None:
+    A.fill_(1.0)
+
+
+def all_ones(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    return bool((inputs[0] == 1).all()) and bool((outputs[0] == 2).all())
+
+
+def same_as_call(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    return torch.equal(inputs[0], torch.arange(64.0)) and torch.equal(outputs[0], inputs[0] + 1)
+
+
+def test_setup_and_verify(tuned: Any) -> None:
+    result = tuned(shift, setup=ones, verify=all_ones).tune(torch.randn(64))
+    assert result.measured == 2
+    with pytest.raises(NoWinner, match="mismatch"):
+        tuned(shift, verify=all_ones).tune(torch.randn(64))
+
+
+def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
+    assert tuned(shift, inputs="call", verify=same_as_call).tune(torch.arange(64.0)).measured == 2
+    with pytest.raises(UsageError, match="there are none"):
+        tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
+
+
+def raises(A: torch.Tensor) -> None:
+    raise RuntimeError("no such luck")
+
+
+def test_a_setup_that_raises_is_named(tuned: Any) -> None:
+    with pytest.raises(WorkloadError, match="setup raised RuntimeError: no such luck"):
+        tuned(shift, setup=raises).tune(torch.randn(64))
+
+
+def test_a_configuration_that_cannot_be_traced_costs_itself_alone(tuned: Any) -> None:
+    """The first configuration is no more guarded than the others, though dimensions are found out with one."""
+    kernel = tuned(shift, [{"block": "wrong"}, {"block": 16}], reference=plus_one)
+    A = torch.randn(64)
+    assert torch.equal(kernel(A), A + 1)
+    assert kernel.tune(A).failed == 1
+
+
+def test_a_plain_function_is_tuned_too(tuned: Any) -> None:
+    kernel = tuned(scale, {"block": [16], "factor": [2]}, reference=doubled, target="c", out_idx=[-1])
+    A = torch.randn(64)
+    assert torch.equal(kernel(64)(A), doubled(A))
+
+
+def test_threads_that_call_at_once(tuned: Any) -> None:
+    """Each gets its own right result; one of them tunes, and one kernel is compiled."""
+    kernel = tuned(shift, reference=plus_one)
+    inputs = [torch.randn(96) for _ in range(6)]
+    outputs: dict[int, torch.Tensor] = {}
+
+    def call(i: int) -> None:
+        outputs[i] = kernel(inputs[i])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
+    assert len(kernel._turns.known) == 1 and len(kernel._kernels) == 1
+
+
+def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
+    """As in a notebook."""
+    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
+
+    async def main() -> None:
+        A = torch.randn(64)
+        assert torch.equal(kernel(A), A + 1)
+
+    anyio.run(main)
+
+
+def test_async_use(tuned: Any, anyio_backend: str) -> None:
+    kernel = tuned(shift, {"block": [16]}, reference=plus_one)
+    A = torch.randn(64)
+
+    async def main() -> None:
+        first = await kernel.tune_async(A)
+        assert not first.cache_hit
+        assert torch.equal(kernel(A), A + 1)
+        assert (await kernel.tune_async(A)).cache_hit
+
+    anyio.run(main, backend=anyio_backend)
+
+
+SCRIPT = """
+from __future__ import annotations
+import tilelang, tilelang.language as T, torch, atune
+Width = T.float32
+
+@atune.autotune(space={{"block": {blocks}}}, tuning="quick", reference=lambda A: A + 1)
+@tilelang.jit(target="c", execution_backend="cython")
+def shift(A, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], Width]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] + 1
+    return B
+
+if __name__ == "__main__":
+    A = torch.randn(64)
+    assert torch.equal(shift(A), A + 1)
+    result = shift.tune(A)
+    print(result.header.settings["budget"], result.measured + result.duplicates, shift._turns.known.popitem()[1].source)
+"""
+
+
+def script(tmp_path: Path, blocks: str) -> list[str]:
+    """Run the script with this space; return what was measured, and where the result is from."""
+    import os
+    import subprocess
+    import sys
+
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(blocks=blocks))
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-2:]
+
+
+@pytest.mark.slow  # test_examples runs a decorated kernel's script; test_result_cache has the next program
+def test_in_a_script_and_again_in_the_next_program(tmp_path: Path) -> None:
+    """A decorated kernel of `__main__`; its result is in the cache of the next program."""
+    assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
+    assert script(tmp_path, "[16, 32]") == ["2", "cache"]
+
+
+@pytest.mark.slow  # test_result_cache has a space that changes; below, the decorator is no part of the kernel
+def test_in_a_script_whose_space_changes(tmp_path: Path) -> None:
+    assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
+    assert script(tmp_path, "[16, 64]") == ["2", "tuned"]
+    cache = ResultCache(tmp_path / "cache" / "atune" / "results")
+    assert len(cache.entries()) == 2
+    assert len({entry.parts.work for entry in cache.entries()}) == 1  # measurements are shared
+
+
+def test_source_of_the_decorator_is_no_part_of_the_kernel() -> None:
+    from atune.workload.fingerprint import _without_tuning
+
+    text = textwrap.dedent("""\
+        @other
+        @atune.autotune(
+            space={"block": [1, 2]},
+        )
+        @tilelang.jit
+        def kernel(n):
+            return autotune(n)
+        """)
+    assert _without_tuning(text) == "@other\n@tilelang.jit\ndef kernel(n):\n    return autotune(n)\n"
+    assert _without_tuning("def kernel(): ...") == "def kernel(): ..."
+
+
+# On a GPU
+
+
+@tilelang.jit(out_idx=[-1])
+def gpu_lazy(n, factor=2, threads=128):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
+            for i in T.Parallel(threads):
+                B[bx * threads + i] = A[bx * threads + i] * factor
+
+    return main
+
+
+@tilelang.jit
+def gpu_eager(A, B, threads: int = 128):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
+    with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
+        for i in T.Parallel(threads):
+            B[bx * threads + i] = A[bx * threads + i] + 1
+
+
+@tilelang.jit
+def gpu_symbolic(A, threads: int = 128):
+    m = T.dynamic("m")
+    A: T.Tensor[[m], T.float32]
+    B = T.empty((m,), "float32")
+    with T.Kernel(T.ceildiv(m, threads), threads=threads) as bx:
+        for i in T.Parallel(threads):
+            if bx * threads + i < m:
+                B[bx * threads + i] = A[bx * threads + i] + 1
+    return B
+
+
+GPU_SPACE = {"threads": [64, 128, 256]}
+
+
+@pytest.mark.gpu
+def test_lazy_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    found = kernel(4096)
+    A = torch.randn(4096, device="cuda")
+    torch.testing.assert_close(found(A), A * 2)
+    assert found.config["threads"] in GPU_SPACE["threads"] and found.latency > 0
+    forbid_tuning(monkeypatch)
+    assert kernel(4096) is found
+    again = tuned(gpu_lazy, GPU_SPACE, reference=doubled, devices="0")
+    torch.testing.assert_close(again(4096)(A), A * 2)  # from the result cache
+
+
+@pytest.mark.gpu
+def test_eager_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuned(gpu_eager, GPU_SPACE, reference=plus_one, devices="0")
+    A, B = torch.randn(4096, device="cuda"), torch.zeros(4096, device="cuda")
+    kernel(A, B)
+    torch.testing.assert_close(B, A + 1)
+    forbid_tuning(monkeypatch)
+    B.zero_()
+    kernel(A=A, B=B)
+    torch.testing.assert_close(B, A + 1)
+    # Its library holds three candidates, and is used as it stands.
+    assert kernel.compile(n=4096).adapter.libpath.endswith(".so")
+
+
+@pytest.mark.gpu
+def test_symbolic_on_a_gpu(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuned(gpu_symbolic, GPU_SPACE, reference=plus_one, do_not_specialize="m", devices="0")
+    for n in (4096, 1000):
+        A = torch.randn(n, device="cuda")
+        torch.testing.assert_close(kernel(A), A + 1)
+        forbid_tuning(monkeypatch) if n == 4096 else None
+
+
+def test_only_kernels_are_decorated() -> None:
+    for wrong in (3, atune.autotune(scale_jit, space={"block": [1]})):
+        with pytest.raises(UsageError, match=r"above @tilelang\.jit"):
+            atune.autotune(wrong, space={"block": [1]})
+    assert isinstance(atune.autotune(space={"block": [1]})(scale_jit), Autotuned)

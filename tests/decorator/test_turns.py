@@ -1,0 +1,186 @@
+"""Runs take turns on a device: in one program, in several, when one is killed, stopped or cancelled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune.api.tuner import tune
+from atune.journal.events import Event, Warned
+from atune.local.device_worker import LocalDeviceLane
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.worker import Worker
+from atune.system.device_lock import DeviceLock
+
+pytestmark = pytest.mark.anyio
+KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
+HOLDER = """
+import sys, anyio, pathlib
+from atune.system.device_lock import DeviceLock
+async def main():
+    async with DeviceLock("gpu", pathlib.Path(sys.argv[1])).held():
+        print("held", flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Start another program that holds the device."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+async def test_a_run_without_a_pause_leaves_every_other_turn_to_one_that_waits(tmp_path: Path) -> None:
+    turns: list[str] = []
+    holders = 0
+
+    async def run(name: str) -> None:
+        nonlocal holders
+        lock = DeviceLock("gpu", tmp_path)
+        for _ in range(10):
+            async with lock.held() as waited_s:
+                assert waited_s is not None and holders == 0
+                holders += 1
+                turns.append(name)
+                await anyio.sleep(0.02)
+                holders -= 1
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, "a")
+            tasks.start_soon(run, "b")
+    shared = "".join(turns)[1:18]
+    assert len(turns) == 20 and "aaa" not in shared and "bbb" not in shared, turns
+
+
+async def test_a_killed_program_leaves_the_device_free(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        lock = DeviceLock("gpu", tmp_path)
+        with anyio.move_on_after(0.2) as scope:
+            async with lock.held():
+                raise AssertionError("it is held by the other program")
+        assert scope.cancelled_caught
+        process.kill()
+        with anyio.fail_after(5):
+            async with lock.held() as waited_s:
+                assert waited_s is not None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_stopped_program_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        async with DeviceLock("gpu", tmp_path, patience_s=0.3).held() as waited_s:
+            assert waited_s is None and 0.3 <= time.monotonic() - began < 3
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind(tmp_path: Path) -> None:
+    lock = DeviceLock("gpu", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    async with lock.held():
+        began = time.monotonic()
+        with anyio.move_on_after(0.1):
+            async with lock.held():
+                raise AssertionError("it is held already")
+        assert time.monotonic() - began < 0.5
+    async with lock.held() as waited_s:
+        assert waited_s is not None and waited_s < 0.5
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_two_runs_of_one_program_never_measure_at_once(
+    monkeypatch: pytest.MonkeyPatch, anyio_backend: object
+) -> None:
+    """Real processes on the CPU. Both end, and both measure all that can be measured."""
+    spans: list[tuple[float, float, str]] = []
+    call = Worker.call
+
+    async def watched(worker: Worker, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
+        began = time.monotonic()
+        try:
+            return await call(worker, entry, payload, timeout_s)
+        finally:
+            if entry.startswith("atune.stages.measure.benchmark:") and not entry.endswith("begin"):
+                spans.append((began, time.monotonic(), str(worker.pid)))
+
+    monkeypatch.setattr(Worker, "call", watched)
+    settings: dict[str, Any] = {
+        "compile": CompileSettings(workers=1), "benchmark": BenchmarkSettings(n_repeat=5, n_final_rounds=5),
+    }  # fmt: skip
+    results: list[Any] = []
+
+    async def run() -> None:
+        results.append(await tune(f"{KERNELS.parent / 'fault_kernels.py'}:OWN", target="c", **settings))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        tasks.start_soon(run)
+    assert [r.measured for r in results] == [2, 2]
+    assert len({pid for _, _, pid in spans}) >= 2 and len(spans) >= 8
+    spans.sort()
+    assert all(this[1] <= after[0] for this, after in pairwise(spans)), spans
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: object) -> None:
+    process = holder(tmp_path)
+    made, entered = LocalDeviceLane.__init__, anyio.Event()
+
+    class Announced(DeviceLock):
+        def held(self, patience_s: float | None = None) -> Any:
+            entered.set()
+            return super().held(patience_s)
+
+    def shared(lane: LocalDeviceLane, *arguments: Any) -> None:
+        made(lane, *arguments)
+        lane._lock = Announced("gpu", tmp_path)
+
+    monkeypatch.setattr(LocalDeviceLane, "__init__", shared)
+    monkeypatch.setattr("atune.local.device_worker.SHARED_S", 1.0)
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def end() -> None:
+                await entered.wait()
+                await anyio.sleep(1.5)
+                process.kill()
+
+            tasks.start_soon(end)
+            result = await tune(
+                f"{KERNELS.parent / 'fault_kernels.py'}:OWN",
+                target="c",
+                compile=CompileSettings(workers=1),
+                benchmark=BenchmarkSettings(n_repeat=5, n_final=0, benchmark_timeout_s=3),
+                on_event=listen,
+            )
+    finally:
+        process.kill()
+        process.communicate()
+    assert result.measured == 2 and [r.kind for r in result.failures] == ["mismatch"]
+    warned = [e.message for e in events if isinstance(e, Warned)]
+    assert warned == ["another run measures on device cpu, too: they take turns"]

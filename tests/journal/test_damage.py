@@ -1,0 +1,212 @@
+"""Damage of every kind to a journal: a right result, a clean truncation or a clear error; never a wrong result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_streams import Stream, write
+from processes import environment
+
+from atune.cli.main import main
+from atune.errors import JournalError
+from atune.journal.events import CandidateMeasured, encode
+from atune.journal.reader import MAX_DEPTH, JournalReader, read
+from atune.journal.replay import replay, salvage
+from atune.journal.result import TuneResult
+
+STREAM = Stream(total=4, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0).candidate(2)
+STREAM.proposed(3).lowered(3, "c1").aliased(3, 1)
+EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
+DATA = Path(__file__).parents[1] / "data"
+
+
+def told(path: Path) -> tuple[Any, ...]:
+    """Everything that `replay` tells, where it tells something."""
+    result = replay(path)
+    return result.summary(), result.records, result.final, result.table(), result.speedup_over_default
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.jsonl", EVENTS)
+
+
+@pytest.fixture
+def truths(tmp_path: Path, path: Path) -> list[tuple[Any, ...]]:
+    """What a journal of the first n events tells, for each n."""
+    return [told(write(path, EVENTS[:n])) for n in range(1, len(EVENTS) + 1) if not path.unlink()]
+
+
+def test_cut_at_every_byte_it_tells_what_its_whole_lines_tell(path: Path, truths: list[tuple[Any, ...]]) -> None:
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        lines = whole[:cut].count(b"\n")
+        if lines:
+            assert told(path) == truths[lines - 1]
+        else:
+            with pytest.raises(JournalError, match="no journal of atune"):
+                replay(path)
+
+
+def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths: list[tuple[Any, ...]]) -> None:
+    """Only damage to the last line, or to the line feed before it, can pass for a torn tail."""
+    whole = path.read_bytes()
+    refused = 0
+    last_two = whole[:-1].rfind(b"\n") - 1
+    for at in range(len(whole)):
+        for bit in (0x01, 0x20, 0x80) if at % 7 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            try:
+                assert told(path) in truths[-3:] and at >= last_two, f"byte {at}, bit {bit}"
+            except JournalError as error:
+                refused += 1
+                assert str(path) in str(error)
+    assert refused > len(whole) * 2
+
+
+def test_salvage_leaves_out_what_is_damaged_and_says_what(path: Path) -> None:
+    """Each line damaged in turn, the header apart: never a winner that was not measured, and every loss is told."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    configs = {"0": {"tile": (1, 2)}, "1": {"block": 1}, "2": {"block": 2}, "3": {"block": 3}}
+    for number in range(1, len(lines)):
+        path.write_bytes(b"".join([*lines[:number], lines[number].replace(b'"', b"'", 1), *lines[number + 1 :]]))
+        result, lost = salvage(path)
+        assert lost and (number == len(lines) - 1 or f"line {number + 1}" in lost[0])
+        assert result.best_index in (0, 1)
+        assert all(record.config == configs[str(record.index)] for record in result.records)
+    path.write_bytes(b"".join([lines[0].replace(b'"', b"'", 1), *lines[1:]]))
+    with pytest.raises(JournalError, match="line 1"):
+        salvage(path)
+
+
+def test_salvage_tells_of_missing_and_repeated_lines(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4] + lines[6:9] + lines[7:]))
+    result, lost = salvage(path)
+    assert lost[0] == "before line 5: 2 events are missing" and any("came before" in text for text in lost)
+    assert result.best_index == 1
+    path.write_bytes(b"".join(lines))
+    assert salvage(path)[1] == [] and salvage(path)[0].summary() == replay(path).summary()
+
+
+def test_the_command_line_names_the_line_and_salvages(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], b"x" + lines[5], *lines[6:]]))
+    assert main(["replay", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "line 6: damaged" in err and "the 5 lines before it are whole" in err and "--salvage" in err
+    assert main(["replay", str(path), "--salvage", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["best_config"] == {"block": 1}
+    assert "atune: salvage: line 6 is damaged and left out" in err
+
+
+def line_of(event: bytes) -> bytes:
+    return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(event), event)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 400, 900, 100_000])
+def test_nesting_that_no_event_needs_is_refused(path: Path, depth: int) -> None:
+    """Also where the checksum is right: who makes such a line can make that too."""
+    deep = b"[" * depth + b"]" * depth
+    event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":%b}}'
+    path.write_bytes(path.read_bytes() + line_of(event % (len(EVENTS), deep)) + b"\n")
+    with pytest.raises(JournalError, match=f"line {len(EVENTS) + 1}"):
+        replay(path)
+
+
+def test_brackets_inside_texts_are_no_nesting(path: Path) -> None:
+    text = r'"' + r"[{\"\\" * 200 + r'"'
+    event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":%b}}'
+    path.write_bytes(path.read_bytes() + line_of(event % (len(EVENTS), text.encode())))
+    assert replay(path).records[-1].config == {"a": json.loads(text)}
+
+
+def test_a_long_line_takes_bounded_memory(path: Path) -> None:
+    """The worst that a line can hold, millions of empty lists, and a line without an end."""
+    code = """
+import resource, sys
+from atune.errors import JournalError
+from atune.journal.replay import replay
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try: print(replay(sys.argv[1]).total)
+except JournalError as error: print(str(error)[-60:])
+"""
+    whole = path.read_bytes()
+    event = b'{"event":"candidate_proposed","seq":%d,"time":1,"mono":1,"index":9,"key":"k","config":{"a":[%b[]]}}'
+    for extra, said in (
+        (line_of(event % (len(EVENTS), b"[]," * 2_600_000)), "no event"),
+        (b"x" * (300 << 20), "longer than 8 MiB"),
+    ):
+        path.write_bytes(whole + extra)
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, env=environment(), timeout=60
+        )
+        assert done.returncode == 0 and (said in done.stdout or "4" in done.stdout), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_journal_whose_events_make_no_sense_is_folded_without_a_traceback(tmp_path: Path) -> None:
+    """Checksums right, content odd: outcomes of unknown candidates, circles of duplicates, empty timings."""
+    stream = Stream(total=2, default=0)
+    stream.measured(7, 1.0).aliased(7, 8).aliased(8, 7).aliased(7, 7).built(9).failed(9).proposed(-3).measured(-3, 0.0)
+    stream.proposed(0).measured(0, 2.0).final({0: [2.0], -3: [0.0], 5: [1.0]}).finished()
+    path = write(tmp_path / "odd.jsonl", stream.events)
+    text = path.read_bytes().replace(b'"samples_us":[2000.0]', b'"samples_us":[]')
+    lines = [
+        line_of(json.dumps(json.loads(line)["event"], separators=(",", ":")).encode()) for line in text.splitlines()
+    ]
+    path.write_bytes(b"".join(lines))
+    result = replay(path)
+    assert result.table() and result.summary() and result.failure_summary()
+    _ = (result.speedup_over_default, result.speedup_over_slowest, result.best)
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in DATA.glob("schema-*.jsonl")))
+def test_stored_journals_are_read_for_good(name: str) -> None:
+    """One of each schema that a release has written. These files are never written again."""
+    result = replay(DATA / name)
+    expected = json.loads((DATA / name).with_suffix(".json").read_text())
+    summary = {k: v for k, v in result.summary().items() if k != "journal"}
+    assert json.loads(json.dumps(summary)) == expected["summary"]
+    assert result.table().splitlines() == expected["table"]
+    events = read(DATA / name)
+    assert expected["kinds"] == sorted({type(event).__name__ for event in events})
+    assert [CandidateMeasured] == list(
+        {type(e) for e in events if encode(e).startswith(b'{"event":"candidate_measured"')}
+    )
+
+
+def test_replay_is_the_same_byte_for_byte_each_time() -> None:
+    def texts() -> list[str]:
+        command = [sys.executable, "-m", "atune", "replay", str(DATA / "schema-1.jsonl"), "--json", "--table"]
+        return [subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout]
+
+    assert texts() == texts()
+    assert isinstance(TuneResult.from_events(JournalReader(DATA / "schema-1.jsonl")), TuneResult)
+
+
+def test_resuming_at_the_command_line_says_what_it_would_run_before_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file that this journal names is not there: nothing is run, and the journal stays as it was."""
+    path = write(tmp_path / "j", EVENTS[:-1])
+    before = path.read_bytes()
+    assert main(["resume", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.index("going on with toy.py:WORKLOAD, 4 of 4 candidates done") < err.index("there is no file 'toy.py'")
+    assert path.read_bytes() == before
+    write(tmp_path / "done", EVENTS)
+    assert main(["resume", str(tmp_path / "done"), "--json"]) == 0  # at once: nothing is left to run
+    out, err = capsys.readouterr()
+    assert json.loads(out)["best_config"] == {"block": 1} and "going on" not in err
+    assert main(["resume", str(DATA / "schema-1.jsonl")]) == 0
+    assert main(["resume", str(tmp_path / "done"), "--force-part", "everything"]) == 2
+    assert "give some of kernel, space" in capsys.readouterr().err

@@ -1,0 +1,339 @@
+"""The journal: what is written is read back, damage is told from a torn tail, and one writer holds the lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+from event_streams import Stream, write
+from processes import environment
+
+from atune.errors import JournalError
+from atune.journal import reader as reader_module
+from atune.journal.events import SCHEMA, AnyEvent
+from atune.journal.reader import JournalReader
+from atune.journal.replay import replay
+from atune.journal.writer import Journal, read
+
+STREAM = Stream(total=2, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0)
+EVENTS = STREAM.final({1: [1.0, 1.1], 0: [2.0, 2.2]}).finished().events
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.jsonl", EVENTS)
+
+
+def test_events_are_read_back_as_they_were(path: Path) -> None:
+    assert [type(e) for e in read(path)] == [type(e) for e in EVENTS]
+    assert [e.seq for e in read(path)] == list(range(len(EVENTS)))
+    assert read(path)[-1] == EVENTS[-1]
+
+
+def test_replay_gives_the_result_that_the_run_had(path: Path) -> None:
+    result = replay(path)
+    assert result.best_config == {"block": 1} and result.journal == str(path)
+    assert result.records[0].config == {"tile": (1, 2)}
+
+
+def test_the_file_and_the_folders_it_needs_are_private(tmp_path: Path) -> None:
+    path = write(tmp_path / "a" / "b" / "run.jsonl", EVENTS)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (path.parent, path.parent.parent)] == [0o700, 0o700]
+
+
+def test_a_torn_tail_is_left_out_and_flagged(path: Path) -> None:
+    """Cut anywhere in its last line, the journal reads as all lines but that one."""
+    whole = path.read_bytes()
+    last = whole[:-1].rfind(b"\n") + 1
+    for cut in range(last + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        reader = JournalReader(path)
+        assert len(list(reader)) == len(EVENTS) - 1
+        assert reader.torn and reader.whole_bytes == last
+    path.write_bytes(whole)
+    reader = JournalReader(path)
+    assert len(list(reader)) == len(EVENTS) and not reader.torn and reader.whole_bytes == len(whole)
+
+
+def test_a_last_line_that_fails_its_checksum_is_a_torn_tail(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20] + bytes(20))
+    assert len(read(path)) == len(EVENTS) - 1
+
+
+def test_a_flipped_byte_before_the_last_line_is_an_error_that_names_the_line(path: Path) -> None:
+    whole = path.read_bytes()
+    lines = whole.split(b"\n")
+    at = len(b"\n".join(lines[:3])) + 30  # inside line 4
+    for bit in (1, 4, 64):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        with pytest.raises(JournalError, match=r"run\.jsonl, line 4: damaged"):
+            read(path)
+
+
+def test_missing_and_moved_lines_are_errors(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2] + lines[3:]))
+    with pytest.raises(JournalError, match="line 3: event 3 stands where 2 belongs"):
+        read(path)
+    path.write_bytes(b"".join(lines[1:]))
+    with pytest.raises(JournalError, match="line 1"):
+        read(path)
+    path.write_bytes(b"".join([*lines, lines[0]]))
+    with pytest.raises(JournalError, match=f"line {len(lines) + 1}: event 0 stands where"):
+        read(path)
+
+
+def test_a_journal_of_a_newer_atune_is_refused_by_its_schema(tmp_path: Path) -> None:
+    path = write(tmp_path / "new.jsonl", Stream(schema=SCHEMA + 1).events)
+    with pytest.raises(JournalError, match="newer atune"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty"),
+        (b"hello", "its only line is incomplete"),
+        (b"hello\nworld\n", "line 1: no journal of atune"),
+        (b"[" * 500_000 + b"\n\n", "line 1"),
+        (b'{"crc":"00000000","event":{}}\n\n', "line 1"),
+    ],
+)
+def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=message):
+        read(path)
+
+
+def test_an_endless_line_is_refused_without_reading_it_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MAX_LINE_BYTES", 2000)
+    path.write_bytes(path.read_bytes() + b"x" * 5000)
+    with pytest.raises(JournalError, match="longer than"):
+        read(path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for place, message in (
+        (tmp_path, "not a regular file"),
+        (tmp_path / "none", "no such file"),
+        (Path("/dev/zero"), "regular"),
+    ):
+        with pytest.raises(JournalError, match=message):
+            read(place)
+
+
+def test_a_file_that_holds_something_is_never_written(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="exists and is not empty"):
+        Journal.create(path)
+    assert path.read_bytes() == before
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place, message in (
+        (tmp_path, "it is a folder"),
+        (path / "below", "a part of the path is a file"),
+        (tmp_path / ("x" * 300), "too long"),
+        (tmp_path / "pipe", "regular file"),
+        (Path("/dev/null"), "regular file"),
+    ):
+        with pytest.raises(JournalError, match=message):
+            Journal.create(place)
+
+    def read_only(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(JournalError, match="read-only: give another path"):
+        Journal.create(tmp_path / "other")
+
+
+def test_a_full_disk_leaves_whole_lines_and_a_clear_error(tmp_path: Path) -> None:
+    """A file size limit stands for the full disk: the write that meets it is partial, as on a real one."""
+    code = """
+import resource, sys
+from event_streams import Stream
+from atune.errors import JournalError
+from atune.journal.writer import Journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+with Journal.create(sys.argv[1]) as journal:
+    try:
+        for event in Stream(50).candidate(0, 1.0).candidate(1, 1.0).candidate(2, 1.0).events: journal.append(event)
+    except JournalError as error: print(error)
+    try: journal.append(Stream().events[0])
+    except JournalError as error: print(error)
+"""
+    path = tmp_path / "full.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
+    )
+    assert done.stdout.count("ulimit -f") == 2 and str(path) in done.stdout, done.stderr
+    reader = JournalReader(path)
+    assert len(list(reader)) >= 2 and not reader.torn
+
+
+def test_events_out_of_turn_are_not_written(tmp_path: Path) -> None:
+    with Journal.create(tmp_path / "j") as journal, pytest.raises(ValueError, match="out of turn"):
+        journal.append(EVENTS[3])
+
+
+def test_a_journal_without_an_event_leaves_no_file_but_a_file_of_the_user_stays(tmp_path: Path) -> None:
+    Journal.create(tmp_path / "j").close()
+    assert not (tmp_path / "j").exists()
+    (tmp_path / "mine").touch()
+    Journal.create(tmp_path / "mine").close()
+    assert (tmp_path / "mine").exists()
+
+
+def test_reopening_cuts_the_torn_tail_off_and_goes_on(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+    journal, events = Journal.reopen(path)
+    with journal:
+        assert len(events) == len(EVENTS) - 1
+        with pytest.raises(JournalError, match="another run"):
+            Journal.reopen(path)
+        journal.append(EVENTS[-1])
+    assert len(read(path)) == len(EVENTS)
+
+
+def test_closing_frees_the_lock_although_an_abandoned_sync_still_has_the_file_open(path: Path) -> None:
+    """A system call that is under way in a thread keeps the open file alive, as the second descriptor here does."""
+    journal, _ = Journal.reopen(path)
+    still_open = os.dup(journal._fd)
+    journal.close()
+    again, _ = Journal.reopen(path)
+    again.close()
+    os.close(still_open)
+
+
+HOLDER = """
+import sys, time
+from event_streams import Stream
+from atune.journal.writer import Journal
+journal = Journal.create(sys.argv[1])
+journal.append(Stream().events[0])
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_another_writer_is_refused_until_it_is_gone_also_by_sigkill(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, env=environment()) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        for open_it in (Journal.create, Journal.reopen):
+            with pytest.raises(JournalError, match="being written by another run"):
+                open_it(path)
+        assert len(read(path)) == 1  # reading needs no lock
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+    journal, events = Journal.reopen(path)
+    journal.close()
+    assert len(events) == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_callers_that_come_together_share_a_sync(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one sync is under way nine more callers come: one further sync serves them all, after their writes."""
+    calls: list[int] = []
+    first_may_end = threading.Event()
+
+    def fsync(fd: int) -> None:
+        calls.append(journal._written)
+        assert len(calls) > 1 or first_may_end.wait(10)
+
+    async def main() -> None:
+        acknowledged: list[int] = []
+
+        async def write_and_sync(event: AnyEvent) -> None:
+            journal.append(event)
+            await journal.sync()
+            acknowledged.append(event.seq)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_and_sync, EVENTS[0])
+            while not calls:
+                await anyio.sleep(0.001)
+            for event in EVENTS[1:10]:
+                tasks.start_soon(write_and_sync, event)
+                await anyio.sleep(0.001)
+            assert acknowledged == [] and calls == [1]
+            first_may_end.set()
+        assert sorted(acknowledged) == list(range(10))
+        await journal.sync()  # nothing new: no call
+
+    with Journal.create(tmp_path / "j") as journal:
+        monkeypatch.setattr(os, "fsync", fsync)
+        anyio.run(main, backend=backend)
+    assert calls == [1, 10]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancelled_sync_returns_at_once_and_the_next_caller_syncs(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, calls = threading.Event(), []
+
+    def fsync(fd: int) -> None:
+        calls.append(fd)
+        assert len(calls) > 1 or release.wait(10)
+
+    async def main() -> None:
+        started = anyio.current_time()
+        with anyio.move_on_after(0.05) as scope:
+            await journal.sync()
+        assert scope.cancelled_caught and anyio.current_time() - started < 1
+        await journal.sync()
+        release.set()
+
+    with Journal.create(tmp_path / "j") as journal:
+        journal.append(EVENTS[0])
+        monkeypatch.setattr(os, "fsync", fsync)
+        anyio.run(main, backend=backend)
+    assert len(calls) == 2
+
+
+def test_a_failed_sync_is_never_followed_by_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fsync(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(JournalError, match="cannot sync"):
+                await journal.sync()
+
+    with Journal.create(tmp_path / "j") as journal:
+        journal.append(EVENTS[0])
+        monkeypatch.setattr(os, "fsync", fsync)
+        anyio.run(main)
+        with pytest.raises(JournalError):
+            journal.append(EVENTS[1])
+    assert len(calls) == 1
+
+
+def test_replay_imports_nothing_heavy(path: Path) -> None:
+    code = """
+import sys
+from atune.journal.replay import replay
+replay(sys.argv[1]).table()
+print([m for m in ("tilelang", "torch", "structlog", "rich", "cloudpickle", "toy") if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True, env=environment(), timeout=30
+    )
+    assert done.stdout == "[]\n", done.stderr

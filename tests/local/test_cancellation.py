@@ -1,0 +1,245 @@
+"""Cancellation, Ctrl-C, SIGTERM and SIGKILL leave no process behind, wherever they hit.
+
+Every run is a program of its own with a mark in its environment, which all its descendants inherit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import MARK, groups, marked, new_mark, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOADS = ROOT / "tests" / "workloads.py"
+END_S = 1.0
+"""All work has ended within this, after a cancellation or a signal."""
+ORPHAN_S = 2.0
+"""Workers have left within this, after their parent was killed."""
+
+
+class Run:
+    """A program under test, and everything that it started."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.mark = new_mark()
+        slow = tmp_path / "slow-gxx"
+        slow.mkdir()
+        # The real compiler under a wrapper, as nvcc and ccache are: it waits for its input until it is killed.
+        (slow / "g++").write_text('#!/bin/sh\n/usr/bin/env PATH=/usr/bin:/bin g++ -x c++ -c -o /dev/null - < "$FIFO"\n')
+        (slow / "g++").chmod(0o755)
+        os.mkfifo(tmp_path / "fifo")
+        self.env = {
+            **os.environ,
+            MARK: self.mark,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "TMPDIR": str(tmp_path),
+            "ATUNE_TEST_SLOW_GXX": str(slow),
+            "FIFO": str(tmp_path / "fifo"),
+        }
+        self.tmp_path = tmp_path
+        self.keep_open = os.open(tmp_path / "fifo", os.O_RDWR)
+        self.journal = tmp_path / "run.jsonl"
+        self.program: subprocess.Popen[bytes] | None = None
+
+    def command_line(self, name: str) -> subprocess.Popen[bytes]:
+        where = f"{WORKLOADS}:{name}"
+        return self.start("-m", "atune", "tune", where, "--target", "c", "--quiet", "--journal", str(self.journal))
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        self.program = subprocess.Popen(
+            [sys.executable, *arguments], env=self.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        return self.program
+
+    def others(self) -> dict[int, str]:
+        assert self.program is not None
+        return {pid: command for pid, command in marked(self.mark).items() if pid != self.program.pid}
+
+    def close(self) -> None:
+        for pid in marked(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        if self.program is not None:
+            self.program.communicate(timeout=5)
+        os.close(self.keep_open)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+def preloading(run: Run) -> bool:
+    """The fork server runs and has no worker yet."""
+    return len(run.others()) == 1
+
+
+def gil_held(run: Run) -> bool:
+    """A worker has entered the kernel, which sleeps in C with the GIL held: no Python thread of it can run."""
+    for pid in run.others():
+        try:
+            if "hrtimer_nanosleep" in Path(f"/proc/{pid}/wchan").read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def compiler_alive(run: Run) -> bool:
+    return any("cc1plus" in command for command in run.others().values())
+
+
+PHASES = [
+    pytest.param("SCALE", preloading, id="during-preload"),
+    pytest.param("GIL", gil_held, id="gil-held-in-native-code"),
+    pytest.param("SLOW", compiler_alive, id="compiler-alive"),
+]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(("name", "reached"), PHASES)
+def test_signal_at_the_command_line_ends_everything(
+    run: Run, name: str, reached: Callable[[Run], bool], how: signal.Signals
+) -> None:
+    program = run.command_line(name)
+    n_groups = 1 if reached is preloading else 2  # the server's, and a worker's: the server may sleep, too
+    wait_until(lambda: reached(run) and len(groups(run.others())) >= n_groups, 30, "the phase")
+    before = run.others()
+    sent = time.monotonic()
+    program.send_signal(how)
+    wait_until(lambda: not run.others(), END_S, f"the end of {before}")
+    _, stderr = program.communicate(timeout=5)
+    took = time.monotonic() - sent
+    assert program.returncode == 130, stderr.decode()
+    assert took < END_S + 0.5  # the interpreter's own shutdown is not ours
+    assert b"Traceback" not in stderr
+    if run.journal.exists():  # no lock is left on it either
+        relock = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        subprocess.run([sys.executable, "-c", relock, str(run.journal)], check=True)
+    assert not list(run.tmp_path.glob("atune-*/run-*")), "the run's folder is left over"
+
+
+@pytest.mark.parametrize(("name", "reached"), PHASES)
+def test_sigkill_of_the_parent_leaves_nothing(run: Run, name: str, reached: Callable[[Run], bool]) -> None:
+    program = run.command_line(name)
+    wait_until(lambda: reached(run), 30, "the phase")
+    before = run.others()
+    assert before
+    program.kill()
+    wait_until(lambda: not run.others(), ORPHAN_S, f"the end of {before}")
+
+
+CANCEL = """
+    import sys, time
+    import anyio
+    import atune
+
+    async def main():
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: atune.tune(sys.argv[1], target="c", journal=sys.argv[2]))
+                await anyio.to_thread.run_sync(sys.stdin.readline)
+                started = time.monotonic()
+                scope.cancel()
+        print(time.monotonic() - started, flush=True)
+        await anyio.sleep(30)
+
+    anyio.run(main, backend=sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(("name", "reached"), PHASES)
+def test_cancelling_the_scope_ends_everything_and_the_program_goes_on(
+    run: Run, name: str, reached: Callable[[Run], bool], backend: str
+) -> None:
+    script = run.tmp_path / "cancel.py"
+    script.write_text(textwrap.dedent(CANCEL))
+    run.program = program = subprocess.Popen(
+        [sys.executable, str(script), f"{WORKLOADS}:{name}", str(run.journal), backend],
+        env=run.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert program.stdin is not None and program.stdout is not None
+    wait_until(lambda: reached(run), 30, "the phase")
+    before = run.others()
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+    took = float(program.stdout.readline())
+    assert took < END_S
+    wait_until(lambda: not run.others(), 0.2, f"the end of {before}")
+    assert program.poll() is None
+
+
+NVCC = """
+    import sys
+    import anyio
+    from atune.model.candidate import Candidate, config_key
+    from atune.local.backend import LocalBackend
+    from atune.model.settings import CompileSettings
+    from atune.workload.workload import FileRef
+
+    async def main():
+        backend = LocalBackend(
+            FileRef(sys.argv[1], "WORKLOAD"), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
+        )
+        async with backend.open():
+            spec = await backend.describe()
+            await backend.discover()
+            lane = backend.compile_lanes()[0]
+            config = spec.configs[0]
+            lowered = await lane.lower(Candidate(0, config_key(config), config))
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(lane.build, [lowered])
+                    await anyio.to_thread.run_sync(sys.stdin.readline)
+                    scope.cancel()
+        print("closed", flush=True)
+        await anyio.sleep(30)
+
+    anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_cancelling_with_a_real_nvcc_alive_ends_it(run: Run) -> None:
+    script = run.tmp_path / "nvcc.py"
+    script.write_text(textwrap.dedent(NVCC))
+    run.program = program = subprocess.Popen(
+        [sys.executable, str(script), str(ROOT / "examples" / "gemm.py")],
+        env=run.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert program.stdin is not None and program.stdout is not None
+
+    def of_nvcc(command: str) -> bool:
+        # cicc and ptxas are nvcc's children: the deepest ones count. The compile service's have files of other names.
+        return command.split()[0].endswith(("cicc", "ptxas")) and "tmpxft" in command
+
+    wait_until(lambda: any(map(of_nvcc, run.others().values())), 60, "nvcc")
+    before = run.others()
+    started = time.monotonic()
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+    assert program.stdout.readline() == b"closed\n"
+    assert time.monotonic() - started < END_S
+    # The backend itself ended well: its server stays warm, with no worker and no compiler, and so does the compile
+    # service, if its headers are parsed: a server, a worker, and cicc with no child.
+    wait_until(lambda: len(groups(run.others())) in (1, 3), 0.2, f"the end of {before}")
+    left = [command.split()[0] for command in run.others().values() if "forkserver.py" not in command]
+    assert len(left) <= 1 and all(program.endswith("cicc") for program in left)
+    assert not any(map(of_nvcc, run.others().values()))

@@ -1,0 +1,338 @@
+"""One contract for every backend: the fakes, the CPU with a real g++, and CUDA (compile only without a GPU)."""
+
+from __future__ import annotations
+
+import copy
+import os
+import struct
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune.engine.interfaces import GroupFailed
+from atune.local.backend import LocalBackend, LocalCompileLane, LocalDeviceLane
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.measurement import Measurement
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.measure.effort import MOST
+from atune.testing import FakeBackend, FakeClock, FakeCompileLane, FakeDeviceLane, Script
+from atune.workload.workload import parse_file_ref
+
+KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
+N = 32
+SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
+MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
+BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
+IMPATIENT = {
+    "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
+    "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),
+}
+FAKE_FAILS: Any = {
+    2: "mismatch", 3: "non_finite", 4: "unwritten", 5: "fault", 7: "lower", 8: "compile",
+}  # fmt: skip
+FAKE_HANGS: Any = {6: "measure", 9: "build", 10: "lower"}
+
+pytestmark = pytest.mark.anyio
+real = pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Bench:
+    """A backend at work: a compile lane, a device lane, and impatient twins of both with short deadlines."""
+
+    def __init__(self, kind: str, backend: Any, impatient: Any) -> None:
+        self.kind, self.backend, self.impatient = kind, backend, impatient
+        self.compiler, self.hasty_compiler = self.new_lane(backend), self.new_lane(impatient)
+        self.device, self.hasty_device = backend.device_lanes()[0], impatient.device_lanes()[0]
+        self._lowered: dict[int, Lowered] = {}
+
+    def new_lane(self, backend: Any) -> Any:
+        return backend.compile_lanes()[0]
+
+    def candidate(self, name: Any) -> Candidate:
+        config = {"mode": name} if isinstance(name, str) else {"scale": name}
+        index = (MODES if isinstance(name, str) else SCALES).index(name)
+        return Candidate(index, config_key(config), config)
+
+    async def lowered(self, *names: Any) -> list[Lowered]:
+        found = []
+        for name in names:
+            candidate = self.candidate(name)
+            if candidate.index not in self._lowered:
+                answer = await self.compiler.lower(candidate)
+                assert isinstance(answer, Lowered), answer
+                self._lowered[candidate.index] = answer
+            found.append(self._lowered[candidate.index])
+        return found
+
+    async def artifact(self, name: Any) -> Artifact:
+        [artifact] = await self.compiler.build(await self.lowered(name))
+        assert isinstance(artifact, Artifact), artifact
+        return artifact
+
+    async def started(self, lane: Any) -> Any:
+        if not lane.alive:
+            await lane.start()
+        return lane
+
+
+@pytest.fixture(scope="module")
+def slow_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put a g++ on PATH that never ends for sources with `slow_marker` in them."""
+    folder = tmp_path_factory.mktemp("bin")
+    script = folder / "g++"
+    script.write_text(
+        '#!/bin/sh\nfor a; do case "$a" in *.cpp) grep -q slow_marker "$a" && sleep 300;; esac; done\n'
+        'PATH="${PATH#*:}" exec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield
+
+
+async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
+    if kind == "fake":
+        moody = name == "MOODY"
+        configs: Any = [{"mode": m} for m in MODES] if moody else [{"scale": s} for s in SCALES]
+        script = Script(
+            fails=FAKE_FAILS if moody else {},
+            hangs=FAKE_HANGS if moody else {},
+            reference_ms=2.0 if moody else None,
+            output=lambda config: packed(config.get("scale", 2.0)),
+        )
+        backend: Any = FakeBackend(configs, script, clock=FakeClock(pace=0.05))
+        impatient: Any = FakeBackend(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
+        await stack.enter_async_context(impatient.open())
+    else:
+        name = f"{name}_GPU" if kind == "cuda" else name
+        target = "c" if kind == "cpu" else "cuda"
+        settings = CompileSettings(store=False)  # a group is compiled here, not found
+        backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
+        impatient = None
+    await stack.enter_async_context(backend.open())
+    spec = await backend.describe()
+    assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
+    await backend.discover()
+    if impatient is None:  # the same processes' server, other deadlines
+        impatient = copy.copy(backend)
+        impatient.compile, impatient.benchmark = IMPATIENT["compile"], IMPATIENT["benchmark"]
+    return Bench(kind, backend, impatient)
+
+
+@pytest.fixture(scope="module", params=["fake", *real])
+async def scaled(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncGenerator[Bench, None]:
+    async with AsyncExitStack() as stack:
+        yield await opened(request.param, "SCALED", stack)
+
+
+@pytest.fixture(scope="module", params=["fake", *real])
+async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compiler: None) -> AsyncGenerator[Bench, None]:
+    async with AsyncExitStack() as stack:
+        yield await opened(request.param, "MOODY", stack)
+
+
+def packed(scale: float) -> bytes:
+    return struct.pack(f"{N}f", *(scale * i for i in range(1, N + 1)))
+
+
+def processes(group: int) -> list[str]:
+    """Return the live processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            fields = stat[stat.rindex(")") + 2 :].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(stat)
+    return found
+
+
+async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) -> None:
+    """One library; its artifacts are in the group's order, and each is the candidate it says it is."""
+    order = [3.0, 1.0, 5.0, 2.0]
+    group = await scaled.lowered(*order)
+    assert all(lowered.merge_key == group[0].merge_key for lowered in group)
+    assert len({lowered.code_key for lowered in group}) == 4
+    artifacts = await scaled.compiler.build(group)
+    assert [a.index for a in artifacts] == [SCALES.index(s) for s in order]
+    assert len({a.path for a in artifacts}) == 1 and len({a.symbol for a in artifacts}) == 4
+    assert Path(artifacts[0].path).is_file()
+    device = await scaled.started(scaled.device)
+    for scale, artifact in zip(order, artifacts, strict=True):
+        assert await device.outputs(artifact) == [packed(scale)], scale
+
+
+async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
+    [lowered] = await scaled.lowered(4.0)
+    again = await scaled.compiler.lower(scaled.candidate(4.0))
+    assert isinstance(again, Lowered)
+    assert (again.index, again.code_key, again.merge_key) == (lowered.index, lowered.code_key, lowered.merge_key)
+    assert lowered.index == 3 and len(lowered.params) >= 1 and lowered.seconds >= 0
+    if scaled.kind == "cuda":
+        assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
+
+
+async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:
+    artifact = await scaled.artifact(2.0)
+    device = await scaled.started(scaled.device)
+    assert await device.prepare(artifact) is None
+    answer = await device.measure(artifact)
+    assert isinstance(answer, Measurement) and not answer.checked and answer.max_error is None
+
+
+async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
+    artifact = await moody.artifact("ok")
+    device = await moody.started(moody.device)
+    reference = await device.prepare(artifact)
+    assert reference is not None and reference.latency_ms > 0
+    answer = await device.measure(artifact)
+    assert isinstance(answer, Measurement), answer
+    assert answer.index == 0 and answer.checked and answer.max_error == 0
+    n, n_repeat = len(answer.timing.samples_us), BenchmarkSettings().n_repeat
+    assert answer.timing.latency_ms > 0 and n_repeat <= n <= MOST * n_repeat
+
+
+async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
+    artifacts = [await moody.artifact("ok"), await moody.artifact("also ok")]
+    device = await moody.started(moody.device)
+    await device.prepare(artifacts[0])
+    entries, reference = await device.final(artifacts, 6)
+    assert [e.index for e in entries] == [0, 1]
+    assert [len(e.timing.samples_us) for e in entries] == [6, 6]
+    assert reference is not None and len(reference.samples_us) == 6
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("wrong", "mismatch"), ("nan", "non_finite"), ("skip", "unwritten")])
+async def test_wrong_outputs_are_told_apart(moody: Bench, mode: str, kind: str) -> None:
+    artifact = await moody.artifact(mode)
+    device = await moody.started(moody.device)
+    answer = await device.measure(artifact)
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)
+    assert answer.message and device.alive
+
+
+async def test_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
+    answer = await moody.compiler.lower(moody.candidate("raise"))
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (7, "lower")
+    if moody.kind != "fake":
+        assert "the kernel does not like 'raise'" in answer.message
+
+
+async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody: Bench) -> None:
+    good, refused = await moody.lowered("ok", "refused")
+    with pytest.raises(GroupFailed):
+        await moody.compiler.build([good, refused])
+    [answer] = await moody.compiler.build([refused])
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (8, "compile")
+    if moody.kind != "fake":
+        assert "no_such_function" in answer.message + answer.detail
+    [artifact] = await moody.compiler.build([good])
+    assert isinstance(artifact, Artifact)
+
+
+async def test_a_crash_costs_one_candidate_and_the_lane_starts_again(moody: Bench) -> None:
+    crash, ok = await moody.artifact("crash"), await moody.artifact("ok")
+    device = await moody.started(moody.device)
+    answer = await device.measure(crash)
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (5, "fault")
+    assert not device.alive
+    await device.start()
+    assert device.alive and isinstance(await device.measure(ok), Measurement)
+
+
+async def test_an_endless_kernel_is_killed_in_time_and_the_lane_starts_again(moody: Bench) -> None:
+    loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
+    device = await moody.started(moody.hasty_device)
+    await device.prepare(ok)
+    group = device._worker.pid if isinstance(device, LocalDeviceLane) else 0
+    started = time.monotonic()
+    answer = await device.measure(loop)
+    assert time.monotonic() - started < BENCHMARK_LIMIT_S + 1
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
+    assert f"{BENCHMARK_LIMIT_S:g}" in answer.message and not device.alive
+    assert not group or not processes(group)
+    await device.start()
+    assert isinstance(await device.measure(ok), Measurement)
+
+
+async def test_a_cancelled_measurement_is_killed_and_the_lane_starts_again(moody: Bench) -> None:
+    loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
+    device = await moody.started(moody.device)
+    await device.prepare(ok)
+    started = time.monotonic()
+    with anyio.move_on_after(0.3) as scope:
+        await device.measure(loop)
+    assert scope.cancelled_caught and time.monotonic() - started < 1.3
+    await device.start()
+    assert isinstance(await device.measure(ok), Measurement)
+
+
+async def test_a_compiler_that_does_not_end_is_killed_and_the_lane_goes_on(moody: Bench) -> None:
+    if moody.kind == "cuda":
+        pytest.skip(reason="the slow compiler stands in for g++")
+    slow, ok = await moody.lowered("slow", "ok")
+    lane = moody.hasty_compiler
+    await lane.build([ok])  # its worker is there now
+    group = lane._worker.pid if isinstance(lane, LocalCompileLane) else 0
+    started = time.monotonic()
+    [answer] = await lane.build([slow])
+    assert time.monotonic() - started < COMPILE_LIMIT_S + 1
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
+    assert not group or not processes(group)  # the compiler too
+    with pytest.raises(GroupFailed):
+        await lane.build([slow, ok])
+    [artifact] = await lane.build([ok])
+    assert isinstance(artifact, Artifact)
+
+
+async def test_lowering_that_does_not_end_is_killed_and_the_lane_goes_on(moody: Bench) -> None:
+    lane = moody.hasty_compiler
+    started = time.monotonic()
+    answer = await lane.lower(moody.candidate("slow lower"))
+    assert time.monotonic() - started < COMPILE_LIMIT_S + 2
+    assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
+    assert isinstance(await lane.lower(moody.candidate("ok")), Lowered)
+
+
+async def test_the_lanes_are_of_the_kind_meant(moody: Bench) -> None:
+    kinds = (FakeCompileLane, FakeDeviceLane) if moody.kind == "fake" else (LocalCompileLane, LocalDeviceLane)
+    assert isinstance(moody.compiler, kinds[0]) and isinstance(moody.device, kinds[1])
+
+
+async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
+    """Real nvcc: three candidates, one library, symbols in order, and the facts of the device IR."""
+    import shutil
+
+    if shutil.which("nvcc") is None:
+        pytest.skip(reason="nvcc is not there")
+    settings = CompileSettings(workers=1)
+    backend = LocalBackend(parse_file_ref(f"{KERNELS}:SCALED_GPU"), target="sm_90a", devices=(), compile=settings)
+    async with backend.open():
+        target, devices = await backend.discover()
+        assert (target.kind, target.arch, devices) == ("cuda", "sm_90a", [])
+        [lane] = backend.compile_lanes()
+        group = []
+        for index, scale in enumerate(SCALES[:3]):
+            lowered = await lane.lower(Candidate(index, config_key({"scale": scale}), {"scale": scale}))
+            assert isinstance(lowered, Lowered), lowered
+            assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
+            group.append(lowered)
+        assert len({lowered.code_key for lowered in group}) == 3
+        artifacts = await lane.build(group)
+        assert [a.index for a in artifacts] == [0, 1, 2] and len({a.path for a in artifacts}) == 1
+        library = Path(artifacts[0].path).read_bytes()  # type: ignore[union-attr]
+        assert all(a.symbol.encode() in library for a in artifacts)  # type: ignore[union-attr]

@@ -1,0 +1,292 @@
+"""Devices that are lost, slow or doubted, over scripted ones: what is measured again, where, and who wins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+from fake_runs import finish, valley
+
+from atune.api.tuner import tune
+from atune.engine.plausible import implausible
+from atune.engine.ranking import final_order, speed_outliers, unsettled
+from atune.errors import DevicesLost
+from atune.journal import writer as journals
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    BestChanged,
+    CandidateMeasured,
+    DeviceExcluded,
+    DeviceLost,
+    DeviceReady,
+    Event,
+    FinalOrdered,
+    RunFinished,
+    RunInterrupted,
+    Warned,
+)
+from atune.journal.recorder import Recorder
+from atune.journal.result import TuneResult
+from atune.model.device import DeviceInfo, fastest_ms
+from atune.model.measurement import Timing
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.testing import FakeBackend, FakeDeviceLane, Script
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_device_killed_from_outside_costs_its_candidate_nothing() -> None:
+    """SIGKILL while 3 is measured: it is measured again on a fresh process, and counts."""
+    backend = FakeBackend(8, Script(doubts={3: 1}))
+    run = await finish(backend)
+    assert run.result.measured == 8 and not run.of(BenchmarkFailed)
+    assert [(e.index, e.reason) for e in run.of(BenchmarkRepeated)] == [(3, "scripted to be another's fault")]
+    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 2
+    assert backend.measured["fake-0"].count(3) == 2
+
+
+async def test_a_candidate_is_tried_again_once_only() -> None:
+    backend = FakeBackend(8, Script(doubts={3: 5}))
+    run = await finish(backend)
+    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, "worker_lost")]
+    assert backend.measured["fake-0"].count(3) == 2 and run.result.measured == 7
+
+
+@pytest.mark.parametrize("index", [3, 7])
+async def test_a_process_that_ends_between_two_candidates_blames_none(index: int) -> None:
+    run = await finish(FakeBackend(8, Script(dies_after={index: 1}), lanes=1))
+    assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
+    assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
+    assert len(run.of(FinalOrdered)) == 1
+
+
+def losing_for_good(backend: FakeBackend, index: int) -> None:
+    """Have the device that loses its process with candidate `index` never start again."""
+
+    def patched(lane: FakeDeviceLane) -> Callable[[], Awaitable[DeviceInfo]]:
+        start = lane.start
+
+        async def once() -> DeviceInfo:
+            if index in backend.measured[lane.name]:
+                backend.script = replace(backend.script, start_failures={lane.name: math.inf})
+            return await start()
+
+        return once
+
+    for lane in backend.device_lanes():
+        lane.start = patched(lane)  # type: ignore[method-assign, assignment]
+
+
+async def test_a_device_that_is_lost_for_good_leaves_its_candidate_to_the_others() -> None:
+    """One loses its process with 0 and does not start again; the other, idle by then, measures 0."""
+    script = Script(doubts={0: 1}, measure_s=lambda c: 30.0 if c["x"] == 0 else 0.1)
+    backend = FakeBackend(6, script, devices=2)
+    losing_for_good(backend, 0)
+    run = await finish(backend)
+    [lost] = [e.device for e in run.of(DeviceLost) if e.final]
+    [other] = {e.device for e in run.of(CandidateMeasured) if e.index == 0}
+    assert run.result.measured == 6 and {lost, other} == {"fake-0", "fake-1"}
+    assert run.of(FinalOrdered)[0].device == other
+
+
+async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(tmp_path: Path) -> None:
+    backend = FakeBackend(20, Script(fails={5: "fault"}))
+    losing_for_good(backend, 5)
+    with pytest.raises(DevicesLost, match="no device is left"):
+        await tune(backend=backend, journal=tmp_path / "j")
+    events = journals.read(tmp_path / "j")
+    assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
+    measured = TuneResult.from_events(events).measured
+    assert measured == sum(isinstance(e, CandidateMeasured) for e in events) > 0
+
+
+@pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
+async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str, tmp_path: Path) -> None:
+    """Its figures do not count, whenever it is found out, and what it measured is measured again by the others."""
+    script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
+    backend = FakeBackend(24, script, devices=3)
+    run = await finish(backend, journal=tmp_path / "j")
+    [excluded] = run.of(DeviceExcluded)
+    assert excluded.device == slow and "0.900 times" in excluded.reason
+    assert run.result.measured == 24 and run.result.best_index == 9
+    assert slow not in {r.device for r in run.result.records} and run.of(FinalOrdered)[0].device != slow
+    assert any(slow in warning for warning in run.result.warnings)
+    replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
+    assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
+
+
+async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The syncs hang until the last device has come and shows that the first is too fast."""
+    sync = Recorder.sync
+
+    async def late(recorder: Recorder) -> None:
+        while not recorder.state.warnings:
+            await anyio.lowlevel.checkpoint()
+        await sync(recorder)
+
+    monkeypatch.setattr(Recorder, "sync", late)
+    script = Script(slowdown={"fake-0": 0.9}, start_failures={"fake-2": 1}, lower_s=0.01, compile_s=0.01)
+    run = await finish(FakeBackend(24, script, devices=3), journal=tmp_path / "j")
+    [excluded] = run.of(DeviceExcluded)
+    before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
+    assert before and excluded.device == "fake-0"
+    assert run.of(BestChanged) and all(e.lane != "fake-0" for e in run.of(BestChanged))
+
+
+async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:
+    script = Script(latency_ms=valley(9), slowdown={"fake-0": 1.05}, lower_s=0.01, compile_s=0.01)
+    run = await finish(FakeBackend(24, script, devices=2))
+    assert [e.device for e in run.of(DeviceExcluded)] == ["fake-0"]
+    assert run.result.measured == 24 and {r.device for r in run.result.records} == {"fake-1"}
+    assert run.result.latency_ms == 1.0 and run.result.reference_ms == 2.0
+
+
+async def test_devices_that_differ_by_less_than_two_percent_all_work() -> None:
+    run = await finish(FakeBackend(24, Script(slowdown={"fake-0": 1.01}), devices=2))
+    assert not run.of(DeviceExcluded) and {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
+
+
+def test_the_standard_is_the_device_in_the_middle() -> None:
+    assert speed_outliers({"a": 1.0}) == {} == speed_outliers({"a": 1.0, "b": 1.019})
+    assert speed_outliers({"a": 1.0, "b": 1.1}) == {"b": pytest.approx(1.1)}
+    assert speed_outliers({"a": 1.0, "b": 1.1, "c": 1.1}) == {"a": pytest.approx(1 / 1.1)}
+
+
+async def test_the_best_so_far_is_told_to_whoever_measures_next() -> None:
+    backend = FakeBackend(12, Script(latency_ms=lambda c: 20.0 - c["x"]), lanes=1)
+    await finish(backend)
+    order = backend.measured["fake-0"]
+    assert backend.best_known == [None, *itertools.accumulate((20.0 - x for x in order[:-1]), min)]
+
+
+async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process() -> None:
+    """7 looks a hundred times faster than it is, once; the second figure counts."""
+    backend = FakeBackend(12, Script(latency_ms=valley(2), first_ms={7: 0.01}), lanes=1)
+    run = await finish(backend)
+    [repeated] = run.of(BenchmarkRepeated)
+    assert repeated.index == 7 and "far below the fastest of 7 neighbours" in repeated.reason
+    assert len(run.of(DeviceReady)) == 2 and run.result.best_index == 2
+    assert [e.timing.latency_ms for e in run.of(CandidateMeasured) if e.index == 7] == [6.0]
+
+
+async def test_a_figure_that_is_confirmed_counts() -> None:
+    run = await finish(FakeBackend(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), lanes=1))
+    assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7
+
+
+def test_a_figure_below_the_devices_peak_is_not_believed() -> None:
+    floor = fastest_ms("NVIDIA H200", flops=2 * 4096**3, n_bytes=3 * 2 * 4096**2)
+    assert floor is not None and 0.05 < floor < 0.1754  # cuBLAS takes 0.1755 ms
+    assert "peak" in implausible(0.03, {"x": 1}, [], floor)
+    assert not implausible(0.18, {"x": 1}, [], floor)
+    assert fastest_ms("some device", 1e12, None) is None is fastest_ms("NVIDIA H200", None, None)
+    assert fastest_ms("NVIDIA H20", 1e12, None) is None is fastest_ms("NVIDIA GH200 480GB", 1e12, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_flops", "memory"),
+    [
+        ("NVIDIA H200", 989e12, 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
+        ("NVIDIA H100 NVL", 835e12, 3.9e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2.039e12),
+        ("NVIDIA L40S", 362e12, 864e9),
+        ("NVIDIA L4", 121e12, 300e9),
+        ("NVIDIA B200", 2250e12, 8e12),
+    ],
+)
+def test_no_bf16_kernel_at_the_data_sheets_peak_is_doubted(name: str, bf16_flops: float, memory: float) -> None:
+    by_flops, by_bytes = fastest_ms(name, bf16_flops, None), fastest_ms(name, None, memory)
+    assert by_flops is not None and by_bytes is not None
+    assert 100 < by_flops < 1000 and 700 < by_bytes < 1000
+
+
+def noisy(spread: float) -> Any:
+    """Return normal noise of this standard deviation, the same in every run."""
+    draw = random.Random(3)
+    return lambda index: draw.gauss(1, spread)
+
+
+async def test_the_final_goes_on_until_the_order_is_settled() -> None:
+    """The two best differ by 1 %, below 3 % of noise: twenty rounds do not tell; the losers stop earlier."""
+    script = Script(latency_ms=lambda c: {4: 1.0, 5: 1.01}.get(c["x"], 1.5), final_noise=noisy(0.03))
+    backend = FakeBackend(8, script)
+    run = await finish(backend, benchmark=BenchmarkSettings(n_final=4))
+    assert run.result.best_index == 4 and len(backend.finals) > 1
+    assert len(backend.finals[0]) == 5 and all(sorted(f) == [4, 5] for f in backend.finals[1:])
+    samples = {e.index: e.timing.n_samples for e in run.of(FinalOrdered)[0].entries}
+    assert samples[4] == samples[5] == 20 * len(backend.finals) and {
+        samples[i] for i in samples if i not in (4, 5)
+    } == {20}
+    assert run.result.speedup_over_slowest is not None  # over the rounds that both had
+
+
+async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -> None:
+    winners = set()
+    for phase in (0.0, 0.0002):
+        script = Script(latency_ms=lambda c, p=phase: 1.0 + p * c["x"], final_noise=noisy(0.01))  # type: ignore[misc]
+        backend = FakeBackend(4, script)
+        run = await finish(backend, benchmark=BenchmarkSettings(n_final=4, n_final_limit=60))
+        assert len(backend.finals) <= 3
+        keys = {r.index: r.key for r in run.result.records}
+        winners.add(run.result.best_index)
+        assert run.result.best_index == min(keys, key=lambda i: keys[i])
+    assert len(winners) == 1
+
+
+async def test_a_final_whose_device_is_lost_is_held_again() -> None:
+    run = await finish(FakeBackend(6, Script(final_losses=1, latency_ms=valley(2))))
+    assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceReady)) == 2 and not run.of(Warned)
+    run = await finish(FakeBackend(6, Script(final_losses=2, latency_ms=valley(2))))
+    assert not run.of(FinalOrdered) and "no final" in run.of(Warned)[0].message and run.result.best_index == 2
+
+
+def timing(latency: float, *noise: float) -> Timing:
+    return Timing.of([latency * 1e3 * (1 + n) for n in noise or (0.0,) * 20], "perf_counter")
+
+
+def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> None:
+    timings = {0: timing(1.0), 1: timing(1.3), 2: timing(1.001)}
+    assert unsettled(timings, [0, 1, 2], looks=10) == []
+    keys = {0: "b", 1: "a", 2: "a"}
+    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10)] == [2, 0, 1]  # 2 is as fast, by 0.1 %
+    assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
+    wide = [0.0, 0.1] * 10
+    assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
+
+
+async def test_finalists_that_nvrtc_compiled_are_timed_as_nvcc_compiles_them() -> None:
+    """What is handed back is what tilelang would compile; one that nvcc cannot compile stays as it was, and is told."""
+    backend = FakeBackend(6, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True, nvcc_fails=(2,)))
+    events: list[Event] = []
+    result = await tune(backend=backend, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
+    again = [e for e in events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
+    assert sorted(i for e in again for i in e.indices) == [0, 1]
+    [warning] = [e.message for e in events if isinstance(e, Warned)]
+    assert "candidate 2 may differ, in the final," in warning and "nvcc is scripted to fail" in warning
+    [final] = [e for e in events if isinstance(e, FinalOrdered)]
+    assert {0, 1, 2} <= {entry.index for entry in final.entries}
+    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvcc"
+    [finished] = [e for e in events if isinstance(e, RunFinished)]
+    assert finished.kernel is not None and finished.kernel.compiler == "nvcc"
+
+
+@pytest.mark.parametrize(("compiler", "n_final"), [("nvrtc", 3), ("auto", 0)])
+async def test_a_compiler_that_was_asked_for_stays_and_without_a_final_nothing_is_compiled_again(
+    compiler: Any, n_final: int
+) -> None:
+    backend = FakeBackend(4, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True))
+    settings = CompileSettings(compiler=compiler)
+    result = await tune(backend=backend, compile=settings, benchmark=BenchmarkSettings(n_final=n_final))
+    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvrtc"

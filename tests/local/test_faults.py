@@ -1,0 +1,166 @@
+"""The fault matrix on the CPU: one of each fault among twenty good candidates, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_kernels import FAULTS
+
+from atune.api.tuner import tune
+from atune.journal import writer as journals
+from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
+from atune.journal.result import TuneResult
+from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.measurement import Measurement
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import parse_file_ref
+
+pytestmark = pytest.mark.anyio
+KERNELS = Path(__file__).parents[1] / "fault_kernels.py"
+LIMIT_S = 5.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Watched(LocalBackend):
+    """Keeps its device lane where a test can find the process's number."""
+
+    def device_lanes(self) -> list[LocalDeviceLane]:
+        self.lanes = super().device_lanes()
+        return self.lanes
+
+    def kill_device(self) -> None:
+        worker = self.lanes[0]._worker
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGKILL)
+
+
+def watched(**options: Any) -> Watched:
+    benchmark = BenchmarkSettings(benchmark_timeout_s=LIMIT_S, **options)
+    settings = CompileSettings(workers=1)
+    return Watched(parse_file_ref(f"{KERNELS}:WORKLOAD"), target="c", compile=settings, benchmark=benchmark)
+
+
+@pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.slow)])
+async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, tmp_path: Path) -> None:
+    backend = watched(standby=standby)
+    events: list[Event] = []
+    slow = next(x for x, fault in FAULTS.items() if fault == "slow")
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        first = sum(isinstance(e, BenchmarkStarted) and e.index == slow for e in events) == 1
+        if isinstance(event, BenchmarkStarted) and event.index == slow and first:
+            threading.Timer(0.2, backend.kill_device).start()
+
+    result = await tune(backend=backend, benchmark=backend.benchmark, journal=tmp_path / "j", on_event=listen)
+    failed = {FAULTS[e.index]: e.kind for e in events if isinstance(e, BenchmarkFailed)}
+    assert failed == {
+        "abort": "fault", "segv": "fault", "endless": "timeout", "wrong": "mismatch", "nan": "non_finite",
+        "half": "unwritten", "killed": "worker_lost",
+    }  # fmt: skip
+    assert result.measured == 28 - len(failed) and result.failed == len(failed)
+    messages = {FAULTS[r.index]: r.message for r in result.failures}
+    assert "SIGABRT" in messages["abort"] and "SIGSEGV" in messages["segv"] and "SIGKILL" in messages["killed"]
+    assert "16 of 32 elements were not written" in messages["half"] and "largest difference" in messages["wrong"]
+    repeated = [(FAULTS.get(e.index, e.index), e.reason) for e in events if isinstance(e, BenchmarkRepeated)]
+    assert [fault for fault, _ in repeated] == ["killed", "slow"], repeated
+    lost = [e for e in events if isinstance(e, DeviceLost)]
+    ready = [e for e in events if isinstance(e, DeviceReady)]
+    assert len(lost) == 6 and len(ready) == 7  # abort, segv, endless, killed twice, slow once
+    assert [e.standby for e in ready] == [False, *[standby] * 6]
+    [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
+    assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
+    assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records
+
+
+async def built(backend: LocalBackend, *indices: int) -> list[Artifact]:
+    lane = backend.compile_lanes()[0]
+    lowered = [await lane.lower(Candidate(i, config_key({"x": i}), {"x": i})) for i in indices]
+    artifacts = await lane.build([one for one in lowered if isinstance(one, Lowered)])
+    assert all(isinstance(one, Artifact) for one in artifacts)
+    return artifacts  # type: ignore[return-value]
+
+
+async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
+    backend = watched(standby=True)
+    async with backend.open():
+        await backend.discover()
+        [artifact] = await built(backend, 0)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        await lane.prepare(artifact)
+        assert lane._standby is not None
+        standby = await lane._standby.taken()
+        assert standby is not None and standby.alive
+        os.kill(standby.pid, signal.SIGKILL)
+        await standby._exited.wait()
+        backend.kill_device()
+        await lane.start()
+        assert lane.alive and not lane.took_over
+        assert isinstance(await lane.measure(artifact), Measurement)
+
+
+async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
+    """It waits for what is measured, but not to the end of a hang: that is when it is needed."""
+    backend = watched(standby=True)
+    async with backend.open():
+        await backend.discover()
+        hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
+        good, endless = await built(backend, 0, hanging)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        await lane.prepare(good)
+        answer = await lane.measure(endless)
+        assert isinstance(answer, Failure) and answer.kind == "timeout"
+        assert lane._standby is not None and lane._standby.made
+        await lane.start()
+        assert lane.took_over and isinstance(await lane.measure(good), Measurement)
+
+
+async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
+    backend = watched(standby=True)
+    async with backend.open():
+        await backend.discover()
+        [artifact] = await built(backend, 0)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        await lane.prepare(artifact)
+        closed = time.monotonic()
+    assert time.monotonic() - closed < 1 and not backend.server.pids()
+
+
+async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restored() -> None:
+    """Doubled at each call without that, the input would be infinite after a hundred calls, and the final wrong."""
+    file = f"{KERNELS}:WRITING"
+    backend = LocalBackend(parse_file_ref(file), target="c", compile=CompileSettings(workers=1))
+    async with backend.open():
+        await backend.discover()
+        [artifact] = await built(backend, 0)
+        [lane] = backend.device_lanes()
+        await lane.start()
+        for _ in range(2):
+            answer = await lane.measure(artifact)
+            assert isinstance(answer, Measurement) and answer.checked and answer.writes == (0,), answer
+        await lane.final([artifact, artifact], 200)
+        [output] = await lane.outputs(artifact)
+        assert struct.unpack("32f", output) == tuple(2.0 * i for i in range(1, 33))
+
+
+async def test_a_kernel_without_outputs_is_compared_by_what_it_writes() -> None:
+    """The check of tilelang's tuner passes there, whatever is written."""
+    result = await tune(f"{KERNELS}:OWN", target="c", compile=CompileSettings(workers=1))
+    assert [r.kind for r in result.failures] == ["mismatch"] and result.failures[0].config == {"x": 0}
+    assert result.measured == 2 and all(m.checked and m.writes == (0,) for m in result.measurements)

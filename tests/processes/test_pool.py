@@ -1,0 +1,494 @@
+"""The process layer: calls, crashes, deadlines, cancellations, and that no process or descriptor is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
+from atune.processes.pool import ForkServer
+from atune.processes.server import shutdown
+from atune.processes.worker import Worker
+
+HERE = Path(__file__).parents[1]
+UVLOOP = ("asyncio", {"use_uvloop": True})
+
+pytestmark = pytest.mark.anyio
+every_loop = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Modules whose import takes long, holds the GIL in native code, fails, crashes or leaves."""
+    for name, text in {
+        "gil_at_import": "import ctypes\nctypes.PyDLL(None).sleep(30)",
+        "sleep_at_import": "import time\ntime.sleep(0.4)",
+        "fail_at_import": "raise RuntimeError('broken install')",
+        "crash_at_import": "import os\nprint('about to crash', flush=True)\nos.kill(os.getpid(), 11)",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_up_uvloop() -> None:
+    """Let libuv open the pipe that it keeps for the life of the process."""
+    anyio.run(anyio.sleep, 0, backend_options={"use_uvloop": True})
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(anyio_backend: object) -> Iterator[None]:
+    """Fail a test that leaves a descriptor, a child process or a transport behind."""
+    shutdown()  # what other tests' runs left warm
+    gc.collect()
+    before = descriptors()
+    yield
+    gc.collect()
+    assert descriptors() == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def processes(groups: Iterable[int]) -> dict[int, str]:
+    """Return all live (non-zombie) processes of these process groups, with their names."""
+    found, wanted = {}, set(groups)
+    for folder in os.listdir("/proc"):
+        if folder.isdigit():
+            try:
+                stat = Path("/proc", folder, "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+            if int(rest[2]) in wanted and rest[0] not in "ZX":
+                found[int(folder)] = name
+    return found
+
+
+def zombies_of(parent: int) -> list[str]:
+    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
+    return [stat for stat in stats if stat[stat.rindex(")") + 2 :].split()[:2] == ["Z", str(parent)]]
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
+    """Poll, blocking: for tests without a loop."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
+    with anyio.move_on_after(timeout_s):
+        while not condition():
+            await anyio.sleep(0.01)
+    return bool(condition())
+
+
+async def call_compiler(worker: Worker, *, task_status: anyio.abc.TaskStatus[int]) -> None:
+    """Cancel-only: run g++ under the worker and report when its processes are up."""
+    async with anyio.create_task_group() as tasks:
+        group = worker.pid
+        tasks.start_soon(worker.call, "pool_targets:run_compiler", b"")
+        assert await until(lambda: {"cc1plus", "sleep"} <= set(processes([group]).values()))
+        task_status.started(group)
+
+
+@every_loop
+async def test_round_trip(run_dir: str) -> None:
+    big = os.urandom(5_000_000)
+    async with ForkServer(preload=["json"], run_dir=run_dir) as server:
+        async with anyio.create_task_group() as tasks:
+            for lane in "abc":
+                worker = await server.spawn(lane)
+                tasks.start_soon(worker.call, "pool_targets:echo", big)
+        assert await worker.call("pool_targets:echo", big) == big
+        assert await worker.call("pool_targets:echo", b"") == b""
+        assert await worker.call("zlib:compress", b"1") != b"1"
+        assert len(server.pids()) == len(processes(server.pids())) == 4
+        assert worker.name == "c-2" and worker.alive
+        assert server.preload_s is not None
+        groups = server.pids()
+    assert not processes(groups) and not server.pids() and not worker.alive
+    with pytest.raises(WorkerError, match="not open"):
+        await server.spawn("late")
+
+
+@every_loop
+async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        for entry, kind, message in [
+            ("pool_targets:fail", "ValueError", "so sad"),
+            ("pool_targets:leave", "SystemExit", "3"),
+            ("pool_targets:interrupt", "KeyboardInterrupt", "^$"),
+            ("pool_targets:no_bytes", "TypeError", "bytes-like"),
+            ("pool_targets:missing", "AttributeError", "missing"),
+            ("no_such_module:f", "ModuleNotFoundError", "no_such_module"),
+        ]:
+            with pytest.raises(RemoteError, match=message) as caught:
+                await worker.call(entry, b"so sad")
+            assert caught.value.kind == kind
+            assert caught.value.detail.startswith("Traceback")
+        assert await worker.call("pool_targets:echo", b"x") == b"x"
+
+
+@every_loop
+async def test_crash_names_the_signal_and_keeps_the_last_words(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        await worker.call("pool_targets:noise", b"")
+        with pytest.raises(WorkerLost, match="died in pool_targets:crash: killed by SIGSEGV") as caught:
+            await worker.call("pool_targets:crash", b"")
+        assert "last words \\udcff" in caught.value.detail
+        assert "\ufffd raw" in caught.value.detail
+        assert "in crash" in caught.value.detail, "faulthandler's traceback"
+        assert "straight" not in caught.value.detail, "that was the call before"
+        assert not worker.alive
+        with pytest.raises(WorkerLost, match="is gone: killed by SIGSEGV"):
+            await worker.call("pool_targets:echo", b"")
+        other = await server.spawn("test")
+        with pytest.raises(WorkerLost, match="exited with status 7"):
+            await other.call("pool_targets:end", b"7")
+
+
+async def test_worker_that_hangs_up_is_killed(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        group = worker.pid
+        with anyio.fail_after(2), pytest.raises(WorkerLost, match="SIGKILL"):
+            await worker.call("pool_targets:close_replies", b"")
+        assert not processes([group])
+
+
+async def test_idle_worker_killed_from_outside(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        os.kill(worker.pid, signal.SIGKILL)
+        assert await until(lambda: not worker.alive)
+        with pytest.raises(WorkerLost, match="out of memory, or from outside"):
+            await worker.call("pool_targets:echo", b"")
+        await worker.kill()
+
+
+async def test_crash_takes_the_children_along_and_leaves_no_zombie(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        group = worker.pid
+        with pytest.raises(WorkerLost):
+            await worker.call("pool_targets:crash_beside_compiler", b"")
+        assert await until(lambda: not processes([group]))
+        assert await until(lambda: not zombies_of(server.pids()[0]))
+
+
+@every_loop
+async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        group = worker.pid
+        seen: dict[int, str] = {}
+
+        async def look() -> None:
+            assert await until(lambda: {"g++", "cc1plus", "sleep"} <= set(processes([group]).values()))
+            seen.update(processes([group]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            with pytest.raises(WorkerTimeout, match=r"past 1 s"):
+                await worker.call("pool_targets:run_compiler", b"", timeout_s=1)
+        assert len(seen) == 4
+        assert await until(lambda: not processes([group]), 0.5)
+        assert await until(lambda: not zombies_of(server.pids()[0]), 0.5)
+        assert not worker.alive
+
+
+async def test_timeout_has_the_tail_and_beats_the_gil(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        with pytest.raises(WorkerTimeout) as caught:
+            await worker.call("pool_targets:sleep", b"60", timeout_s=0.2)
+        assert "going to sleep" in caught.value.detail
+        worker = await server.spawn("test")
+        group, start = worker.pid, time.monotonic()
+        with pytest.raises(WorkerTimeout):
+            await worker.call("pool_targets:hold_gil", b"", timeout_s=0.3)
+        assert time.monotonic() - start < 0.8
+        assert not processes([group])
+
+
+@every_loop
+async def test_cancel_during_call(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        async with anyio.create_task_group() as tasks:
+            group = await tasks.start(lambda task_status: call_compiler(worker, task_status=task_status))
+            start = time.monotonic()
+            tasks.cancel_scope.cancel()
+        assert time.monotonic() - start < 0.5
+        assert not worker.alive
+        assert await until(lambda: not processes([group]), 0.5)
+        assert await (await server.spawn("next")).call("pool_targets:echo", b"x") == b"x"
+
+
+@every_loop
+@pytest.mark.parametrize("entry", ["hold_gil", "run_compiler", "sleep"])
+async def test_cancel_of_everything(run_dir: str, entry: str) -> None:
+    """The scope around the server is cancelled: all groups are gone, within a second, whatever they do."""
+    groups: list[int] = []
+    with anyio.CancelScope() as scope:
+        async with ForkServer(run_dir=run_dir) as server, anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon((await server.spawn("test")).call, f"pool_targets:{entry}", b"60")
+            await anyio.sleep(0.3)
+            groups, start = server.pids(), time.monotonic()
+            assert len(processes(groups)) >= 4
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert time.monotonic() - start < 0.9
+    assert await until(lambda: not processes(groups), 0.1)
+
+
+@every_loop
+async def test_cancel_during_preload_that_holds_the_gil(run_dir: str, slow_modules: str) -> None:
+    for delay in (0, 0.001, 0.02, 0.3):
+        start = time.monotonic()
+        with anyio.move_on_after(delay) as scope:
+            async with ForkServer(preload=["gil_at_import"], run_dir=run_dir) as server:
+                group = server._process.pid
+                await server.spawn("test")
+        assert scope.cancelled_caught
+        assert time.monotonic() - start < delay + 0.5
+        assert not processes([group])
+        with pytest.raises(ProcessLookupError):
+            os.kill(group, 0)
+
+
+async def test_cancel_during_spawn(run_dir: str) -> None:
+    """Cancelled at any moment of the fork, no worker is left."""
+    async with ForkServer(preload=["json"], run_dir=run_dir) as server:
+        await (await server.spawn("warm")).kill()
+        for delay in (0, 0.0005, 0.001, 0.002, 0.003):
+            with anyio.move_on_after(delay):
+                await (await server.spawn("test")).kill()
+            assert await until(lambda: len(server.pids()) == 1)
+            assert Path(f"/proc/{server.pids()[0]}/task/{server.pids()[0]}/children").read_text() == ""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param(UVLOOP, id="uvloop")])
+@pytest.mark.parametrize("delay", [0, 0.002, 0.3])
+async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float) -> None:
+    servers: list[ForkServer] = []
+    groups: list[int] = []
+
+    async def work() -> None:
+        async with ForkServer(run_dir=run_dir) as server:
+            servers.append(server)
+            worker = await server.spawn("test")
+            groups.extend(server.pids())
+            await worker.call("pool_targets:hold_gil", b"")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(delay)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await until(lambda: not processes(groups))
+    await asyncio.sleep(0.1)  # for asyncio to reap
+
+
+async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_modules: str) -> None:
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(time.monotonic())
+            await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        start = time.monotonic()
+        async with ForkServer(preload=["sleep_at_import"], run_dir=run_dir) as server:
+            assert time.monotonic() - start < 0.2
+            worker = await server.spawn("test")
+            assert time.monotonic() - start > 0.4
+            assert server.preload_s is not None and 0.4 < server.preload_s < 1
+            await worker.call("pool_targets:echo", b"x")
+        tasks.cancel_scope.cancel()
+    assert max(b - a for a, b in pairwise(ticks)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("module", "message", "tail"),
+    [
+        ("fail_at_import", "preloading fail_at_import failed: RuntimeError: broken install", "Traceback"),
+        ("crash_at_import", "ended while importing crash_at_import: killed by SIGSEGV", "about to crash"),
+    ],
+)
+async def test_preload_that_fails(run_dir: str, slow_modules: str, module: str, message: str, tail: str) -> None:
+    async with ForkServer(preload=[module], run_dir=run_dir) as server:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=message) as caught:
+                await server.spawn("test")
+            assert tail in caught.value.detail
+
+
+@every_loop
+async def test_server_killed_from_outside(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        workers = [await server.spawn("test") for _ in range(3)]
+        groups, start = server.pids(), time.monotonic()
+
+        async def expect_lost(worker: Worker, entry: str) -> None:
+            with pytest.raises(WorkerLost):
+                await worker.call(entry, b"60")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(expect_lost, workers[0], "pool_targets:hold_gil")
+            tasks.start_soon(expect_lost, workers[1], "pool_targets:sleep")
+            await anyio.sleep(0.1)
+            os.kill(groups[0], signal.SIGKILL)
+        assert time.monotonic() - start < 1
+        assert await until(lambda: not processes(groups))
+        assert await until(lambda: not server.pids())
+        assert not any(worker.alive for worker in workers)
+        with pytest.raises(WorkerError, match="fork server ended: killed by SIGKILL"):
+            await server.spawn("test")
+
+
+async def test_server_that_hangs_does_not_delay_the_exit(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        await server.spawn("test")
+        groups, start = server.pids(), time.monotonic()
+        os.kill(groups[0], signal.SIGSTOP)
+    assert time.monotonic() - start < 1
+    assert await until(lambda: not processes(groups))
+
+
+async def test_native_noise_does_not_touch_the_protocol(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        for _ in range(3):
+            assert await worker.call("pool_targets:noise", b"intact") == b"intact"
+        log = Path(run_dir, "test-0.stderr").read_text(errors="replace")
+        assert [log.count(text) for text in ("from printf", "from print\n", "straight", "a child")] == [3, 3, 60, 3]
+        with pytest.raises(WorkerLost) as caught:
+            await worker.call("pool_targets:noisy_failure", b"")
+        assert caught.value.detail.count("from print\n") == 1
+
+
+async def test_nothing_is_inherited(run_dir: str) -> None:
+    """A worker has its own reply socket and no other; its children have none, and none of our pipes."""
+    async with ForkServer(run_dir=run_dir) as server:
+        workers = [await server.spawn("test") for _ in range(3)]
+        sockets = [json.loads(await worker.call("pool_targets:own_sockets", b"")) for worker in workers]
+        assert [len(own) for own in sockets] == [1, 1, 1]
+        assert len({own[0] for own in sockets}) == 3
+        inherited = (await workers[2].call("pool_targets:childs_descriptors", b"")).decode()
+        assert "socket:" not in inherited and "pipe:" not in inherited
+
+
+async def test_settings_are_applied(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/untouched")
+    cpu = max(os.sched_getaffinity(0))
+    async with ForkServer(preload=["colorsys"], run_dir=run_dir, env={"ATUNE_BOTH": "s", "ATUNE_TEST": "s"}) as server:
+        plain = await server.spawn("test")
+        special = await server.spawn("test", env={"ATUNE_TEST": "w"}, cpus=[cpu], nice=5)
+        facts = json.loads(await special.call("pool_targets:settings", b""))
+        assert facts == {
+            "env": "w",
+            "both": "s",
+            "pythonpath": "/untouched",
+            "cpus": [cpu],
+            "nice": os.nice(0) + 5,
+            "group": True,
+            "modules": ["colorsys"],
+            "stdin": "/dev/null",
+            "cwd": os.getcwd(),
+        }
+        facts = json.loads(await plain.call("pool_targets:settings", b""))
+        assert facts["env"] == "s" and facts["nice"] == os.nice(0)
+        bad = await server.spawn("test", cpus=[100_000])
+        with pytest.raises(WorkerLost, match="exited with status 1") as caught:
+            await bad.call("pool_targets:echo", b"")
+        assert "sched_setaffinity" in caught.value.detail
+
+
+async def test_error_of_the_body_comes_out_bare(run_dir: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with ForkServer(run_dir=run_dir) as server:
+            await server.spawn("test")
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        async with ForkServer(run_dir=run_dir):
+            raise ZeroDivisionError
+
+
+async def test_no_descriptor_is_left_while_the_server_runs(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        await (await server.spawn("warm")).kill()
+        before = descriptors()
+        for _ in range(5):
+            worker = await server.spawn("test")
+            await worker.call("pool_targets:echo", b"x")
+            await worker.kill()
+            worker = await server.spawn("test")
+            with pytest.raises(WorkerLost):
+                await worker.call("pool_targets:end", b"0")
+        assert descriptors() == before
+        server_fds = f"/proc/{server.pids()[0]}/fd"
+        assert len(os.listdir(server_fds)) < 12
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["idle", "gil", "preload", "compiler", "idle-forked", "gil-forked", "compiler-forked"])
+def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio_backend: str) -> None:
+    """Everything is gone within two seconds, also when a process forked off the parent holds the lifeline open."""
+    path = os.pathsep.join([str(HERE), str(HERE.parent), slow_modules])
+    command = [sys.executable, str(HERE / "pool_targets.py"), run_dir, mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as parent:
+        assert parent.stdout
+        child, *groups = json.loads(parent.stdout.readline())
+        try:
+            count = {"preload": 1, "compiler": 9}.get(mode.removesuffix("-forked"), 3)
+            assert wait_for(lambda: len(processes(groups)) == count), processes(groups)
+            time.sleep(0.3)
+            parent.kill()
+            assert wait_for(lambda: not processes(groups), 2), processes(groups)
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)

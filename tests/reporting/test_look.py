@@ -1,0 +1,382 @@
+"""Merge, export, report, watch and simulation: what is made of journals, none of which runs anything of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from event_streams import Stream, write
+from processes import environment
+
+import atune
+from atune.api.tuner import tune
+from atune.cli.main import main
+from atune.errors import JournalError, UsageError
+from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
+from atune.journal.export import export
+from atune.journal.merge import merge
+from atune.journal.reader import read
+from atune.journal.replay import follow, replay, simulate
+from atune.model.measurement import Conditions, Timing
+from atune.reporting.report import POINTS, Clocks, report
+from atune.testing import FakeBackend, Script
+
+DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+GPU_JOURNALS = {"gpu": RESULTS / "run288" / "gemm288.jsonl", "gpu, two parts": RESULTS / "resume" / "half.jsonl"}
+"""Of an H200, as measured; the second run was killed at half and resumed."""
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+
+
+def run(path: Path, indices: list[int], factor: float = 1.0, **script: Any) -> Path:
+    """Write the journal of a run over some candidates of one space of ten."""
+    configs = [{"x": i} for i in indices]
+    backend = FakeBackend(configs, Script(latency_ms=lambda c: factor * (1.0 + abs(c["x"] - 6)), **script))
+    anyio.run(lambda: tune(backend=backend, journal=path))
+    return path
+
+
+def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
+    one, two = run(tmp_path / "1", [0, 1, 2, 3]), run(tmp_path / "2", [4, 5, 6, 7, 8, 9])
+    merged = merge([one, two], tmp_path / "m")
+    assert (merged.best_config, merged.measured, merged.total, merged.remaining) == ({"x": 6}, 10, 10, 0)
+    assert [r.config["x"] for r in merged.records] == list(range(10))
+    assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=1e-4)
+    again = replay(tmp_path / "m")
+    assert again.summary() == merged.summary() and again.records == merged.records
+    assert merged.finished and any("merged from 2 journals" in text for text in merged.warnings)
+
+
+def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
+    """The later measurement counts, and a measurement before a failure, wherever that stands."""
+    one = run(tmp_path / "1", [5, 6, 7], fails={0: "mismatch"})
+    two = run(tmp_path / "2", [7, 6, 5], factor=2.0, fails={1: "compile"})
+    merged = merge([one, two])
+    found = {r.config["x"]: (r.status, r.latency_ms) for r in merged.records}
+    assert found == {5: ("measured", 4.0), 6: ("measured", 1.0), 7: ("measured", 4.0)}
+    notes = [text for text in merged.warnings if "several outcomes" in text]
+    assert len(notes) == 3
+    assert any(f"failed in {one}, measured 4 ms in {two}): that of {two} counts" in text for text in notes)
+    assert any(f"measured 1 ms in {one}, failed in {two}): that of {one} counts" in text for text in notes)
+
+
+def test_other_work_is_not_merged(tmp_path: Path) -> None:
+    one, two = run(tmp_path / "1", [1]), tmp_path / "2"
+    backend = FakeBackend(2, fingerprint="g" * 64)
+    anyio.run(lambda: tune(backend=backend, journal=two))
+    with pytest.raises(JournalError, match=r"other work than .*: another kernel"):
+        merge([one, two])
+    with pytest.raises(UsageError, match="as a list of paths"):
+        merge(str(one))  # type: ignore[arg-type]
+
+
+def test_a_journal_of_many_parts_failures_and_duplicates_merges_with_itself(tmp_path: Path) -> None:
+    alone, original = merge([DATA]), replay(DATA)
+    names = ("best_config", "latency_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total")
+    assert all(getattr(alone, name) == getattr(original, name) for name in names) and alone.final == original.final
+    twice = merge([DATA, DATA], tmp_path / "m")
+    assert all(getattr(twice, name) == getattr(original, name) for name in names[2:])
+    assert not twice.final
+
+
+def test_csv_has_a_row_for_each_record(capsys: pytest.CaptureFixture[str]) -> None:
+    table = list(csv.DictReader(io.StringIO(export(DATA, "csv").decode())))
+    records = replay(DATA).records
+    assert len(table) == len(records)
+    for row, record in zip(table, records, strict=True):
+        assert row["status"] == record.status and int(row["config.block_M"]) == record.config["block_M"]
+        assert row["latency_ms"] == ("" if record.latency_ms is None else repr(record.latency_ms))
+        assert json.loads(row["config.tile"]) == list(record.config["tile"])
+    assert main(["export", str(DATA), "--to", "csv"]) == 0
+    assert capsys.readouterr().out.encode() == export(DATA, "csv")
+
+
+def test_csv_defuses_formulas(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", Stream(total=1).candidate(0, 1.0, mode="=HYPERLINK(1)").finished().events)
+    assert "'=HYPERLINK(1)" in export(path, "csv").decode()
+
+
+T4: dict[str, Any] = {
+    "timestamp": str, "configuration": dict, "objectives": list, "invalidity": str, "correctness": (int, float),
+    "measurements": list,
+    "times": {
+        "compilation_time": (int, float), "runtimes": list, "framework": (int, float),
+        "search_algorithm": (int, float), "validation": (int, float),
+    },
+}  # fmt: skip
+"""What the results schema of T4 1.0.0 says of an entry (github.com/odgaard/TuningSchema, branch T4)."""
+INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+
+
+def assert_t4(document: dict[str, Any]) -> None:
+    """Hold a document to the schema's types and required fields, and to what Kernel Tuner 1.5 writes beside them."""
+    assert re.fullmatch(r"[0-9]+.[0-9]+.[0-9]+", document["schema_version"])
+    assert document["metadata"] == {"timeunit": "milliseconds"} and isinstance(document["results"], list)
+    for entry in document["results"]:
+        assert entry.keys() == T4.keys() and entry["invalidity"] in INVALIDITY
+        for name, kind in T4.items():
+            assert isinstance(entry[name], dict if name == "times" else kind), (name, entry)
+        assert entry["times"].keys() == T4["times"].keys() | {"compilation", "benchmark"}
+        for name, kind in T4["times"].items():
+            assert isinstance(entry["times"][name], kind), (name, entry)
+        for measured in entry["measurements"]:
+            assert measured.keys() == {"name", "value", "unit"}
+            assert isinstance(measured["name"], str) and isinstance(measured["unit"], str)
+            assert isinstance(measured["value"], (int, float, str, list))
+
+
+@pytest.mark.parametrize("journal", [DATA, *GPU_JOURNALS.values()], ids=["stored", *GPU_JOURNALS])
+def test_t4_keeps_its_schema(journal: Path) -> None:
+    document = json.loads(export(journal, "t4"))
+    assert_t4(document)
+    records = [record for record in replay(journal).records if record.status != "remaining"]
+    assert len(document["results"]) == len(records)
+    for entry, record in zip(document["results"], records, strict=True):
+        [time_ms] = [m["value"] for m in entry["measurements"] if m["name"] in entry["objectives"]]
+        assert time_ms == ("" if record.latency_ms is None else record.latency_ms)
+        assert (entry["invalidity"] == "correct") == (entry["correctness"] == 1) == bool(entry["times"]["runtimes"])
+        assert entry["configuration"].keys() == record.config.keys()
+
+
+def test_t4_tells_failures_by_their_kind_and_conditions_where_they_are_known() -> None:
+    results = json.loads(export(DATA, "t4"))["results"]
+    assert len(results) == 12
+    kinds = sorted(entry["invalidity"] for entry in results if entry["invalidity"] != "correct")
+    assert kinds == ["compile", "constraints", "correctness", "runtime"]
+    first = json.loads(export(GPU_JOURNALS["gpu"], "t4"))["results"][0]["measurements"]
+    assert {(m["name"], m["unit"]) for m in first} == {
+        ("time", "ms"), ("sm_clock", "MHz"), ("memory_clock", "MHz"), ("temperature", "°C"),
+    }  # fmt: skip
+
+
+def test_parquet_is_read_back_or_says_what_is_missing(tmp_path: Path) -> None:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        with pytest.raises(UsageError, match=r"pip install 'atune\[parquet\]'"):
+            export(DATA, "parquet")
+        return
+    (tmp_path / "p").write_bytes(export(DATA, "parquet"))
+    table = pyarrow.parquet.read_table(tmp_path / "p").to_pylist()
+    assert [row["status"] for row in table] == [record.status for record in replay(DATA).records]
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UsageError, match="give one of csv, parquet, t4"):
+        export(DATA, "xlsx")
+
+
+class Links(HTMLParser):
+    """Collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def hostile(tmp_path: Path) -> Path:
+    """A journal whose every text tries to become a part of the page."""
+    text = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)><!--"
+    stream = Stream(total=3, default=0).candidate(0, 1.0, mode=text).build_failed(1, text).candidate(2, 2.0, mode="b")
+    return write(tmp_path / "hostile.jsonl", stream.final({0: [1.0, 1.0], 2: [2.0, 2.0]}).finished().events)
+
+
+def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tmp_path: Path) -> None:
+    for journal in (DATA, hostile(tmp_path)):
+        page = report(journal)
+        links = Links()
+        links.feed(page)
+        assert links.found == ["data:,"] and "http://www.w3.org/2000/svg" in page and "https://" not in page
+        assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
+@pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured", "gpu", "gpu, two parts"])
+def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tmp_path: Path) -> None:
+    journal = DATA
+    if kind == "hostile":
+        journal = hostile(tmp_path)
+    elif kind in GPU_JOURNALS:
+        journal = GPU_JOURNALS[kind]
+    elif kind != "stored":
+        journal = write(tmp_path / "j", read(DATA)[: 40 if kind == "interrupted" else 3])
+    page, log = tmp_path / "page.html", tmp_path / "net.json"
+    assert main(["report", str(journal), "-o", str(page)]) == 0
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--log-net-log={log}",
+        "--disable-background-networking",
+    ]
+    command = [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert 'data-drawn="yes"' in done.stdout and "CONSOLE" not in done.stderr, done.stderr
+    wanted = {
+        "stored": ("rank", "axes", "parallel", "timeline", "failures", "environment"),
+        "hostile": ("rank", "failures"),
+        **dict.fromkeys(GPU_JOURNALS, ("rank", "axes", "parallel", "timeline", "clocks", "environment")),
+    }
+    assert all(f'id="{name}"' in done.stdout for name in wanted.get(kind, ("environment",)))
+    assert "<title>atune report</title>" in done.stdout and "<img" not in done.stdout
+    if kind == "stored":
+        assert done.stdout.count("<circle") > 20 and "copy the configuration" in done.stdout
+        assert "{'block_M': 64, 'block_N': 64, 'tile': (64, 64), 'pass_configs': {'tl.fast': False}}" in done.stdout
+    assert '"constants"' in log.read_text() and '"url":"' not in log.read_text()  # no request, of whatever kind
+
+
+def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_left_out() -> None:
+    def seen(mono: float, device: str, *throttle: str, sm_mhz: int | None = 1980) -> Event:
+        conditions = Conditions(f"GPU-{device}", sm_mhz, 3201, 40, throttle)
+        timing = Timing.of([1.0], "events", conditions)
+        where = {"seq": 0, "time": 0.0, "mono": mono, "lane": device, "index": 0, "device": device}
+        return CandidateMeasured(**where, timing=timing, checked=True)  # type: ignore[arg-type]
+
+    clocks = Clocks()
+    for i in range(3 * POINTS):
+        clocks.add(seen(i / 10, "0", *(["power cap", "<temperature>"] if i % 1000 == 7 else [])))
+    clocks.add(seen(1.0, "1", sm_mhz=None))
+    on_cpu = Timing.of([1.0], "perf_counter")
+    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, lane="cpu", device="cpu", timing=on_cpu))
+    first, second = clocks.data()["devices"]
+    lowered = [point for point in first["points"] if point[4]]
+    assert [point[0] for point in lowered] == [i / 10 for i in range(3 * POINTS) if i % 1000 == 7]
+    assert lowered[0][4] == "power cap, <temperature>" and len(first["points"]) <= POINTS + 1
+    assert first["points"] == sorted(first["points"]) and second["points"] == [(1.0, None, 3201, 40, "")]
+    assert clocks.data()["text"] == (
+        f"Read from the driver right after each of {3 * POINTS + 1} timings. After 6 the clocks were lowered (red)."
+    )
+    assert Clocks().data()["devices"] == []
+
+
+def test_the_report_goes_beside_the_journal_and_says_where_it_cannot(tmp_path: Path, capsys: Any) -> None:
+    journal = tmp_path / "run.jsonl"
+    shutil.copy(DATA, journal)
+    assert main(["report", str(journal)]) == 0 and (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600
+    assert main(["report", str(journal), "-o", str(tmp_path / "no" / "page.html")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_simulation_yields_the_events_at_their_times(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", Stream(total=2, step_s=0.1).candidate(0, 1.0).candidate(1, 2.0).finished().events)
+    expected = read(path)
+
+    async def times(speed: float) -> list[float]:
+        started, seen = time.monotonic(), []
+        got: list[Event] = []
+        async for event in simulate(path, speed):
+            got.append(event)
+            seen.append(time.monotonic() - started)
+        assert got == expected
+        return seen
+
+    seen = anyio.run(times, 4.0)
+    assert all(event.mono / 4 - 0.01 <= at < event.mono / 4 + 2 for event, at in zip(expected, seen, strict=True))
+    assert anyio.run(times, math.inf)[-1] < expected[-1].mono / 2
+    with pytest.raises(UsageError, match="speed must be above zero"):
+        anyio.run(times, 0.0)
+    assert atune.simulate is simulate
+
+
+def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(tmp_path: Path) -> None:
+    """Half a line is not taken for a line, and a torn end that a further part cuts off is never seen."""
+    events, path = read(DATA), tmp_path / "j"
+    lines = DATA.read_bytes().splitlines(keepends=True)
+    whole = next(e.seq for e in events if isinstance(e, RunInterrupted)) + 2
+    path.write_bytes(b"".join(lines[:whole]) + b'{"crc":"torn')
+
+    def grow() -> None:
+        done = b"".join(lines[:whole])
+        for line in lines[whole:]:
+            time.sleep(0.002)
+            path.write_bytes(done + line[: len(line) // 2])
+            time.sleep(0.002)
+            done += line
+            path.write_bytes(done)
+
+    async def watch() -> list[Any]:
+        with anyio.fail_after(20):
+            return [event async for event in follow(path, 0.001)]
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    seen = [event for event in anyio.run(watch) if event is not None]
+    writer.join()
+    assert seen == events and isinstance(seen[-1], RunFinished)
+
+
+def test_following_a_damaged_journal_names_the_line(tmp_path: Path) -> None:
+    path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"x" + lines[3], *lines[4:]]))
+
+    async def watch() -> None:
+        with anyio.fail_after(5):
+            async for _ in follow(path, 0.01):
+                pass
+
+    with pytest.raises(JournalError, match="line 4: damaged"):
+        anyio.run(watch)
+
+
+def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None:
+    path, lines = tmp_path / "j", DATA.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:30]))
+    command = [sys.executable, "-m", "atune", "watch", str(path), "--json", "--poll", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as watcher:
+        time.sleep(0.5)
+        assert watcher.poll() is None
+        with path.open("ab") as file:
+            file.write(b"".join(lines[30:]))
+        out, err = watcher.communicate(timeout=20)
+    assert watcher.returncode == 0, err
+    assert (
+        json.loads(out.splitlines()[-1])["best_config"]
+        == json.loads(DATA.with_suffix(".json").read_text())["summary"]["best_config"]
+    )
+    assert b"measured" in err
+
+
+def test_watch_plays_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(DATA), "--speed", "1000"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("winner     block_M=64") and "7 measured" in out and "compiled" in err
+
+
+def test_merge_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = run(tmp_path / "1", [0, 1]), run(tmp_path / "2", [1, 6])
+    assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["best_config"] == {"x": 6} and err.count("several outcomes") == 1
+    assert main(["merge", str(one), str(two), "-o", str(tmp_path / "m")]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+
+
+def test_none_of_it_imports_what_is_heavy() -> None:
+    code = """
+import sys
+from atune.cli.main import main
+out = ["-o", "/dev/null"]
+for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):
+    main([command[0], sys.argv[1], *command[1:]])
+print([m for m in ("tilelang", "torch", "cloudpickle", "pyarrow") if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DATA)], capture_output=True, text=True, env=environment(), timeout=30
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,409 @@
+"""nvcc with the headers parsed once: what it makes is nvcc's, and nothing is lost where it does not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from processes import wait_until
+from services import SOFTMAX, artifacts, children, given_up, lowered
+
+import atune
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.processes.server import services
+from atune.stages.accelerators import cicc
+from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
+from atune.stages.compile.lowering import Blob
+from atune.system.folders import short_path
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+EXAMPLES = Path(__file__).parents[3] / "examples"
+HOPPER, AMPERE = Flavour("sm_90a"), Flavour("sm_80")
+GEMM = {"block_M": 64, "block_N": 64, "block_K": 32, "num_stages": 2, "threads": 128}
+KERNEL = 'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {factor}; }}\n'
+OWN = "#ifndef OWN\n#define OWN\n__device__ float own(float x) { return x * 3; }\n#endif\n"
+INCLUDES = "#include <tl_templates/cuda/reduce.h>\n#include <tl_templates/cuda/debug.h>\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the folder of a run that has a server for Hopper."""
+    run_dir = tmp_path_factory.mktemp("run")
+    found = cicc.Server(HOPPER, cicc.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
+    found.link(str(run_dir))
+    yield run_dir
+    found.kill()
+
+
+def code(elf: bytes) -> dict[str, bytes]:
+    """Return what a GPU runs of a 64-bit ELF file: instructions, constants, registers and bytes of shared memory.
+
+    What else is there names folders, or counts symbols.
+    """
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
+    text = elf[headers[names][4] :]
+    found = {text[h[0] : text.index(b"\0", h[0])].decode(): elf[h[4] : h[4] + h[5]] for h in headers if h[1] != 8}
+    sizes = {text[h[0] : text.index(b"\0", h[0])].decode(): h[5] for h in headers}
+    kept = (".text.", ".nv.constant0.", ".nv.constant2", ".nv.constant3")
+    run = {name: data for name, data in found.items() if name.startswith(kept)}
+    registers = found[".nv.info"].split(b"\x04\x2f\x08\x00")[1:]  # EIATTR_REGCOUNT: a symbol, and its registers
+    shared = {n: size for n, size in sizes.items() if n.startswith(".nv.shared.")}
+    return {**run, "registers": b"".join(sorted(data[4:8] for data in registers)), "shared": str(shared).encode()}
+
+
+def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
+    """Return nvcc's binary of `source`, compiled with tilelang's command."""
+    where = tilelang_paths()
+    command = cicc.nvcc_command(flavour, [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR])
+    path = folder / cicc.NAME
+    path.write_text(source)
+    subprocess.run([*command, str(path), "-o", f"{path}.cubin"], check=True, timeout=100, stderr=subprocess.DEVNULL)
+    return Path(f"{path}.cubin").read_bytes()
+
+
+async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str) -> list[str]:
+    backend = LocalBackend(ref, target=arch, devices=(), compile=CompileSettings(workers=1, store=False))
+    async with backend.open():
+        await backend.describe()
+        await backend.discover()
+        (lane,) = backend.compile_lanes()
+        found = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
+        return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
+
+
+@pytest.mark.anyio
+async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> None:
+    """Of kernels with and without Hopper's instructions, two of them of shapes of their own, swizzled and not."""
+    gemms = [{**GEMM, "swizzle": False}, {**GEMM, "block_N": 128, "num_stages": 0, "swizzle": True}]
+    printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), gemms, HOPPER.arch)
+    printed += await sources(SOFTMAX, [{"block_rows": 2, "threads": 128}], HOPPER.arch)
+    assert len(printed) == 3 and sum("wgmma_ss<" in source for source in printed) == 2
+    for source in printed:
+        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+        assert sum(name.startswith(".text.") for name in ours) == 1 and any(ours["registers"])
+        assert ours == code(by_nvcc(source, HOPPER, tmp_path))
+    without = cicc.compile_remotely(printed[0], HOPPER, str(server), lines=False)
+    whole = cicc.compile_remotely(printed[0], HOPPER, str(server))
+    assert code(without) == code(whole) and len(without) < len(whole) / 2
+
+
+@pytest.mark.anyio
+async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
+    """Instructions of earlier devices, and atomics, where the server knows neither; each set is preprocessed once."""
+    gemm = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [{**GEMM, "swizzle": False}], AMPERE.arch)
+    atomic = 'extern "C" __global__ void k(float* x) { AtomicAdd(&x[threadIdx.x], 1.0f); }\n'
+    also = [*gemm, f"{INCLUDES}#include <tl_templates/cuda/atomic.h>\n{atomic}"]
+    assert "mma_sync" in also[0]
+    for source in also:
+        assert not set(parts(source).includes) <= set(cicc.includes_for(HOPPER.arch))
+        with ThreadPoolExecutor(2) as threads:
+            both = list(threads.map(lambda one: cicc.compile_remotely(one, HOPPER, str(server)), [source] * 2))
+        made = {path: path.stat().st_mtime_ns for path in (server / cicc.FOLDER).glob("more-*.ii")}
+        ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
+        assert sum(name.startswith(".text.") for name in ours) == 1 and [code(one) for one in both] == [ours] * 2
+        assert ours == code(by_nvcc(source, HOPPER, tmp_path))
+        assert made == {path: path.stat().st_mtime_ns for path in (server / cicc.FOLDER).glob("more-*.ii")}
+    assert len(made) == 2 and not [path for path in (server / cicc.FOLDER).glob("more-*") if path.is_dir()]
+
+
+@pytest.mark.slow  # headers are parsed for another device
+@pytest.mark.anyio
+async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
+    flavour = Flavour(AMPERE.arch, fast_math=True)
+    server = cicc.Server(flavour, cicc.includes_for(flavour.arch), str(tmp_path))
+    try:
+        server.link(str(tmp_path))
+        gemm = {**GEMM, "swizzle": True}
+        printed = await sources(FileRef(str(EXAMPLES / "gemm.py"), "WORKLOAD"), [gemm], flavour.arch)
+        assert len(printed) == 1 and "mma_sync" in printed[0]
+        exponential = INCLUDES + KERNEL.format(name="k", factor="__expf(x[1]) / x[2]")
+        for source in (*printed, exponential):
+            ours = cicc.compile_remotely(source, flavour, str(tmp_path))
+            assert code(ours) == code(by_nvcc(source, flavour, tmp_path))
+        with pytest.raises(cicc.CiccError, match="parsed for sm_80, fast math True"):
+            cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
+    finally:
+        server.kill()
+
+
+def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
+    """Text of the user's, by `T.import_source`; a group has that of each member."""
+    server = cicc.Server(HOPPER, parts(INCLUDES).includes, str(tmp_path), OWN)
+    try:
+        server.link(str(tmp_path))
+        kernel = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = own(x[0]); }\n'
+        for own in (OWN, OWN + "\n" + OWN):
+            source = own + MICROSOFT + INCLUDES + kernel
+            assert server.fits(HOPPER, source)
+            assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == code(by_nvcc(source, HOPPER, tmp_path))
+        for source in (INCLUDES + kernel, MICROSOFT + INCLUDES, OWN.replace("3", "4") + MICROSOFT + INCLUDES):
+            assert not server.fits(HOPPER, source)
+            with pytest.raises(cicc.CiccError, match="other text before"):
+                cicc.compile_remotely(source, HOPPER, str(tmp_path))
+    finally:
+        server.kill()
+
+
+def test_a_header_that_was_edited_is_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "mine.cuh"
+    header.write_text("#define FACTOR 2\n")
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    (tmp_path / "server").mkdir()
+    server = cicc.Server(AMPERE, ("<mine.cuh>",), str(tmp_path / "server"))
+    server.kill()
+    assert server.up_to_date()
+    os.utime(header, (time.time() + 5,) * 2)
+    assert not server.up_to_date()
+    header.unlink()
+    assert not server.up_to_date()
+
+
+def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word that tilelang calls nvcc with, in its order; or else the code would not be the same."""
+    from tilelang.contrib import nvcc
+    from tilelang.cuda.backend import tilelang_callback_cuda_compile
+    from tvm.target import Target
+
+    seen: list[list[str]] = []
+
+    class Stop(Exception):
+        pass
+
+    def popen(command: list[str], **_: object) -> None:
+        seen.append(command)
+        raise Stop
+
+    monkeypatch.setattr(nvcc.subprocess, "Popen", popen)
+    where = tilelang_paths()
+    for fast_math in (False, True):
+        target = Target({"kind": "cuda", "arch": "sm_90a"})
+        with pytest.raises(Stop):
+            tilelang_callback_cuda_compile("// nothing", target, {"tl.enable_fast_math": fast_math})
+        expected = cicc.nvcc_command(
+            Flavour("sm_90a", fast_math), [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
+        )
+        assert seen.pop()[: len(expected)] == expected
+
+
+def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
+    printed = [INCLUDES + KERNEL.format(name=f"k{n}", factor=n) for n in range(12)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda source: cicc.compile_remotely(source, HOPPER, str(server)), printed))
+    assert [f".text.k{n}" in code(binary) for n, binary in enumerate(found)] == [True] * 12
+    assert code(found[7]) == code(by_nvcc(printed[7], HOPPER, tmp_path))
+    assert not list(server.glob("cicc-*"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (INCLUDES + "#include <curand_kernel.h>\n", "includes <curand_kernel.h>, which is not parsed"),
+        (INCLUDES + "#include <tl_templates/not_there.h>\n", "not_there.h: No such file"),
+        (INCLUDES + '#include "mine.h"\n', """it has '#include "mine.h"' among its kernels"""),
+        (INCLUDES + "#define CUSTOM 1\n" + INCLUDES, "among its kernels"),
+        ("#define WARP 16\n" + MICROSOFT + INCLUDES, "it has '#define WARP 16' before tilelang's headers"),
+        ("#include <a.h>\nint x;\n" + MICROSOFT + INCLUDES, "it has '#include <a.h>' before"),
+        ("#define ENABLE_BF16\n" + MICROSOFT + INCLUDES, "it has ENABLE_BF16 before"),
+        (OWN + MICROSOFT + INCLUDES, "other text before tilelang's headers than is parsed"),
+        (INCLUDES + "__device__ int f() { return std::vector<int>().size(); }\n", 'has no member "vector"'),
+        (INCLUDES + "int here = __LINE__;\n", '"__LINE__" is undefined'),
+        ("#include <tl_templates/cuda/instruction/wgmma.h>\nusing namespace cute;\n", "uses CUTLASS by itself"),
+        (INCLUDES + 'extern "C" __global__ void k() { asm("nonsense;"); }\n', "ptxas failed"),
+    ],
+)
+def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, why: str) -> None:
+    with pytest.raises(cicc.CiccError) as raised:
+        cicc.compile_remotely(source, HOPPER, str(server))
+    assert why in str(raised.value)
+    assert not list(server.glob("cicc-*"))
+
+
+LONG = INCLUDES + "".join(KERNEL.format(name=f"k{n}", factor=n) for n in range(2000))
+"""Takes cicc many seconds."""
+
+
+def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
+    """Nothing that it may have written counts."""
+    pid = server_of(server)
+
+    def kill() -> None:
+        wait_until(lambda: bool(children(pid)), 10, "a child of cicc's")
+        for child in children(pid):
+            os.kill(child, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as threads:
+        killed = threads.submit(kill)
+        with pytest.raises(cicc.CiccError, match="its process ended"):
+            cicc.compile_remotely(LONG, HOPPER, str(server))
+        killed.result()
+    assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
+
+
+ASK = """
+import sys
+from atune.stages.accelerators import cicc
+from atune.stages.compile.device_source import Flavour
+
+cicc.compile_remotely(sys.stdin.read(), Flavour("sm_90a"), sys.argv[1])
+"""
+
+
+def test_a_compile_ends_with_the_one_who_asked(server: Path) -> None:
+    pid = server_of(server)
+    asking = subprocess.Popen([sys.executable, "-c", ASK, str(server)], stdin=subprocess.PIPE, text=True)
+    assert asking.stdin is not None
+    asking.stdin.write(LONG)
+    asking.stdin.close()
+    wait_until(lambda: bool(children(pid)), 20, "a child of cicc's")
+    time.sleep(0.5)
+    assert children(pid), "the source does not take long"
+    asking.kill()
+    asking.wait()
+    wait_until(lambda: not children(pid), 0.5, "the end of cicc's child")
+
+    # One who is gone before the child looks is noticed, too.
+    place = short_path(str(server / cicc.FOLDER))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, place as short:
+        folder = server / "gone"
+        folder.mkdir()
+        (folder / cicc.BODY).write_text(LONG)
+        os.kill(pid, signal.SIGSTOP)
+        connection.connect(f"{short}/{cicc.SOCKET}")
+        connection.sendall(os.fsencode(folder) + b"\0")
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+    assert not children(pid)
+
+
+def server_of(run_dir: Path) -> int:
+    """Return the process of the server that is linked in `run_dir`."""
+    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, run_dir)]
+    return pid
+
+
+def _is_server(process: Path, run_dir: Path) -> bool:
+    try:
+        return os.readlink(process / "cwd") == os.path.realpath(run_dir / cicc.FOLDER) and bool(
+            os.readlink(process / "exe")
+        )
+    except OSError:
+        return False
+
+
+LOAD = """
+import sys
+from tilelang import tvm
+
+path, *symbols = sys.argv[1:]
+library = tvm.runtime.load_module(path)
+print(all(library[symbol] is not None for symbol in symbols), *(module.kind for module in library.imports))
+"""
+
+
+def check_loads(built: Sequence[Artifact]) -> None:
+    """Load a library as a device's process does, as far as that goes without a device: device code is read, too."""
+    command = [sys.executable, "-c", LOAD, built[0].path, *(one.symbol for one in built)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "cuda"], done.stderr
+
+
+@pytest.mark.anyio
+async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
+    async with lowered(3, CompileSettings(workers=1)) as (backend, lane, group):
+        assert backend.service.compiler == "cicc", backend.service.why
+        built = artifacts(list(await lane.build(group)))
+        assert [one.compiler for one in built] == ["cicc"] * 3 and all(one.exact for one in built)
+        assert len({one.path for one in built}) == 1
+        assert "headers parsed in" in built[0].why
+        library = Path(built[0].path).read_bytes()
+        assert all(f"{one.symbol}_kernel".encode() in library for one in built)
+        check_loads(built)
+
+        # A compile that is given up ends, with the one who asked.
+        (server,) = children(backend.service.pid)
+        await given_up(lane, group, server)
+        assert backend.service.compiler == "cicc"
+        (again, *_) = artifacts(list(await lane.build(group)))
+        assert again.compiler == "cicc"
+
+        # Without the server nvcc takes over, and says why.
+        os.kill(server, signal.SIGKILL)
+        with anyio.fail_after(5):
+            while backend.service.compiler:
+                await anyio.sleep(0.01)
+        (last, *_) = artifacts(list(await lane.build(group)))
+        assert last.compiler == "nvcc" and "SIGKILL" in last.why
+
+
+@pytest.mark.anyio
+async def test_the_next_run_finds_the_headers_parsed() -> None:
+    """In another folder, for other candidates; and what died meanwhile is replaced."""
+    atune.shutdown()
+    whys, pids = list[str](), list[int]()
+    for n in range(3):
+        async with lowered(n + 1, CompileSettings(workers=1, compiler="cicc")) as (backend, lane, group):
+            assert backend.service.compiler == "cicc", backend.service.why
+            built = artifacts(list(await lane.build(group[n:])))
+            assert [one.compiler for one in built] == ["cicc"]
+            whys.append(built[0].why)
+            pids.append(backend.service.pid)
+        (process,) = services._servers.values()
+        assert len(process.lasting) == 1
+        if n == 1:
+            (server,) = children(backend.service.pid)
+            os.kill(server, signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), 5, "the service's end")
+    assert pids[0] == pids[1] != pids[2]
+    assert ["by the run before" in why for why in whys] == [False, True, False]
+    folder = process.folder
+    atune.shutdown()
+    assert not folder.exists() and not services._servers
+    wait_until(lambda: not Path(f"/proc/{pids[2]}").exists(), 5, "the service's end")
+
+
+@pytest.mark.anyio
+async def test_where_nvcc_works_otherwise_nvrtc_is_taken_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia.cu13", reason="the pip package nvidia-cuda-nvrtc is not installed")
+    real = shutil.which("nvcc")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "nvcc"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--cubin*--dryrun*|*--dryrun*--cubin*) exit 3;; esac\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    home = Path(os.path.realpath(str(real))).parents[1]
+    for name in ("include", "lib64", "nvvm"):
+        if (home / name).exists():
+            (tmp_path / name).symlink_to(home / name)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    async with lowered(2, CompileSettings(workers=1)) as (backend, lane, group):
+        assert backend.service.compiler == "nvrtc", backend.service.why
+        built = artifacts(list(await lane.build(group)))
+        assert [one.compiler for one in built] == ["nvrtc"] * 2 and not any(one.exact for one in built)
+        assert "not cicc, because nvcc calls other programs" in built[0].why

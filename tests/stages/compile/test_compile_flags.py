@@ -1,0 +1,108 @@
+"""`compile_flags`: a candidate's own flags reach its compiler, and keep it apart from candidates with others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune.errors import SpaceError
+from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.settings import CompileSettings
+from atune.workload.workload import FileRef, Workload
+
+pytestmark = pytest.mark.anyio
+
+SOURCE = """
+import atune
+from contract_kernels import inputs, reference, scaled
+FLAGS = [None, ["-O2"], ["-O1", "-DSECOND"]]
+WORK = atune.Workload(scaled, atune.Space(scale=[2.0, 3.0], compile_flags=FLAGS), inputs=inputs)
+GPU = atune.Workload(
+    scaled, [{"scale": 2.0}, {"scale": 3.0, "compile_flags": ["-DMARK"]}], arguments={"threads": 32}, inputs=inputs
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of workloads, and a g++ on PATH that notes how it is called."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "g++"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nPATH="${{PATH#*:}}" exec g++ "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
+    found = tmp_path / "flags.py"
+    found.write_text(SOURCE)
+    return found
+
+
+async def lowered_all(backend: LocalBackend) -> tuple[LocalCompileLane, list[Lowered]]:
+    spec = await backend.describe()
+    await backend.discover()
+    lane = backend.compile_lanes()[0]
+    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
+    found = [await lane.lower(candidate) for candidate in candidates]
+    assert all(isinstance(one, Lowered) for one in found), found
+    return lane, [one for one in found if isinstance(one, Lowered)]
+
+
+async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
+    settings = CompileSettings(workers=1, flags=("-Og",))
+    backend = LocalBackend(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
+    async with backend.open():
+        lane, lowered = await lowered_all(backend)
+        assert len({one.code_key for one in lowered}) == 6
+        assert [one.merge_key == lowered[0].merge_key for one in lowered] == [True, False, False] * 2
+        assert len({one.merge_key for one in lowered}) == 3
+        for member in range(3):
+            built = await lane.build([lowered[member], lowered[member + 3]])
+            assert all(isinstance(one, Artifact) for one in built), built
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
+        ["-Og"], ["-O2"], ["-O1", "-DSECOND"],
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
+    """Asked for NVRTC, which takes no such flags: that candidate says why nvcc compiled it."""
+    settings = CompileSettings(workers=1, compiler="nvrtc")
+    backend = LocalBackend(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
+    async with backend.open():
+        lane, (plain, flagged) = await lowered_all(backend)
+        assert plain.merge_key != flagged.merge_key
+        assert await lane.find(plain) is None  # the store is empty: now NVRTC is started
+        while backend.service.warming:
+            await anyio.sleep(0.05)
+        if not backend.service.compiler:
+            pytest.skip(reason=backend.service.why)
+        [first], [second] = await lane.build([plain]), await lane.build([flagged])
+        assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
+        assert first.compiler == "nvrtc"
+        assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")
+
+
+@pytest.mark.parametrize("flags", ["-O2", [1], {"-O2": True}])
+def test_flags_that_are_no_list_of_texts_are_refused(flags: Any) -> None:
+    with pytest.raises(SpaceError, match="compile_flags must be a list of flags"):
+        Workload(lambda a: a, [{"a": 1, "compile_flags": flags}]).candidates()
+
+
+def test_the_default_has_the_settings_flags() -> None:
+    work = Workload(lambda a=1: a, [{"a": 1, "compile_flags": ["-O2"]}, {"a": 1, "compile_flags": None}])
+    assert work.default_config(work.candidates()) == 1

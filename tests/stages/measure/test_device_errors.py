@@ -1,0 +1,86 @@
+"""Which of the device's words mean that a context is beyond repair, and, on a GPU, that such a process is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atune
+from atune.journal.events import DeviceLost, Event
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure.device_errors import kind_of, words_of
+
+KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
+
+FAULTS = [
+    # torch (cudaGetErrorString)
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: misaligned address",
+    "CUDA error: unspecified launch failure",
+    "CUDA error: an illegal instruction was encountered",
+    "CUDA error: invalid program counter",
+    "CUDA error: hardware stack error",
+    "CUDA error: the launch timed out and was terminated",
+    "CUDA error: operation not supported on global/shared address space",
+    "CUDA error: uncorrectable ECC error encountered",
+    "CUDA error: uncorrectable NVLink error detected during the execution",
+    "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+    # TVM (cuGetErrorName)
+    "CUDALaunch Error: CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDALaunch Error: CUDA_ERROR_ASSERT",
+    "CUDALaunch Error: CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDAError: cuModuleUnload(module_[i]) failed with error: CUDA_ERROR_LAUNCH_FAILED",
+    "CUDALaunch Error: CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDALaunch Error: CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDALaunch Error: CUDA_ERROR_INVALID_PC",
+    "CUDALaunch Error: CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDALaunch Error: CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDALaunch Error: CUDA_ERROR_CONTAINED",
+    # the runtime's names
+    "cudaErrorAssert", "cudaErrorECCUncorrectable", "cudaErrorIllegalAddress", "cudaErrorLaunchFailure",
+]  # fmt: skip
+OTHERS = {
+    "CUDA error: invalid argument": "launch",
+    "CUDA error: too many resources requested for launch": "launch",
+    "CUDA error: no kernel image is available for execution on the device": "launch",
+    "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE": "launch",
+    "Expected 3 arguments, unnecessary eccentric ones were given": "launch",
+    "strides[0] of A must be 1024": "launch",
+    "CUDA out of memory. Tried to allocate 4096.00 GiB": "out_of_memory",
+    "CUDALaunch Error: CUDA_ERROR_OUT_OF_MEMORY": "out_of_memory",
+    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: out of memory": "out_of_memory",
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_what_spoils_a_context_is_a_fault(words: str) -> None:
+    assert kind_of(RuntimeError(words)) == "fault"
+
+
+@pytest.mark.parametrize(("words", "kind"), OTHERS.items())
+def test_what_does_not_costs_no_process(words: str, kind: str) -> None:
+    assert kind_of(RuntimeError(words)) == kind
+
+
+def test_the_words_are_those_of_the_device_in_short() -> None:
+    error = RuntimeError(
+        "CUDA error: device-side assert triggered\n\nCompile with TORCH_USE_CUDA_DSA\nmore\n" + "x" * 900
+    )
+    assert words_of(error) == "RuntimeError: CUDA error: device-side assert triggered Compile with TORCH_USE_CUDA_DSA"
+    assert len(words_of(RuntimeError("x" * 900))) == 500
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+def test_an_assertion_and_a_trap_on_the_device_cost_a_process_each() -> None:
+    """Both are named, the processes are replaced, and the two good candidates are measured."""
+    events: list[Event] = []
+    settings = BenchmarkSettings(benchmark_timeout_s=20, n_final=0)
+    result = atune.run(f"{KERNELS}:WORKLOAD", target="cuda", devices=["0"], benchmark=settings, on_event=events.append)
+    kinds = {record.config["mode"]: record.kind for record in result.failures}
+    assert kinds == {"assert": "fault", "trap": "fault"}, [(r.config, r.kind, r.message) for r in result.failures]
+    assert result.measured == 2 and sum(isinstance(e, DeviceLost) for e in events) == 2
+    messages = {record.config["mode"]: record.message for record in result.failures}
+    assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages

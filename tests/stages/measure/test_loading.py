@@ -1,0 +1,129 @@
+"""Loading the workload's file in workers: no candidate's deadline covers it, and a kill from outside is survived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atune.errors import WorkerError, WorkloadError
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.stages.compile.lowering import Blob
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.anyio
+
+SOURCE = """
+import os, signal, time
+import atune
+from pathlib import Path
+from contract_kernels import inputs, scaled
+
+{prologue}
+WORK = atune.Workload(scaled, atune.Space(scale=[2.0]), inputs=inputs)
+"""
+COUNT = "mark = Path({mark!r})\nmark.write_text(mark.read_text() + 'x' if mark.exists() else 'x')\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # test_pool loses workers on both
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file with a letter for every time that the workload's file was run."""
+    return tmp_path / "mark"
+
+
+def backend_of(
+    tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch, target: str = "c"
+) -> LocalBackend:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    file = tmp_path / "work.py"
+    file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
+    settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
+    return LocalBackend(
+        FileRef(str(file), "WORK"), target=target, devices=() if target != "c" else ("all",), compile=settings
+    )
+
+
+async def test_loading_is_in_no_candidates_deadline(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "time.sleep(3.5)", monkeypatch)
+    async with backend.open():
+        await backend.discover()
+        [lane] = backend.compile_lanes()
+        config = {"scale": 2.0}
+        assert isinstance(await lane.lower(Candidate(0, config_key(config), config)), Lowered)
+    assert mark.read_text() == "x"
+
+
+async def test_a_loading_worker_killed_from_outside_is_tried_once_more(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = "if len(mark.read_text()) == 1:\n    os.kill(os.getpid(), signal.SIGKILL)"
+    backend = backend_of(tmp_path, mark, once, monkeypatch)
+    async with backend.open():
+        spec = await backend.describe()
+        assert len(spec.configs) == 1 and mark.read_text() == "xx"
+
+
+async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGKILL)", monkeypatch)
+    async with backend.open():
+        with pytest.raises(
+            WorkerError, match=r"the worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"
+        ):
+            await backend.describe()
+    assert mark.read_text() == "xx"
+
+
+IMPORTING = """
+import tilelang.language as T
+
+def twice(scale, threads):
+    @T.prim_func
+    def main(x: T.Tensor((32,), "float32"), out: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=threads or None):
+            T.import_source("#define TWICE 2.0f")
+            for i in T.serial(32):
+                out[i] = x[i] * scale
+    return main
+
+scaled = lambda scale, threads=0: twice(scale, threads)
+"""
+
+
+@pytest.mark.parametrize("target", ["c", "sm_90a"])
+async def test_an_imported_text_may_end_without_a_newline(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    backend = backend_of(tmp_path, mark, IMPORTING, monkeypatch, target)
+    async with backend.open():
+        await backend.discover()
+        [lane] = backend.compile_lanes()
+        lowered = await lane.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
+        assert isinstance(lowered, Lowered), lowered
+        source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
+        assert "#define TWICE 2.0f\n" in source
+        if target == "c":
+            [built] = await lane.build([lowered])
+            assert isinstance(built, Artifact), built
+
+
+async def test_a_file_that_crashes_is_the_workloads_mistake(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGSEGV)", monkeypatch)
+    async with backend.open():
+        with pytest.raises(WorkloadError, match=r"loading .*work\.py:WORK failed: .*SIGSEGV"):
+            await backend.describe()
+    assert mark.read_text() == "x"

@@ -1,0 +1,135 @@
+"""Strides of inputs and outputs are kept, from the given tensor to the device's process and to the winner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import atune
+from atune.errors import WorkloadError
+from atune.model.artifact import Artifact, KernelParam
+from atune.model.settings import BenchmarkSettings
+from atune.stages.measure import benchmark
+from atune.stages.measure.inputs import Arguments
+from atune.stages.measure.loader import has_layout
+from atune.workload.workload import Workload, load, ship
+
+KERNELS = Path(__file__).parents[2] / "strided_kernels.py"
+FEW = BenchmarkSettings(n_repeat=3, n_final=0)
+ROWS = KernelParam("float32", (4, 8), ("row", 1))
+OUT = KernelParam("float32", (8, 4), (1, 8))
+
+
+def arguments(given: torch.Tensor | None, *params: KernelParam, **options: Any) -> Arguments:
+    inputs = None if given is None else [given]
+    work = Workload(lambda x: None, [{"x": 1}], inputs=inputs, **options)
+    return Arguments(load(ship(work)), params, "cpu", 0)
+
+
+def rows(stride: int) -> torch.Tensor:
+    return torch.arange(4.0 * 16).as_strided((4, 8), (stride, 1))
+
+
+@pytest.mark.parametrize("stride", [8, 11, 3, 0])
+def test_a_given_tensor_keeps_its_strides_on_its_way(stride: int) -> None:
+    """Contiguous, with gaps, overlapping and expanded ones; the memory is a copy."""
+    given = rows(stride)
+    made = arguments(given, ROWS, OUT)
+    value = made.values[0]
+    assert value.stride() == (stride, 1) and torch.equal(value, given)
+    assert made.values[1].stride() == (1, 8) and made.values[1].shape == (8, 4)
+    copy = made.copies()[0]
+    assert copy.stride() == (stride, 1) and torch.equal(copy, given)
+    value[1, 2] = -5.0
+    assert made.changed() == {0} == made.restore_inputs() and torch.equal(value, rows(stride))
+    assert torch.equal(given, rows(stride))
+
+
+def test_a_write_into_the_gaps_is_found_and_undone() -> None:
+    made = arguments(rows(11), ROWS, OUT)
+    gap = made.values[0].as_strided((1,), (1,), 9)
+    was = gap.item()
+    gap.fill_(-1.0)
+    assert made.changed() == {0} == made.restore_inputs() and gap.item() == was
+
+
+def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
+    made = arguments(None, KernelParam("float16", (4, 8), (10, 1)), OUT)
+    assert made.values[0].stride() == (10, 1) and made.values[1].stride() == (1, 8)
+    made.poison()
+    assert made.values[1].isnan().all()
+    with pytest.raises(WorkloadError, match="dimension 'row' is symbolic: give it"):
+        arguments(None, ROWS, OUT)
+    from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
+    assert Arguments(from_arguments, (ROWS, OUT), "cpu", 0).values[0].stride() == (9, 1)
+
+
+def test_a_parameter_without_strides_gets_a_contiguous_copy() -> None:
+    given = torch.arange(32.0).view(8, 4).T
+    made = arguments(given, KernelParam("float32", (4, 8)), OUT)
+    assert made.values[0].is_contiguous() and torch.equal(made.values[0], given)
+
+
+def test_strides_that_the_kernel_does_not_take_are_named() -> None:
+    with pytest.raises(WorkloadError, match=r"input 0 has the strides \[11, 1\]; the kernel takes \[8, 1\]"):
+        arguments(rows(11), KernelParam("float32", (4, 8), (8, 1)), OUT)
+    both = (ROWS, KernelParam("float32", (4, 8), ("row", 1)), OUT)
+    work = Workload(lambda x: None, [{"x": 1}], inputs=[rows(11), rows(9)])
+    with pytest.raises(WorkloadError, match=r"input 1 has the strides \[9, 1\]; row is 11 elsewhere"):
+        Arguments(work, both, "cpu", 0)
+    assert has_layout(KernelParam("float32", (1, 8), (99, 1)), torch.zeros(1, 8))
+
+
+BASE = KernelParam("float32", (4, 8), (8, 1))
+
+
+@pytest.mark.parametrize(
+    ("other", "again"),
+    [
+        (BASE, False),
+        (KernelParam("float32", (4, 8, 1), (8, 1, 1)), True),
+        (KernelParam("float32", (8, 4), (8, 1)), True),
+        (KernelParam("float16", (4, 8), (8, 1)), True),
+        (KernelParam("float32", (4, 8), (9, 1)), True),
+        (KernelParam("float32", (4, 8)), True),
+    ],
+    ids=["same", "rank", "shape", "dtype", "strides", "contiguous"],
+)
+def test_inputs_of_an_earlier_candidate_are_used_where_all_agrees(
+    other: KernelParam, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def make(artifact: Artifact) -> None:
+        made.append(artifact.params)
+        monkeypatch.setattr(benchmark._device, "arguments", SimpleNamespace(params=artifact.params))
+
+    monkeypatch.setattr(benchmark, "_make_arguments", make)
+    monkeypatch.setattr(benchmark._device, "arguments", None)
+    for param in (BASE, other):
+        benchmark._fit_arguments(Artifact(0, "", "", (param, BASE), "c"))
+    assert len(made) == 1 + again
+
+
+@pytest.mark.parametrize("target", ["c", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("name", "row"), [("DRAWN", None), ("GIVEN", 11)])
+def test_strided_kernels_are_tuned_and_used(name: str, row: int | None, target: str) -> None:
+    """Each candidate has other strides, or takes the given tensor's; the reference sees them, too."""
+    result = atune.run(f"{KERNELS}:{name}", target=target, benchmark=FEW)
+    assert result.failed == 0 and result.measured == (3 if row is None else 1) and result.best_config is not None
+    stride = row or 8 + result.best_config["pad"]
+    a = torch.randn(6 * stride, device="cpu" if target == "c" else "cuda").as_strided((6, 8), (stride, 1))
+    out = result.kernel(a)
+    assert torch.equal(out, a.T * 2) and out.stride() == (1, 8)
+    if row is None and stride != 8:
+        with pytest.raises(ValueError, match=r"the kernel takes float32 \[6, 8\], with strides"):
+            result.kernel(a.contiguous())
+
+
+def test_given_strides_that_do_not_fit_end_the_run() -> None:
+    with pytest.raises(WorkloadError, match=r"input 0 has the strides \[11, 1\]; the kernel takes"):
+        atune.run(f"{KERNELS}:WRONG", target="c", benchmark=FEW)

@@ -1,0 +1,231 @@
+"""The artifact store: compiled once, used again, checked, bounded, and safe for several programs at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import atune
+from atune.journal.events import ArtifactBuilt, Event
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.storage.artifact_store import ArtifactStore
+from atune.workload.workload import FileRef
+
+ROOT = Path(__file__).parents[2]
+WORKLOADS = ROOT / "tests" / "workloads.py"
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+SOFTMAX = {"block_rows": 4, "threads": 128}
+
+
+def artifact(folder: Path, name: str, size: int = 100) -> Artifact:
+    path = folder / f"{name}.so"
+    path.write_bytes(name.encode().ljust(size, b"."))
+    Path(source_path(str(path), name)).write_text(f"source of {name}")
+    return Artifact(0, str(path), name, (KernelParam("float32", (4,)),), "c")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache folder for the runs of this module: in the same environment they share a fork server."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def own_store(home: Path) -> Path:
+    """The artifact store of the test's runs, with nothing in it."""
+    store = home / "atune" / "artifacts"
+    shutil.rmtree(store, ignore_errors=True)
+    return store
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    folder = tmp_path / "built"
+    folder.mkdir()
+    return folder
+
+
+def test_what_was_put_is_found_under_its_code(tmp_path: Path, built: Path) -> None:
+    store = ArtifactStore(tmp_path / "store")
+    one, two = artifact(built, "one"), artifact(built, "two")
+    store.put([("a" * 32, one)])
+    store.put([("b" * 32, two)])
+    found = store.find("b" * 32, 7)
+    assert found is not None
+    assert (found.index, found.symbol, found.params) == (7, "two", two.params)
+    assert Path(found.path).read_bytes() == Path(two.path).read_bytes()
+    assert Path(source_path(found.path, "two")).read_text() == "source of two"
+    assert store.find("c" * 32, 0) is None
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_damaged_library_is_not_used(tmp_path: Path, built: Path) -> None:
+    store = ArtifactStore(tmp_path / "store")
+    store.put([("a" * 32, artifact(built, "one"))])
+    (library,) = (tmp_path / "store").glob("*.so")
+    library.write_bytes(b"something else")
+    assert store.find("a" * 32, 0) is None
+    assert not library.exists()
+    store.put([("a" * 32, artifact(built, "one"))])
+    assert store.find("a" * 32, 0) is not None
+
+
+def test_an_index_cannot_lead_outside(tmp_path: Path, built: Path) -> None:
+    """Whatever the index file says, only a library in the store with the right content is loaded."""
+    store = ArtifactStore(tmp_path / "store")
+    store.put([("a" * 32, artifact(built, "one"))])
+    outside = artifact(tmp_path, "evil")
+    (code,) = (tmp_path / "store" / "codes").glob("*.json")
+    code.write_text(code.read_text().replace(next((tmp_path / "store").glob("*.so")).name, outside.path))
+    assert store.find("a" * 32, 0) is None
+
+
+def test_it_is_cut_back_to_its_size_and_spares_what_is_pinned(tmp_path: Path, built: Path) -> None:
+    folder = tmp_path / "store"
+    for i in range(5):
+        store = ArtifactStore(folder)
+        store.put([(f"{i}" * 32, artifact(built, f"k{i}", 1000))])
+        store.close()
+    libraries = {p.read_bytes()[:2].decode(): p for p in folder.glob("*.so")}
+    for i in range(5):
+        used = time.time() - 10_000 + i
+        os.utime(libraries[f"k{i}"], (used, used))
+    holder = "import sys, time; from atune.storage.artifact_store import ArtifactStore; from pathlib import Path; "
+    holder += f"s = ArtifactStore(Path({str(folder)!r})); s._pin({libraries['k0'].name!r}); "
+    holder += "print('ok', flush=True); time.sleep(60)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, env=environment) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"ok\n"
+        store = ArtifactStore(folder, max_bytes=3000)
+        assert store.evict() == 2
+        assert {p.read_bytes()[:2].decode() for p in folder.glob("*.so")} == {"k0", "k3", "k4"}
+        assert store.find("1" * 32, 0) is None
+        program.kill()
+    assert ArtifactStore(folder, max_bytes=2000).evict() == 1  # a dead program pins nothing
+    assert not libraries["k0"].exists()
+    assert not list(folder.glob("*.k0.source"))
+
+
+def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
+    """Codes and sources without their library, and parts of files whose writers died, once they are old."""
+    folder = tmp_path / "store"
+    store = ArtifactStore(folder)
+    for i in range(3):
+        store.put([(f"{i}" * 32, artifact(built, f"k{i}"))])
+    store.close()
+    gone = next(p for p in folder.glob("*.so") if p.read_bytes().startswith(b"k0"))
+    gone.unlink()
+    torn, young = folder / ".k9.so.abc.part", folder / "codes" / ".new.json.abc.part"
+    torn.write_bytes(b"half")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - 10_000,) * 2)
+    young.write_bytes(b"half")
+    assert ArtifactStore(folder).evict() == 0
+    assert sorted(p.stem[0] for p in folder.glob("codes/*.json")) == ["1", "2"]
+    assert len(list(folder.glob("*.source"))) == 2
+    assert not torn.exists() and young.exists()
+    for i in (1, 2):
+        assert ArtifactStore(folder).find(f"{i}" * 32, 0) is not None
+    os.utime(young, (time.time() - 10_000,) * 2)
+    assert ArtifactStore(folder).evict() == 0
+    assert young.exists()  # the whole index is looked through once a day
+    os.utime(folder / "swept", (time.time() - 100_000,) * 2)
+    ArtifactStore(folder).evict()
+    assert not young.exists()
+
+
+def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:
+    """Writers of the same and of different libraries, readers, and one that evicts: never a wrong answer."""
+    folder = tmp_path / "store"
+    artifacts = [artifact(built, f"k{i}", 5000) for i in range(8)]
+
+    def work(seed: int) -> int:
+        store, hits = ArtifactStore(folder, max_bytes=20_000), 0
+        for round in range(30):
+            i = (seed * 7 + round) % 8
+            store.put([(f"{i}" * 32, artifacts[i])])
+            found = store.find(f"{i}" * 32, i)
+            if found is not None:
+                assert Path(found.path).read_bytes() == Path(artifacts[i].path).read_bytes()
+                hits += 1
+            store.evict()
+        store.close()
+        return hits
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(work, range(6))) == 180
+    assert not list(folder.rglob("*.part"))
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_second_run_compiles_nothing() -> None:
+    builds: list[list[ArtifactBuilt]] = []
+    for settings in (atune.CompileSettings(), atune.CompileSettings(), atune.CompileSettings(store=False)):
+        events: list[Event] = []
+        result = atune.run(f"{WORKLOADS}:SCALE", target="c", compile=settings, on_event=events.append)
+        assert (result.measured, result.failed) == (2, 4)
+        builds.append([e for e in events if isinstance(e, ArtifactBuilt)])
+        assert "* 2.0" in result.kernel_source and "* 3.0" not in result.kernel_source
+    assert all(e.seconds > 0 and e.compiler == "g++" for e in builds[0])
+    assert [len(e.indices) for e in builds[1]] == [1] * 6
+    assert all(e.seconds == 0 and e.why == "from the artifact store" for e in builds[1])
+    assert all(e.seconds > 0 for e in builds[2])
+    flags = atune.CompileSettings(flags=("-O1",))
+    events = []
+    atune.run(f"{WORKLOADS}:SCALE", target="c", compile=flags, on_event=events.append)
+    assert all(e.seconds > 0 for e in events if isinstance(e, ArtifactBuilt))  # other flags are other code
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("target", ["c", pytest.param("sm_90a", marks=needs_nvcc)])
+async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_backend: str) -> None:
+    """What it needs to know of a kernel is kept beside the library; without that library it is lowered anew."""
+    file, config = (
+        (WORKLOADS, {"factor": 2, "block": 16}) if target == "c" else (ROOT / "examples" / "softmax.py", SOFTMAX)
+    )
+    name = "SCALE" if target == "c" else "WORKLOAD"
+    candidate = Candidate(0, config_key(config), config)
+
+    async def lowered(build: bool = True, **settings: Any) -> Lowered:
+        compile = CompileSettings(workers=1, **settings)
+        devices = ("all",) if target == "c" else ()
+        backend = LocalBackend(FileRef(str(file), name), target=target, devices=devices, compile=compile)
+        async with backend.open():
+            await backend.discover()
+            (lane,) = backend.compile_lanes()
+            answer = await lane.lower(candidate)
+            assert isinstance(answer, Lowered), answer
+            if build:
+                if answer.blob:
+                    assert await lane.find(answer) is None
+                [built] = await lane.build([answer])
+                assert isinstance(built, Artifact) and ("store" in built.why) != bool(answer.blob), built
+            return answer
+
+    first, second = await lowered(), await lowered()
+    assert first.blob and not second.blob
+    assert msgspec.structs.replace(second, blob=first.blob, seconds=first.seconds) == first
+    assert (await lowered(build=False, store=False)).blob
+    flags = ("-O1",) if target == "c" else ("-DMARK",)
+    assert (await lowered(build=False, flags=flags)).ir_key != first.ir_key
+    for library in own_store.glob("*.so"):
+        library.write_bytes(b"damaged")
+    assert (await lowered()).blob

@@ -1,0 +1,352 @@
+"""The workload: what fits a kernel, its fingerprint, and its way to the workers, wherever it was defined."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from atune.errors import SpaceError, UsageError, WorkloadError
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Lowered
+from atune.model.candidate import Candidate
+from atune.model.settings import CompileSettings
+from atune.model.space import Space
+from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
+
+HERE = Path(__file__).parents[1]
+ROOT = HERE.parent
+
+
+def kernel(N: int, block: int = 32, stages: int = 1) -> None:
+    """Stands for a kernel factory where nothing is lowered."""
+
+
+def keywords(N: int, **config: Any) -> None:
+    """A kernel factory that takes any configuration."""
+
+
+def describing(*args: Any, **options: Any) -> Any:
+    return describe(Workload(*args, **options))
+
+
+def test_a_description_is_plain_data() -> None:
+    spec = describing(kernel, Space(block=[16, 32], stages=[1, 2]), arguments={"N": 8}, reference=abs, out_idx=1)
+    assert spec.configs[1] == {"block": 16, "stages": 2} and spec.default == 2
+    assert (spec.name, spec.arguments, spec.out_idx, spec.has_reference) == ("kernel", {"N": 8}, (1,), True)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)) == spec
+
+
+def test_what_space_takes_is_a_space_too() -> None:
+    assert len(describing(kernel, [{"block": 1}, {"block": 2}], arguments={"N": 8}).configs) == 2
+    assert len(describing(kernel, {"block": [1, 2, 3]}, arguments={"N": 8}).configs) == 3
+    assert len(describing(kernel, lambda N: [{"block": N}], arguments={"N": 8}).configs) == 1
+
+
+def test_pass_configs_are_no_argument_of_the_kernel() -> None:
+    pass_configs = [{}, {"tl.disable_tma_lower": True}]
+    spec = describing(kernel, Space(block=[32], pass_configs=pass_configs), arguments={"N": 8})
+    assert [c["pass_configs"] for c in spec.configs] == pass_configs and spec.default == 0
+
+
+def test_a_kernel_with_keywords_takes_any_axis() -> None:
+    assert len(describing(keywords, Space(anything=[1, 2]), arguments={"N": 8}).configs) == 2
+
+
+def test_the_default_is_the_kernels_own_or_the_one_given() -> None:
+    assert describing(kernel, Space(block=[16, 64]), arguments={"N": 8}).default is None
+    assert describing(kernel, Space(block=[16, 64]), arguments={"N": 8}, default={"block": 64}).default == 1
+
+
+def problem(space: Any, **options: Any) -> Any:
+    return describing(kernel, space, **{"arguments": {"N": 1}, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: problem(Space(blocks=[1])), "takes no argument 'blocks'; it takes block, stages"),
+        (
+            lambda: problem(Space(block=[1]), arguments={}),
+            "lacks 'N', which the kernel needs; add it there or to arguments",
+        ),
+        (lambda: problem([{"N": 1}, {"block": 2}], arguments={}), "config 1: {'block': 2} lacks 'N'"),
+        (lambda: problem(Space(N=[1])), "'N' is an axis and a problem argument; give it in one place"),
+        (
+            lambda: problem(Space(block=[1]), arguments={"N": 1, "K": 2}),
+            "the kernel takes no argument 'K'; it takes N, block",
+        ),
+        (lambda: problem(Space(block=[1, 1])), "{'block': 1} occurs twice, first as config 0"),
+        (lambda: problem([{"block": (1, 2)}, {"block": [1, 2]}]), "occurs twice, first as config 0"),
+        (lambda: problem(Space(block=[object()])), "config 0: 'block': <object object"),
+        (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),
+        (lambda: problem(Space(pass_configs=[3])), "pass_configs must be a dict, got 3"),
+        (
+            lambda: problem(Space(block=[1]), arguments={"N": 1}, default={"block": 9}),
+            "default {'block': 9} is not in the space",
+        ),
+        (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
+        (lambda: Workload(kernel, Space(block=[1]), reference=5), "reference must be a function"),  # type: ignore[arg-type]
+        (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be zero or more, got -1.0"),
+        (lambda: Workload(kernel, Space(block=[1]), atol=float("nan")), "atol must be zero or more, got nan"),
+        (
+            lambda: Workload(kernel, Space(block=[1]), max_mismatched_ratio=-0.1),
+            "max_mismatched_ratio must be zero or more",
+        ),
+        (lambda: problem([]), "Space is empty"),
+        (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py:NAME"),
+        (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is no Python name"),
+        (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),
+        (lambda: load(FileRef(str(HERE / "event_streams.py"), "Stream")), "is a type, and must be an atune.Workload"),
+    ],
+)
+def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert isinstance(caught.value, (SpaceError, WorkloadError))
+
+
+def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import no_such_module_anywhere\n")
+    with pytest.raises(
+        WorkloadError, match=r"bad\.py cannot be loaded: ModuleNotFoundError: .*no_such_module_anywhere"
+    ):
+        load(FileRef(str(tmp_path / "bad.py"), "WORKLOAD"))
+
+
+def locked_kernel() -> Callable[..., Any]:
+    lock = threading.Lock()
+
+    def held(N: int) -> Any:
+        return lock
+
+    return held
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(WorkloadError, match=r"Workload held: kernel cannot be sent to the workers \(.*lock"):
+        ship(Workload(locked_kernel(), Space(N=[1])))
+    with pytest.raises(WorkloadError, match=r"Workload kernel: reference cannot be sent"):
+        ship(Workload(kernel, Space(block=[1]), arguments={"N": 1}, reference=locked_kernel()))
+    with pytest.raises(WorkloadError, match=r"Workload kernel: inputs cannot be sent"):
+        ship(Workload(kernel, Space(block=[1]), arguments={"N": 1}, inputs=[threading.Lock()]))
+
+
+def factory(value: Any, other: Any = None) -> Callable[..., Any]:
+    def inner(N: int, block: int = 1) -> Any:
+        def innermost() -> Any:
+            return value
+
+        return innermost, other
+
+    return inner
+
+
+def from_source(text: str, **names: Any) -> Callable[..., Any]:
+    """Define `f` as a notebook cell would."""
+    scope: dict[str, Any] = dict(names)
+    exec(compile(text, "<a test's cell>", "exec"), scope)
+    found: Callable[..., Any] = scope["f"]
+    return found
+
+
+CELL = "def f(N, block=1):\n    def inside():\n        return {body}\n    return inside\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (factory(1), factory(2)),
+        (factory([1, 2]), factory([1, 3])),
+        (factory({"a": (1, [2])}), factory({"a": (1, [3])})),
+        (factory(factory(1)), factory(factory(2))),
+        (factory({1, 2}), factory({1, 3})),
+        (factory(None), factory(0)),
+        (from_source(CELL.format(body="1")), from_source(CELL.format(body="2"))),
+        (from_source(CELL.format(body="SIZE"), SIZE=1), from_source(CELL.format(body="SIZE"), SIZE=2)),
+        (from_source(CELL.format(body="table[0]"), table=[1]), from_source(CELL.format(body="table[0]"), table=[2])),
+    ],
+)
+def test_the_fingerprint_follows_the_kernel(one: Any, other: Any) -> None:
+    """Its source, what it closes over, and the globals that the functions inside it use."""
+    prints = [fingerprint(Workload(f, Space(block=[1]), arguments={"N": 1})) for f in (one, one, other)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_the_fingerprint_of_a_lambda_is_its_own_source_and_not_the_statement_around_it() -> None:
+    base = fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=1: (A * 2, "ä", A + 1)))
+    same = fingerprint(Workload(kernel, Space(block=[1, 2, 3]), reference=lambda A, k=1: (A * 2, "ä", A + 1)))
+    others = [
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=1: (A * 2, "ä", A + 2))),
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda A, k=2: (A * 2, "ä", A + 1))),
+        fingerprint(Workload(kernel, Space(block=[1]), reference=lambda B, k=1: (B * 2, "ä", B + 1))),
+    ]
+    assert base == same and len({base, *others}) == 4
+
+
+def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
+    base: dict[str, Any] = {"arguments": {"N": 1}, "reference": factory(1), "inputs": factory(2)}
+    changes: list[dict[str, Any]] = [
+        {}, {"arguments": {"N": 2}}, {"reference": factory(3)}, {"reference": None}, {"inputs": factory(4)},
+        {"rtol": 0.1}, {"atol": 0.1}, {"max_mismatched_ratio": 0.1}, {"out_idx": 0}, {"pass_configs": {"tl.x": True}},
+    ]  # fmt: skip
+    prints = [fingerprint(Workload(kernel, Space(block=[1]), **{**base, **change})) for change in changes]
+    assert len(set(prints)) == len(changes)
+    assert prints[0] == fingerprint(Workload(kernel, Space(block=[1]), **base))
+    # not the space: it has a hash of its own, and may grow while a journal is gone on with
+    assert prints[0] == fingerprint(Workload(kernel, Space(block=[1], where=lambda block: block), **base))
+
+
+def test_the_fingerprint_is_the_same_in_another_process() -> None:
+    """No address or hash seed gets into it."""
+    code = (
+        "import tests_workload_print as t; from atune.workload.workload import fingerprint; print(fingerprint(t.WORK))"
+    )
+    module = """
+    from atune import Space, Workload
+    import functools, math
+    HELPERS = (math.sqrt, len, {"b": lambda x: x, "a": {3, 1, 2, "x", "y"}})
+    class Thing: pass
+    thing = Thing()
+    def reference(x): return HELPERS, thing
+    def kernel(N, block=(1, 2)): return HELPERS, thing, functools
+    WORK = Workload(kernel, Space(block=[1]), arguments={"N": 1}, reference=reference)
+    """
+    path = Path(os.environ["TMPDIR"]) / "tests_workload_print.py"
+    path.write_text(textwrap.dedent(module))
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{path.parent}", "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(prints) == 1 and len(prints.pop().strip()) == 64
+
+
+KERNEL = """
+import tilelang.language as T
+import torch
+
+DTYPE = "float32"
+
+def copy_kernel(N, block=16):
+    @T.prim_func
+    def main(A: T.Tensor((N,), DTYPE), B: T.Tensor((N,), DTYPE)):
+        with T.Kernel(T.ceildiv(N, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * FACTOR
+    return main
+
+FACTOR = 3.0
+
+def reference(A):
+    return A * FACTOR
+"""
+
+SHIP = """
+import msgspec, sys
+from atune import Space, Workload
+from atune.workload.workload import ship
+WORK = Workload(copy_kernel, Space(block=[16, 32]), arguments={"N": 64}, reference=reference, **OPTIONS)
+open(sys.argv[1], "wb").write(msgspec.msgpack.encode(ship(WORK)))
+"""
+
+FUTURE = "from __future__ import annotations\n"
+MAIN = KERNEL + "OPTIONS = {}\n" + SHIP
+EXEC = f"TEXT = {KERNEL!r}\nexec(compile(TEXT, 'made-by-exec', 'exec'))\nOPTIONS = {{'source': TEXT}}\n" + SHIP
+NOTEBOOK = f"""
+import linecache
+TEXT = {KERNEL!r}
+linecache.cache["/tmp/ipykernel_1/123.py"] = (len(TEXT), None, TEXT.splitlines(True), "/tmp/ipykernel_1/123.py")
+exec(compile(TEXT, "/tmp/ipykernel_1/123.py", "exec"))
+OPTIONS = {{}}
+""" + SHIP  # fmt: skip
+
+FORKS = """
+import os, runpy, sys
+import tilelang.language, torch
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        sys.argv = ["script.py", "out"]
+        runpy.run_path("script.py", run_name="__main__")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, folder
+"""
+"""Runs the script in each folder as a program of its own, all of them with one import of tilelang."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_backend: str) -> None:
+    """From `__main__`, from `exec` and from a notebook's cell: shipped by one process, lowered and run in another."""
+    scripts = {"main": MAIN, "future": FUTURE + MAIN, "exec": EXEC, "notebook": NOTEBOOK}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, text in scripts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "script.py").write_text(text)
+    main, *others = (str(tmp_path / name) for name in scripts)
+    commands = [(main, ["script.py", "out"]), (tmp_path, ["-c", FORKS, *others])]
+    running = [subprocess.Popen([sys.executable, *options], cwd=cwd, env=environment) for cwd, options in commands]
+    assert [process.wait(60) for process in running] == [0, 0]
+    refs = {name: msgspec.msgpack.decode((tmp_path / name / "out").read_bytes(), type=PickleRef) for name in scripts}
+    server = LocalBackend(refs["main"], target="c", compile=CompileSettings(workers=1))
+    async with server.open():
+        for name, ref in refs.items():
+            backend = copy.copy(server)  # the same server, fresh workers
+            backend.workload = ref
+            spec = await backend.describe()
+            assert len(spec.configs) == 2
+            await backend.discover()
+            [lane], [device] = backend.compile_lanes(), backend.device_lanes()
+            lowered = [await lane.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
+            assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
+            built = await lane.build(lowered)  # type: ignore[arg-type]
+            await device.start()
+            await device.prepare(built[0])  # type: ignore[arg-type]
+            answers = [await device.measure(artifact) for artifact in built]  # type: ignore[arg-type]
+            assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
+
+
+def test_functools_partial_is_a_kernel() -> None:
+    spec = describing(functools.partial(kernel, stages=2), Space(block=[1, 2]), arguments={"N": 1}, name="partial")
+    assert len(spec.configs) == 2 and spec.name == "partial"
+
+
+class Slow:
+    """Takes its time to be pickled."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(0.05)
+        return (int, ())
+
+
+def test_two_threads_ship_kernels_of_one_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both go by value: one thread's end of pickling does not change how the other's goes on."""
+    module = ModuleType("a_module_that_no_worker_can_import")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("def f(N, block=1):\n    return g(N)\n\ndef g(N):\n    return N\n", module.__dict__)
+    work = Workload(module.__dict__["f"], Space(block=[1]), arguments={"N": 1}, inputs=[Slow()])
+    with ThreadPoolExecutor(4) as pool:
+        refs = list(pool.map(lambda _: ship(work), range(8)))
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert [load(ref).kernel(7) for ref in refs] == [7] * 8
