@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--store", action=argparse.BooleanOptionalAction, default=True, help="use and keep compiled libraries (yes)"
     )
-    group.add_argument("--compiler", default="auto", help="of CUDA device code: auto, nvcc, cicc or nvrtc (auto)")
+    group.add_argument("--compiler", default="auto", help="of CUDA device code: auto, nvcc or cicc (auto)")
     group.add_argument(
         "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"
     )

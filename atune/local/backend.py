@@ -37,8 +37,7 @@ __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane", "run_folder", 
 T = TypeVar("T")
 
 PRELOAD = (
-    "atune.stages.accelerators.counting:begin", "torch", "atune.stages.accelerators.counting:load",
-    "tilelang", "atune.stages.accelerators.z3_tables:shrink",
+    "torch", "tilelang",
     "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.compile.lowering", "atune.stages.compile.codegen", "atune.stages.measure.benchmark",
 )  # fmt: skip

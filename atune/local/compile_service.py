@@ -49,7 +49,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self.backend = backend
         self.warming = False
         self.compiler = ""
-        """``cicc`` or ``nvrtc``, while the service is there."""
+        """``cicc``, while the service is there."""
         self.soon = False
         """Whether parsing was begun so early that waiting for it takes less than nvcc would."""
         self.why = ""
@@ -199,16 +199,16 @@ class CompileService(anyio.AsyncContextManagerMixin):
             process.destroy()
 
     async def _serve(self, worker: Worker, arch: str | None, facts: dict[str, bool]) -> None:
-        made_s, asked, run_dir = 0.0, self.backend.compile.compiler, self.backend.run_dir
+        made_s, run_dir = 0.0, self.backend.run_dir
         if arch is not None:
-            request = msgspec.msgpack.encode((arch, asked))
+            request = msgspec.msgpack.encode(arch)
             reply = await worker.call(f"{STAGE}header", request, PREPARE_TIMEOUT_S)
             parsed = msgspec.msgpack.decode(reply, type=ServiceReady)
             made_s, facts[PARSED] = parsed.header_s, parsed.ok
         if not await self._idle_until(self._wanted, worker):
             return
         assert self._first is not None
-        request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, run_dir, asked))
+        request = msgspec.msgpack.encode((self._first.blob, self.backend.target.arch, run_dir))
         reply = await worker.call(f"{STAGE}listen", request, PREPARE_TIMEOUT_S)
         answer = msgspec.msgpack.decode(reply, type=ServiceReady)
         self._first, facts[PARSED] = None, answer.ok
@@ -217,14 +217,9 @@ class CompileService(anyio.AsyncContextManagerMixin):
             return
         parsed_s = answer.header_s or made_s
         self.why += f"; headers parsed in {parsed_s:.1f} s" if parsed_s else "; headers parsed by the run before"
-        if answer.reason:
-            self.why += f"; {answer.reason}"
-        self.compiler = answer.compiler
+        self.compiler = "cicc"
         self._changed()
-        if self.compiler == "cicc":
-            await self._idle_until(anyio.Event(), worker)
-        else:
-            await worker.call(f"{STAGE}serve", b"", None)
+        await self._idle_until(anyio.Event(), worker)
 
     async def _idle_until(self, event: anyio.Event, worker: Worker) -> bool:
         """Wait for `event`; False where the run leaves before. Raises `WorkerError` where the process ends."""

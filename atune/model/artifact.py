@@ -108,7 +108,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     @property
     def exact(self) -> bool:
         """Whether the device code is what tilelang's own compile makes of the kernel."""
-        return not self.shared and (self.compiler != "nvrtc" or bool(self.backend))
+        return not self.shared
 
 
 Built = Artifact | Failure

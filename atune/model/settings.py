@@ -11,7 +11,7 @@ import msgspec
 from atune.errors import TargetError, UsageError
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
-Compiler = Literal["auto", "nvcc", "cicc", "nvrtc"]
+Compiler = Literal["auto", "nvcc", "cicc"]
 
 _BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
 _REFUSED = {
@@ -43,9 +43,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `flags`: flags of the device compiler; None takes the target's default, `-O3 -march=native` on the CPU, and flags
     given there replace that.
     A candidate's own `compile_flags` win.
-    `compiler`: what compiles CUDA device code. ``cicc`` is nvcc with the headers parsed once, and makes nvcc's code;
-    ``nvrtc`` is NVRTC with a precompiled header, whose code may differ. ``auto`` takes the first of these that is
-    there, where it pays, and has candidates that differ in their block order alone share a compile.
+    `compiler`: what compiles CUDA device code. ``cicc`` is nvcc with the headers parsed once, and makes nvcc's code.
+    ``auto`` takes it where it pays, and has candidates that differ in their block order alone share a compile.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
     `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
@@ -71,7 +70,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
         _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
         if self.compiler not in get_args(Compiler):
-            raise UsageError(f"CompileSettings: compiler {self.compiler!r} is unknown; use auto, nvcc, cicc or nvrtc")
+            raise UsageError(f"CompileSettings: compiler {self.compiler!r} is unknown; use auto, nvcc or cicc")
         if self.backend in _REFUSED:
             raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {_BACKENDS}")
         if self.backend not in get_args(Backend):

@@ -39,7 +39,7 @@ class Discovery(msgspec.Struct, frozen=True):
 class BuildJob(msgspec.Struct, frozen=True):
     """A group to compile, and the file its library goes to.
 
-    `service`: the compiler, ``cicc`` or ``nvrtc``, of the compile service, where it is there to use.
+    `service`: ``cicc``, where the compile service is there to use.
     `exact`: whether the code must be what tilelang's own compile makes of each kernel alone.
     """
 
@@ -50,15 +50,11 @@ class BuildJob(msgspec.Struct, frozen=True):
 
 
 class ServiceReady(msgspec.Struct, frozen=True):
-    """Whether the compile service compiles, with which compiler, and the seconds that parsing the headers took.
-
-    `reason`: why it does not, or not with the compiler that is tried first.
-    """
+    """Whether the compile service compiles, why it does not, and the seconds that parsing the headers took."""
 
     ok: bool
     reason: str = ""
     header_s: float = 0.0
-    compiler: str = ""
 
 
 class Begin(msgspec.Struct, frozen=True):

@@ -72,9 +72,10 @@ class FakeCompileLane:
             if len(group) > 1:
                 raise GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
-        compiler = "nvrtc" if script.nvrtc else ""
         path = backend.new_library(group)
-        return [Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, compiler=compiler) for m in group]
+        return [
+            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, shared=script.shared) for m in group
+        ]
 
     async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         backend, script = self.backend, self.backend.script
@@ -82,12 +83,12 @@ class FakeCompileLane:
         lowered = [known.get(candidate.index) or await self.lower(candidate) for candidate in candidates]
         group = [one for one in lowered if isinstance(one, Lowered)]
         with backend.running_as("nvcc"):
-            await backend.take(script.nvcc_s)
-        if len(backend.as_tilelang) <= script.nvcc_losses:
+            await backend.take(script.exact_s)
+        if len(backend.as_tilelang) <= script.exact_losses:
             raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
         path = backend.new_library(group)
         good = {m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc") for m in group}
-        for index in script.nvcc_fails:
+        for index in script.exact_fails:
             good.pop(index, None)
         return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
 

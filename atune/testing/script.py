@@ -34,9 +34,9 @@ class Script:
     `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
     it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
     how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
-    of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `nvrtc` has
-    libraries say that NVRTC made them; nvcc, which the final asks for then, takes `nvcc_s`, fails for those in
-    `nvcc_fails`, and loses the worker in its first `nvcc_losses` calls.
+    of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `shared` has
+    libraries say that their code was made for others, too; compiling finalists exactly, which the final asks for then,
+    takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0
@@ -59,10 +59,10 @@ class Script:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
-    nvrtc: bool = False
-    nvcc_s: float = 1.0
-    nvcc_fails: Collection[int] = ()
-    nvcc_losses: int = 0
+    shared: bool = False
+    exact_s: float = 1.0
+    exact_fails: Collection[int] = ()
+    exact_losses: int = 0
     prepare_error: str = ""
     output: Callable[[Config], bytes] = lambda config: config_key(config).encode()
 

@@ -38,7 +38,7 @@ ALONE = CompileSettings(group_size=1)
 def slow_last(**script: Any) -> Script:
     """Return a script in which candidate 0 is the fastest and the last one is compiled for long."""
     values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
-    return Script(**{"nvrtc": True, **values, **script})
+    return Script(**{"shared": True, **values, **script})
 
 
 def last_wins(config: dict[str, Any]) -> float:
@@ -74,11 +74,11 @@ async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Tuned
 
 @pytest.mark.parametrize("lanes", [2, 6])
 async def test_leaders_are_compiled_while_a_worker_is_still_busy_and_the_final_compiles_none(lanes: int) -> None:
-    backend = FakeBackend(8, slow_last(nvcc_s=3.0), lanes=lanes)
+    backend = FakeBackend(8, slow_last(exact_s=3.0), lanes=lanes)
     run = await tuned(backend)
     assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
     assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
-    assert run.when(FinalOrdered) - run.when(CandidateMeasured) < backend.script.nvcc_s  # checks and rounds alone
+    assert run.when(FinalOrdered) - run.when(CandidateMeasured) < backend.script.exact_s  # checks and rounds alone
     assert run.result.artifact is not None and run.result.artifact.compiler == "nvcc"
     assert backend.measured["fake-0"][-3:] == [0, 1, 2]  # checked again, in the final
     assert sorted(backend.lowered) == list(range(8))  # and none is lowered again
@@ -114,14 +114,14 @@ async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compi
 
 
 async def test_the_final_does_not_wait_for_a_leader_that_was_overtaken() -> None:
-    backend = FakeBackend(8, slow_last(latency_ms=last_wins, nvcc_s=10 * SLOW_S))
+    backend = FakeBackend(8, slow_last(latency_ms=last_wins, exact_s=10 * SLOW_S))
     run = await tuned(backend, n_final=1)
     assert backend.as_tilelang == [(0,), (SLOW,)] and backend.cancelled["nvcc"] == 1
     assert [e.indices for _, e in run.nvcc()] == [(SLOW,)] and not run.result.warnings
 
 
 async def test_the_final_waits_for_a_finalist_that_is_being_compiled() -> None:
-    backend = FakeBackend(8, slow_last(nvcc_s=2 * SLOW_S))
+    backend = FakeBackend(8, slow_last(exact_s=2 * SLOW_S))
     run = await tuned(backend)
     assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2] and not backend.cancelled["nvcc"]
     assert SLOW_S < run.nvcc()[-1][0] < 4 * SLOW_S
@@ -129,38 +129,38 @@ async def test_the_final_waits_for_a_finalist_that_is_being_compiled() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 6])
 async def test_one_that_nvcc_cannot_compile_is_told_once(lanes: int) -> None:
-    run = await tuned(FakeBackend(8, slow_last(nvcc_fails=(1,)), lanes=lanes))
+    run = await tuned(FakeBackend(8, slow_last(exact_fails=(1,)), lanes=lanes))
     [warning] = run.of(Warned)
     assert "candidate 1 may differ, in the final," in warning.message and "nvcc is scripted to fail" in warning.message
     assert sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 2]
 
 
 async def test_one_that_nvcc_cannot_compile_and_that_was_overtaken_is_not_told() -> None:
-    run = await tuned(FakeBackend(8, slow_last(latency_ms=last_wins, nvcc_fails=(2,))))
+    run = await tuned(FakeBackend(8, slow_last(latency_ms=last_wins, exact_fails=(2,))))
     assert not run.of(Warned)
 
 
 async def test_a_worker_lost_ahead_of_the_final_costs_nothing() -> None:
     """What it was compiling is compiled again, one by one, in case one of them killed it."""
-    backend = FakeBackend(8, slow_last(nvcc_losses=1))
+    backend = FakeBackend(8, slow_last(exact_losses=1))
     run = await tuned(backend)
     assert not run.of(Warned) and sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 1, 2]
     assert sorted(e.index for e in run.of(CandidateMeasured)) == list(range(8))
     assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
 
 
-async def test_when_every_worker_is_lost_the_finalists_are_nvrtcs() -> None:
-    run = await tuned(FakeBackend(8, slow_last(nvcc_losses=99)))
+async def test_when_every_worker_is_lost_the_finalists_are_shared() -> None:
+    run = await tuned(FakeBackend(8, slow_last(exact_losses=99)))
     assert len(run.of(Warned)) == 3 and run.result.best_config == {"x": 0}
-    assert run.result.artifact is not None and run.result.artifact.compiler == "nvrtc"
+    assert run.result.artifact is not None and run.result.artifact.shared
 
 
 @pytest.mark.parametrize(
     ("script", "compile", "n_final"),
     [
-        ({}, CompileSettings(group_size=1, compiler="nvrtc"), 3),
-        ({"nvrtc": False}, CompileSettings(group_size=1, compiler="nvcc"), 3),
-        ({"nvrtc": False}, ALONE, 3),
+        ({}, CompileSettings(group_size=1, compiler="cicc"), 3),
+        ({"shared": False}, CompileSettings(group_size=1, compiler="nvcc"), 3),
+        ({"shared": False}, ALONE, 3),
         ({}, ALONE, 0),
     ],
 )
@@ -195,7 +195,7 @@ async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
         if isinstance(event, CandidateMeasured) and event.index == 3:
             tuner.stop()
         elif isinstance(event, ArtifactBuilt) and event.compiler == "nvcc":
-            began.append(backend.clock.now - backend.script.nvcc_s)
+            began.append(backend.clock.now - backend.script.exact_s)
 
     benchmark = BenchmarkSettings(n_final=3)
     async with Tuner(backend=backend, compile=ALONE, benchmark=benchmark, on_event=listen) as tuner:
@@ -206,15 +206,15 @@ async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
 
 async def test_nothing_is_compiled_ahead_while_candidates_are_still_coming() -> None:
     """Lowering is slow, and devices measure what there is at once: workers take nothing but the candidates."""
-    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], nvrtc=True, lower_s=5.0), lanes=3)
+    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], shared=True, lower_s=5.0), lanes=3)
     run = await tuned(backend, compile=CompileSettings())
-    assert run.nvcc()[0][0] - backend.script.nvcc_s >= run.when(CandidateLowered)
+    assert run.nvcc()[0][0] - backend.script.exact_s >= run.when(CandidateLowered)
     assert run.result.measured == 30
 
 
 async def test_parts_of_a_group_that_failed_are_built_while_others_compile_ahead() -> None:
     """The group fails late, while the other worker has leaders; its parts are built and measured all the same."""
-    backend = FakeBackend(8, slow_last(fails={6: "compile"}, nvcc_s=SLOW_S), lanes=2)
+    backend = FakeBackend(8, slow_last(fails={6: "compile"}, exact_s=SLOW_S), lanes=2)
     run = await tuned(backend, compile=CompileSettings(group_size=2))
     assert run.of(GroupSplit) and run.result.failed == 1 and run.result.measured == 7
     ahead, split = run.nvcc()[0][0], run.when(GroupSplit)
@@ -240,7 +240,7 @@ async def test_cut_before_its_final_a_resumed_run_has_nvccs_finalists(tmp_path: 
 
 
 async def test_cancelling_kills_what_compiles_ahead() -> None:
-    backend = FakeBackend(8, slow_last(nvcc_s=SLOW_S / 4))
+    backend = FakeBackend(8, slow_last(exact_s=SLOW_S / 4))
     async with Tuner(backend=backend, compile=ALONE, benchmark=BenchmarkSettings(n_final=3)) as tuner:
         async for event in tuner.events():
             if isinstance(event, CandidateMeasured) and event.index == 6:
@@ -260,7 +260,7 @@ async def test_whoever_leads_the_finalists_are_nvccs_and_all_else_is_as_without(
         return 20.0 if config["x"] in slow else 0.5
 
     lanes, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
-    script = Script(latency_ms=latency, compile_s=seconds, nvrtc=True, fails={rng.randrange(20): "compile"})
+    script = Script(latency_ms=latency, compile_s=seconds, shared=True, fails={rng.randrange(20): "compile"})
     backend = FakeBackend(20, script, lanes=lanes, devices=devices)
     run = await tuned(backend, 4, compile=CompileSettings())
     ok = sorted((latency({"x": e.index}), e.index) for e in run.of(CandidateMeasured))

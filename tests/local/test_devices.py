@@ -266,9 +266,9 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
 
 
-async def test_finalists_that_nvrtc_compiled_are_timed_as_nvcc_compiles_them() -> None:
+async def test_finalists_that_shared_a_compile_are_timed_as_nvcc_compiles_them() -> None:
     """What is handed back is what tilelang would compile; one that nvcc cannot compile stays as it was, and is told."""
-    backend = FakeBackend(6, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True, nvcc_fails=(2,)))
+    backend = FakeBackend(6, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True, exact_fails=(2,)))
     events: list[Event] = []
     result = await tune(backend=backend, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
     again = [e for e in events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
@@ -282,11 +282,11 @@ async def test_finalists_that_nvrtc_compiled_are_timed_as_nvcc_compiles_them() -
     assert finished.kernel is not None and finished.kernel.compiler == "nvcc"
 
 
-@pytest.mark.parametrize(("compiler", "n_final"), [("nvrtc", 3), ("auto", 0)])
+@pytest.mark.parametrize(("compiler", "n_final"), [("cicc", 3), ("auto", 0)])
 async def test_a_compiler_that_was_asked_for_stays_and_without_a_final_nothing_is_compiled_again(
     compiler: Any, n_final: int
 ) -> None:
-    backend = FakeBackend(4, Script(latency_ms=lambda config: 1.0 + config["x"], nvrtc=True))
+    backend = FakeBackend(4, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True))
     settings = CompileSettings(compiler=compiler)
     result = await tune(backend=backend, compile=settings, benchmark=BenchmarkSettings(n_final=n_final))
-    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvrtc"
+    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.shared

@@ -129,10 +129,10 @@ async def test_culprits_fail_alone_on_cuda_with_nvcc() -> None:
 async def test_a_crash_while_compiling_for_cuda_costs_one(broken_compilers: None) -> None:
     """The worker dies of SIGSEGV while it links the group; the others come out of the halves, in new workers.
 
-    With NVRTC, or with nvcc where that is not there.
+    With cicc, or with nvcc where that cannot be driven.
     """
-    ends, events = await compiled("ON_GPU_CRASH", "sm_90a", CompileSettings(workers=1, group_size=8, compiler="nvrtc"))
+    ends, events = await compiled("ON_GPU_CRASH", "sm_90a", CompileSettings(workers=1, group_size=8, compiler="cicc"))
     assert ends == {**dict.fromkeys(GOOD - {"good 4"}, "built"), "crashes the linker's parent": "crash"}
     assert any(isinstance(e, GroupSplit) and len(e.indices) == 4 for e in events)
     built = [e for e in events if isinstance(e, ArtifactBuilt)]
-    assert all(e.compiler == "nvrtc" or "because" in e.why for e in built), built
+    assert all(e.compiler == "cicc" or "because" in e.why for e in built), built

@@ -19,7 +19,7 @@ import msgspec
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.model.settings import CPU_FLAGS
 from atune.processes.messages import BuildJob
-from atune.stages.accelerators import cicc, headers, nvrtc, orders
+from atune.stages.accelerators import cicc, headers, orders
 from atune.stages.compile import alone, ir, linking
 from atune.stages.compile.device_source import flags_config, flavour_of, for_nvcc
 from atune.stages.compile.linking import CompileError
@@ -74,7 +74,7 @@ def build(group: Sequence[Lowered], path: str, service: str = "", *, exact: bool
         elif backend:
             compiler, calls, why = *_build_alone(blobs, part, words), ""
         else:
-            compiler, why, shared = _build_cuda(blobs, part, "" if exact and service == "nvrtc" else service, exact)
+            compiler, why, shared = _build_cuda(blobs, part, service, exact)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -265,7 +265,7 @@ class DeviceCompiler:
             return self._by_nvcc(str(code), target, pass_config)
         try:
             cubin = self._cubin(str(code))
-        except (cicc.CiccError, nvrtc.NvrtcError, OSError) as error:
+        except (cicc.CiccError, OSError) as error:
             compiled = self._by_nvcc(str(code), target, pass_config)  # what both refuse is the kernel's own mistake
             self.why = f"{self.service} could not compile what nvcc could: {str(error)[:300]}"
             self.used, self.service = "nvcc", ""
@@ -296,7 +296,7 @@ class DeviceCompiler:
     def _cubin(self, code: str) -> bytes:
         """Return the binary of one layer. What is printed otherwise here than alone is compiled by itself."""
         if self.layer == 0 and self.families:
-            with suppress(ValueError, cicc.CiccError, nvrtc.NvrtcError):
+            with suppress(ValueError, cicc.CiccError):
                 shared = self._remotely(orders.with_choice(code, self.families), lines=False)
                 layers = range(max(len(family.symbols) for family in self.families))
                 self._binaries = [orders.variant(shared, self.families, layer) for layer in layers]
@@ -307,10 +307,7 @@ class DeviceCompiler:
         return self._remotely(code)
 
     def _remotely(self, code: str, *, lines: bool = True) -> bytes:
-        run_dir = session().run_dir
-        if self.service == "cicc":
-            return cicc.compile_remotely(code, self.flavour, run_dir, lines=lines)
-        return nvrtc.compile_remotely(code, self.flavour, run_dir)
+        return cicc.compile_remotely(code, self.flavour, session().run_dir, lines=lines)
 
 
 def _merge(tvm: Any, modules: Sequence[Any]) -> Any:

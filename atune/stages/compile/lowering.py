@@ -19,7 +19,7 @@ import msgspec
 
 from atune.model.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.stages.accelerators import counting, host_code, mutation, z3_tables
+from atune.stages.accelerators import host_code, mutation
 from atune.stages.accelerators.family import Families, Modules, split
 from atune.stages.accelerators.host_code import HostCode
 from atune.stages.accelerators.orders import without_order
@@ -174,7 +174,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
             return str(device_codegen_without_compile(device, context).inspect_source())
 
         def lower_ir() -> Modules:
-            host, device, *_ = counting.settled(lambda: lower_to_host_device_ir(function, context), session().run_dir)
+            host, device, *_ = lower_to_host_device_ir(function, context)
             if target.kind == "c":  # C sources are merged as text
                 return Modules(None, "", "", device, "", print_(device))
             # The host's source carries the grid, the TMA descriptors and the launch's shared memory.
@@ -236,7 +236,7 @@ _DECISIVE = (
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
 """Environment variables that compilers and tilelang take sources or flags from."""
-_LOWERS = re.compile(rf"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_|{counting.OFF}|{z3_tables.OFF})")
+_LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
 """Environment variables that may decide what tilelang makes of a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
@@ -263,12 +263,9 @@ def _toolchain(kind: str) -> tuple[str, ...]:
     if kind != "c":
         from tilelang.contrib.nvcc import get_nvcc_compiler
 
-        from atune.stages.accelerators.nvrtc import library_identity
-
         nvcc = get_nvcc_compiler()
         compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
         found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
-        found.append(library_identity())
     for path in compilers:
         if path is not None:
             status = os.stat(os.path.realpath(path))

@@ -15,7 +15,8 @@ from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
-from atune.stages.accelerators import headers, nvrtc
+from atune.stages.accelerators import headers
+from atune.stages.compile import device_source
 from atune.stages.compile.lowering import Blob
 from atune.workload.workload import FileRef
 
@@ -57,7 +58,7 @@ def test_a_source_that_may_use_more_gets_all(source: str) -> None:
 
 
 def test_headers_that_are_otherwise_are_left_alone(tmp_path: Path) -> None:
-    where, used = nvrtc.tilelang_paths(), headers.uses(INCLUDES + USE)
+    where, used = device_source.tilelang_paths(), headers.uses(INCLUDES + USE)
     assert used is not None
     templates, cutlass = where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR
     unknown = frozenset({("SS", "kFloat32", "kFloat32", "kFloat32", 64, 128, 16)})
@@ -103,7 +104,7 @@ async def test_the_code_is_the_same_byte_for_byte(tmp_path: Path) -> None:
         assert all(isinstance(one, Artifact) and one.compiler == "nvcc" for one in built), built
         written = [path for path in Path(backend.run_dir).iterdir() if path.name.startswith("headers-")]
         assert len(written) == 1
-    where = nvrtc.tilelang_paths()
+    where = device_source.tilelang_paths()
     whole = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
     shapes = Counter[int]()
     for blob in blobs:

@@ -80,20 +80,20 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
-    """Asked for NVRTC, which takes no such flags: that candidate says why nvcc compiled it."""
-    settings = CompileSettings(workers=1, compiler="nvrtc")
+    """Asked for cicc, which takes no such flags: that candidate says why nvcc compiled it."""
+    settings = CompileSettings(workers=1, compiler="cicc")
     backend = LocalBackend(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         lane, (plain, flagged) = await lowered_all(backend)
         assert plain.merge_key != flagged.merge_key
-        assert await lane.find(plain) is None  # the store is empty: now NVRTC is started
+        assert await lane.find(plain) is None  # the store is empty: now cicc is started
         while backend.service.warming:
             await anyio.sleep(0.05)
         if not backend.service.compiler:
             pytest.skip(reason=backend.service.why)
         [first], [second] = await lane.build([plain]), await lane.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
-        assert first.compiler == "nvrtc"
+        assert first.compiler == "cicc"
         assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")
 
 
