@@ -115,8 +115,8 @@ class Compiling:
             seconds=answer.seconds,
             deferred=why if verdict == "defer" else "",
         )
-        self.state.related |= bool(answer.family) and answer.family in self._families
-        self._families.add(answer.family)
+        self.state.related |= bool(answer.compile_key) and answer.compile_key in self._families
+        self._families.add(answer.compile_key)
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
             self.emit(CandidateAliased, lane=lane.name, index=answer.index, same_as=same_as)

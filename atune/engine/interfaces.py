@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
-from atune.model.artifact import Artifact, Built, Failure, Lowered
+import msgspec
+
+from atune.model.artifact import Artifact, Built, Failure, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.workload.workload import WorkloadSpec
+
+
+class CompileHints(msgspec.Struct, frozen=True):
+    """What the compilers tell the scheduler."""
+
+    row: int = 1
+    """Candidates that follow each other and that one worker lowers one after the other: they may share work."""
+    builds: Literal["all", "first", "none"] = "all"
+    """Which groups may be begun: ``first`` are those that devices wait for; building will soon be cheaper."""
+    resting: int = 0
+    """Workers that start nothing new: devices that measure need their cores."""
 
 
 class CompileLane(Protocol):
@@ -38,6 +51,10 @@ class CompileLane(Protocol):
 
         `known`: by index, what `lower` made of them, where that is at hand; the others are lowered again.
         """
+        ...
+
+    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+        """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`."""
         ...
 
 
@@ -86,11 +103,6 @@ class Backend(Protocol):
 
     def open(self) -> AbstractAsyncContextManager[None]: ...
 
-    @property
-    def in_a_row(self) -> int:
-        """How many candidates that follow each other one compile worker should take: they may share work."""
-        ...
-
     async def describe(self) -> WorkloadSpec:
         """Load the workload and enumerate its space, in a worker where it comes from a file."""
         ...
@@ -103,20 +115,19 @@ class Backend(Protocol):
         """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
         ...
 
-    def hold_builds(self) -> tuple[bool, bool]:
-        """Whether building should wait, because it will soon be cheaper; and whether the first groups should, too."""
+    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """Decide which accelerators a run of so many candidates uses: ``name@version`` each, and why not the others.
+
+        Asked once, after `discover` and before `compile_lanes`.
+        """
         ...
 
-    def sharing(self) -> bool:
-        """Tell whether candidates of one family share a compile, with the compiler that builds now or soon will."""
-        ...
-
-    def resting(self, measuring: int) -> int:
-        """Return how many compile workers should start nothing new while `measuring` devices need a core."""
+    def hints(self, measuring: int) -> CompileHints:
+        """Return what scheduling should know now, while `measuring` devices have a candidate."""
         ...
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when `hold_builds` may have changed."""
+        """Have `wake` called when `hints` may have changed."""
         ...
 
     def on_warning(self, warn: Callable[[str], None]) -> None:

@@ -222,7 +222,7 @@ class CompileState:
         return work
 
     def _compile_of(self, lowered: Lowered) -> str | int:
-        return (self.sharing and lowered.family) or lowered.index
+        return (self.sharing and lowered.compile_key) or lowered.index
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
         """Take members that compile together, the oldest first: at least one, up to `size`, and all that share these.

@@ -56,6 +56,8 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     grid: tuple[int, ...] = ()
     accumulators: int | None = None
     """Largest fragment a thread holds, in 32-bit registers."""
+    source_bytes: int | None = None
+    """Length of the generated device source."""
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
@@ -75,8 +77,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     blob: bytes
     ir_key: str = ""
     """What lowering began with: the kernel as tilelang elaborates it, and all that decides what becomes of it."""
-    family: str = ""
-    """Candidates of one family differ in the order of their blocks alone, and may share a compile: one key for all."""
+    compile_key: str = ""
+    """Candidates of equal `compile_key` take one compile of their device code; empty for one that shares with none."""
     storable: bool = True
     """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 
@@ -103,7 +105,11 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     words: str = ""
     """What the compilers said, where that was asked for."""
     shared: bool = False
-    """Whether its device code was made for other kernels, too, which differ from it in their block order."""
+    """Whether its device code was made for other kernels, too: then finalists are compiled again, each exactly."""
+    plain: bool = False
+    """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
+    source_key: str = ""
+    """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
 
     @property
     def exact(self) -> bool:
@@ -112,6 +118,19 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
 
 
 Built = Artifact | Failure
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What compiling a candidate with every accelerator off came to, beside the library that was measured.
+
+    `difference`: in what its sources or code sections differ; empty where they are the same. `plain`: the library of
+    the plain compile, for use where they differ; None where an earlier run left the proof.
+    """
+
+    index: int
+    difference: str = ""
+    plain: Artifact | None = None
+    seconds: float = 0.0
 
 
 def source_path(library: str, symbol: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,11 @@ import msgspec
 from atune.errors import TargetError, UsageError
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
-Compiler = Literal["auto", "nvcc", "cicc"]
+
+ACCELERATORS = ("rewriting", "swizzle_lowering", "swizzle_compile", "cicc", "headers", "host_templates")
+"""Ways to compile faster that can be switched off, by name, in the order in which they wrap each other."""
+ACCELERATE = "ATUNE_ACCELERATE"
+"""Environment variable in place of ``auto``."""
 
 _BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
 _REFUSED = {
@@ -33,6 +38,32 @@ def _positive(where: str, name: str, value: float | None, *, optional: bool = Fa
         raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
 
 
+class Acceleration(msgspec.Struct, frozen=True):
+    """Which accelerators may be used. `auto`: those that pay; otherwise those that are `named`."""
+
+    auto: bool
+    named: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: object, where: str) -> Acceleration:
+        """Read ``auto``, ``off``, names, or ``auto`` less some. Raises `UsageError`, naming `where`."""
+        words = [word.strip() for word in text.split(",")] if isinstance(text, str) else []
+        auto, names = words[:1] == ["auto"], words[words[:1] == ["auto"] :]
+        without = [name.removeprefix("-") for name in names if name.startswith("-")]
+        named = [name for name in names if not name.startswith("-") and name != "off"]
+        unknown = next((name for name in [*named, *without] if name not in ACCELERATORS and ":" not in name), None)
+        if unknown is not None or not words or ("off" in words and len(words) > 1) or (auto and named):
+            raise UsageError(
+                f"{where} {text!r}: use auto, off, names from {', '.join(ACCELERATORS)}, or auto less some (auto,-cicc)"
+            )
+        return cls(auto, tuple(named), tuple(without))
+
+    def may(self, name: str) -> bool:
+        """Tell whether the accelerator `name` may be used."""
+        return name in self.named or (self.auto and name not in self.without)
+
+
 class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How candidates become artifacts.
 
@@ -43,8 +74,9 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `flags`: flags of the device compiler; None takes the target's default, `-O3 -march=native` on the CPU, and flags
     given there replace that.
     A candidate's own `compile_flags` win.
-    `compiler`: what compiles CUDA device code. ``cicc`` is nvcc with the headers parsed once, and makes nvcc's code.
-    ``auto`` takes it where it pays, and has candidates that differ in their block order alone share a compile.
+    `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as ``cicc,headers``, or
+    ``auto`` less some, such as ``auto,-cicc``. In place of ``auto`` the variable ATUNE_ACCELERATE decides.
+    `prove`: compile the winner once more with every accelerator off, and compare sources and code.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
     `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
@@ -60,7 +92,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] | None = None
     pass_configs: Mapping[str, Any] = {}
     backend: Backend = "auto"
-    compiler: Compiler = "auto"
+    accelerate: str = "auto"
+    prove: bool = True
     store: bool = True
     target_host: str | None = None
     verbose: bool = False
@@ -69,8 +102,9 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
         _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
         _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
-        if self.compiler not in get_args(Compiler):
-            raise UsageError(f"CompileSettings: compiler {self.compiler!r} is unknown; use auto, nvcc or cicc")
+        Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
+        if not isinstance(self.prove, bool):
+            raise UsageError(f"CompileSettings: prove must be True or False, got {self.prove!r}")
         if self.backend in _REFUSED:
             raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {_BACKENDS}")
         if self.backend not in get_args(Backend):
@@ -79,6 +113,14 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {self.target_host!r}")
         if not isinstance(self.verbose, bool):
             raise UsageError(f"CompileSettings: verbose must be True or False, got {self.verbose!r}")
+
+    @property
+    def acceleration(self) -> Acceleration:
+        """What `accelerate` says; where that is ``auto``, what the environment says."""
+        variable = os.environ.get(ACCELERATE)
+        if self.accelerate == "auto" and variable:
+            return Acceleration.parse(variable, ACCELERATE)
+        return Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
 
 
 class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atune.model.artifact import Artifact, Lowered
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -20,11 +21,8 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     device: str = ""
-
-    @property
-    def shares(self) -> bool:
-        """Whether candidates may share a compile that is not exactly tilelang's: finalists are compiled again then."""
-        return self.target.kind == "cuda" and self.compile.compiler == "auto" and self.benchmark.n_final > 0
+    accelerators: tuple[str, ...] = ()
+    """Names of those in effect, in the order in which they wrap each other."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -34,19 +32,31 @@ class Discovery(msgspec.Struct, frozen=True):
     devices: tuple[DeviceInfo, ...]
     cuda_python: bool = False
     """Whether the package that tilelang's own nvrtc backend needs is there."""
+    accelerators: tuple[str, ...] = ()
+    """``name@version`` of those that can be used here, in the order in which they wrap each other."""
+    unused: dict[str, str] = {}
+    """Why the others cannot, by name."""
 
 
 class BuildJob(msgspec.Struct, frozen=True):
     """A group to compile, and the file its library goes to.
 
-    `service`: ``cicc``, where the compile service is there to use.
-    `exact`: whether the code must be what tilelang's own compile makes of each kernel alone.
+    `service`: whether the compile service is there to use. `exact`: whether the code must be what tilelang's own
+    compile makes of each kernel alone.
     """
 
     group: tuple[Lowered, ...]
     path: str
-    service: str = ""
+    service: bool = False
     exact: bool = False
+
+
+class ProofJob(msgspec.Struct, frozen=True):
+    """A measured candidate to compile once more with every accelerator off, into the library `path`."""
+
+    candidate: Candidate
+    measured: Artifact
+    path: str
 
 
 class ServiceReady(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from atune.model.artifact import Lowered, StaticFacts
 
 
 def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
-    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", family=family)
+    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", compile_key=family)
 
 
 def state(**fields: object) -> CompileState:
@@ -77,7 +77,7 @@ def test_work_in_a_queue_is_not_the_end() -> None:
 
 
 def pairs(n: int) -> list[Lowered]:
-    return [lowered(i, family=f"f{i // 2}") for i in range(2 * n)]
+    return [lowered(i, compile_key=f"f{i // 2}") for i in range(2 * n)]
 
 
 def test_a_family_goes_together_and_counts_once() -> None:
@@ -85,7 +85,7 @@ def test_a_family_goes_together_and_counts_once() -> None:
     one.ready = pairs(8)
     assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
     apart = state(proposing=False, devices=0, sharing=True)
-    apart.ready = [lowered(i, family=f"f{i % 8}") for i in range(16)]
+    apart.ready = [lowered(i, compile_key=f"f{i % 8}") for i in range(16)]
     assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
     asked = state(proposing=False, group_size=3, sharing=True)
     asked.ready = pairs(3)
@@ -94,7 +94,7 @@ def test_a_family_goes_together_and_counts_once() -> None:
 
 def test_a_family_is_as_many_compiles_as_candidates_where_nothing_is_shared() -> None:
     one = state(proposing=False, devices=0, groups=9, sharing=False)
-    one.ready = [lowered(i, family=f"f{i % 2}") for i in range(160)]
+    one.ready = [lowered(i, compile_key=f"f{i % 2}") for i in range(160)]
     assert len(indices(one.next_job())) == MAX_GROUP
     one.sharing = True
     assert len(indices(one.next_job())) == MAX_MEMBERS
@@ -351,7 +351,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 heapq.heappush(running, (now + rng.random(), number, row))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_MEMBERS)
-                compiles = {(one.sharing and member.family) or member.index: member for member in job.group}
+                compiles = {(one.sharing and member.compile_key) or member.index: member for member in job.group}
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "part of a failed group":
                     assert len(compiles) <= (group_size or (1 if heavy and lanes > FEW_WORKERS else MAX_GROUP))

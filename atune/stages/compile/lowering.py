@@ -20,7 +20,7 @@ import msgspec
 from atune.model.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages.accelerators import host_code, mutation
-from atune.stages.accelerators.family import Families, Modules, split
+from atune.stages.accelerators.compile_key import Families, Modules, split
 from atune.stages.accelerators.host_code import HostCode
 from atune.stages.accelerators.orders import without_order
 from atune.stages.frontend import elaboration
@@ -226,7 +226,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob),
         ir_key=ir_key,
-        family=_digest((without_order(source, symbol), merge[1:], parameters)) if session().shares else "",
+        compile_key=_digest((without_order(source, symbol), merge[1:], parameters)) if session().shares else "",
         storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
     )
 

@@ -112,8 +112,8 @@ async def lowered(
 async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None:
     async with lowered(CompileSettings()) as (_, lane, group):
         n = len(order_kernels.ORDERS) // 2
-        assert len({one.family for one in group[:n]}) == 1
-        assert len({one.family for one in group}) == 2 and len({one.code_key for one in group}) == len(group)
+        assert len({one.compile_key for one in group[:n]}) == 1
+        assert len({one.compile_key for one in group}) == 2 and len({one.code_key for one in group}) == len(group)
         built = [one for one in await lane.build(group) if isinstance(one, Artifact)]
         assert [one.compiler for one in built] == ["cicc"] * len(group), built[0].why
         assert f"{len(group)} kernels by 2 compiles" in built[0].why
@@ -137,7 +137,7 @@ async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None
 @pytest.mark.parametrize(("settings", "n_final"), [(CompileSettings(compiler="cicc"), 5), (CompileSettings(), 0)])
 async def test_nothing_is_shared_where_no_finalist_is_compiled_again(settings: CompileSettings, n_final: int) -> None:
     async with lowered(settings, n_final) as (_, lane, group):
-        assert {one.family for one in group} == {""}
+        assert {one.compile_key for one in group} == {""}
         built = [one for one in await lane.build(group[:2]) if isinstance(one, Artifact)]
         wanted = "cicc"
         assert [one.compiler for one in built] == [wanted] * 2 and "kernels by" not in built[0].why
