@@ -20,7 +20,7 @@ import msgspec
 from atune.model.artifact import Failure, KernelParam, Lowered, StaticFacts
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages.accelerators import host_code, mutation
-from atune.stages.accelerators.compile_key import Families, Modules, split
+from atune.stages.accelerators.family import Families, Modules, split
 from atune.stages.accelerators.host_code import HostCode
 from atune.stages.accelerators.orders import without_order
 from atune.stages.frontend import elaboration

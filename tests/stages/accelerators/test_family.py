@@ -87,7 +87,7 @@ import sys
 from pathlib import Path
 import tilelang
 import tilelang.language as T
-from atune.stages.accelerators.compile_key import Families, Modules, split
+from atune.stages.accelerators.family import Families, Modules, split
 
 def kernel(panel):
     @T.prim_func
