@@ -23,7 +23,7 @@ from atune.stages.accelerators import cicc, headers, orders
 from atune.stages.compile import alone, ir, linking
 from atune.stages.compile.device_source import flags_config, flavour_of, for_nvcc
 from atune.stages.compile.linking import CompileError
-from atune.stages.compile.lowering import Blob
+from atune.stages.compile.lowering import Blob, _shares
 from atune.stages.session.session import session
 
 MAX_WORDS = 20_000
@@ -57,7 +57,7 @@ def _first_error(words: str) -> str:
     return lines[0] if lines else ""
 
 
-def build(group: Sequence[Lowered], path: str, service: str = "", *, exact: bool = False) -> list[Artifact]:
+def build(group: Sequence[Lowered], path: str, service: bool = False, *, exact: bool = False) -> list[Artifact]:
     """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say.
 
     `service`, `exact`: as in a `BuildJob`.
@@ -189,7 +189,7 @@ def _build_c(blobs: Sequence[Blob], path: str) -> str:
     return "g++"
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> tuple[str, str, frozenset[str]]:
+def _build_cuda(blobs: Sequence[Blob], path: str, service: bool | str, exact: bool) -> tuple[str, str, frozenset[str]]:
     """Return the device compiler, why not the service's where that was there, and the symbols that share their code."""
     from tilelang import tvm
     from tilelang.engine.lower import device_codegen, host_codegen
@@ -200,7 +200,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, service: str, exact: bool) -> 
     codes = [(blob.symbol, blob.host_code) for blob in blobs if blob.host_code is not None]  # all, or none
     devices = {blob.symbol: ir.load(blob.device) for blob in blobs}
     device_compiler = DeviceCompiler(pass_configs, service)
-    if session().shares and not exact and device_compiler.service:
+    if _shares() and not exact and device_compiler.service:
         device_compiler.families = orders.families(blobs)
     with tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs)), context.target:
         if codes:  # what the host's module says is not read: it only holds the device's
@@ -236,9 +236,9 @@ class DeviceCompiler:
 
     NAME = "tilelang_callback_cuda_compile"
 
-    def __init__(self, pass_configs: dict[str, Any], service: str) -> None:
+    def __init__(self, pass_configs: dict[str, Any], service: bool | str) -> None:
         reason = for_nvcc(pass_configs) if service else ""
-        self.service = "" if reason else service
+        self.service = "" if reason or not service else "cicc"
         self.flavour = flavour_of(session().target.arch, pass_configs)
         self.flags = bool(pass_configs.get("tl.device_compile_flags"))
         self.used = "nvcc"

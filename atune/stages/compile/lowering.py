@@ -159,7 +159,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         function = elaborate(candidate)
     settings, flags = session().compile, effective_flags(candidate)
     alone = settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else ""
-    how = (settings.compiler, alone, session().shares)
+    how = (settings.accelerate, alone, _shares())
     beside = (str(context.target), flags, pass_configs, *how, _toolchain(target.kind))
     bare, orders = split(function)
     environment = sorted((k, v) for k, v in os.environ.items() if _LOWERS.match(k))
@@ -200,7 +200,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
     buffers = [function.buffer_map.get(v) for v in function.params]
     parameters = tuple(_param(p, b) for p, b in zip(params or (), buffers, strict=True))
     calls = _c_arguments(function, device) if target.kind == "c" else ()
-    compiler = (settings.compiler, settings.target_host, alone, session().shares)
+    compiler = (settings.accelerate, settings.target_host, alone, _shares())
     same_code = (*sources, parameters, calls, str(target), flags, pass_configs, compiler, _toolchain(target.kind))
     attributes = sorted(map(str, dict(device.attrs or {}).items()))
     merge = (alone and symbol, modules.host is None, str(target), flags, pass_configs, _imported(source), attributes)
@@ -226,7 +226,7 @@ def lower(candidate: Candidate, before: Callable[[str], Lowered | None] = lambda
         seconds=round(time.perf_counter() - started, 4),
         blob=msgspec.msgpack.encode(blob),
         ir_key=ir_key,
-        compile_key=_digest((without_order(source, symbol), merge[1:], parameters)) if session().shares else "",
+        compile_key=_digest((without_order(source, symbol), merge[1:], parameters)) if _shares() else "",
         storable=not _USERS_FILES.search(" ".join(flags or ())) and not _USERS_INCLUDE.search(source),
     )
 
@@ -329,6 +329,11 @@ def _facts(device: Any, source: str) -> StaticFacts:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic", enc_hook=str)).hexdigest()[:32]
+
+
+def _shares() -> bool:
+    one = session()
+    return one.target.kind == "cuda" and one.compile.acceleration.auto and one.benchmark.n_final > 0
 
 
 def _one_line(error: BaseException) -> str:
