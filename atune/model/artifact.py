@@ -108,6 +108,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """Whether its device code was made for other kernels, too: then finalists are compiled again, each exactly."""
     plain: bool = False
     """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
+    code_key: str = ""
+    """The candidate's, as in `Lowered`."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
 

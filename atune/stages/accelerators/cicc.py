@@ -1,14 +1,6 @@
-"""nvcc with the headers parsed once: a server of cicc, the compiler inside nvcc, forks a child for every library.
+"""nvcc with the headers parsed once, as a worker uses it: what is left of a source goes to cicc's server.
 
-nvcc preprocesses a source, gives it to cicc, and cicc's PTX to ptxas. Nearly all of that goes into tilelang's headers,
-and into what they include. Here they are preprocessed and parsed once: cicc itself waits, with `cicc_server.c`
-preloaded, where the kernels begin, and each child that it forks goes on with kernels of its own. So their code is
-nvcc's, byte for byte, which NVRTC's is not: that keeps addresses of shared memory in 64 bits. (Headers that a library
-does not include itself may leave variables of one byte in it.)
-
-Two things are left out of what is parsed: the instructions of Hopper, of which a library brings those that it uses (see
-`headers.py`), and headers of the C++ library that only code of the host needs. A library that needs what is not there
-does not compile, and goes to nvcc.
+See `cicc_server` for the server. What it cannot compile goes to nvcc, and the library says why.
 """
 
 from __future__ import annotations
@@ -18,260 +10,86 @@ import functools
 import hashlib
 import os
 import re
-import shlex
-import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from atune.stages.accelerators import c_library, headers
-from atune.stages.compile.device_source import (
-    Flavour,
-    HeadersMissing,
-    guess,
-    parts,
-    tilelang_paths,
+from atune.stages.accelerators import wgmma
+from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
+from atune.stages.accelerators.cicc_server import (
+    FOLDER,
+    NAME,
+    OUTPUT,
+    TOOLS,
+    CiccError,
+    Parsed,
+    ask,
+    preprocess,
+    repeats,
+    run_tool,
 )
-from atune.system.folders import short_path
+from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts, tilelang_paths
+from atune.stages.compile.steps import Binary, Compiled, CompileJob
+from atune.stages.session.session import session
 
-SERVER = Path(__file__).with_name("cicc_server.c")
-BODY, OUTPUT, WORDS = "atune_body.cu", "kernels.ptx", "words"
-"""Files in the folder of a request: the kernels, the PTX, and what cicc says. `cicc_server.c` names them, too."""
-FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""What a run's folder has of a server: a folder, with its socket and `Tools`."""
-NAME = "tvm_kernels.cu"
-"""What tilelang calls a source."""
-MAIN, SAID, LIBRARY = "kernels.ii", "said", "server.so"
-"""In the server's folder: what it compiles, what it says of the headers, and what is preloaded."""
-_HOST_ONLY = (
-    "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
-    "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
-    "_GLIBCXX_SSTREAM", "_GLIBCXX_STDEXCEPT", "_GLIBCXX_TUPLE", "_GLIBCXX_VECTOR", "_SHARED_PTR_ATOMIC_H",
-    "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
-    "_USES_ALLOCATOR_ARGS",
-)  # fmt: skip
-"""Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for code of the host. Without them a
-library takes half the time."""
-_FOR_THE_HOST = {
-    "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
-}  # fmt: skip
-"""cicc's options, each with a value, that say where what the host compiles goes."""
-_CUT = "#pragma atune_cut"
+CUT = "#pragma atune_cut"
 _LINES = re.compile(rb"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
 _LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
-_EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
 
 
-class CiccError(Exception):
-    """cicc's server is not there, or refused a source. Its words are the message."""
+class Cicc(Accelerator):
+    """Has device code compiled by cicc, with tilelang's headers parsed already, where its server is linked in the run.
 
-
-class Tools(msgspec.Struct, frozen=True):
-    """The commands behind one of nvcc, less the files that they read and write, and what their environment has."""
-
-    preprocess: tuple[str, ...]
-    cicc: tuple[str, ...]
-    ptxas: tuple[str, ...]
-    environment: dict[str, str]
-
-
-class Parsed(msgspec.Struct, frozen=True):
-    """What a server has parsed: text that stands first, and ``<file>`` each, with macros defined; and the tools."""
-
-    flavour: Flavour
-    first: str
-    includes: tuple[str, ...]
-    defined: tuple[str, ...]
-    tools: Tools
-
-    def text(self) -> str:
-        # The C++ library declares its streams in the first one; what defines them is left out.
-        return "".join([self.first, *(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))])
-
-
-def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, less the files, as tilelang's ``tilelang_callback_cuda_compile`` calls it."""
-    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
-    compiler = os.environ.get("CXX") or os.environ.get("CC") or found
-    command = [os.path.join(tilelang_paths().CUDA_HOME, "bin", "nvcc"), f"-ccbin={compiler}", "--cubin", "-O3"]
-    command += ["-lineinfo", f"-arch={flavour.arch}", "-std=c++20", *(f"-I{folder}" for folder in folders)]
-    return [*command, "--use_fast_math"] if flavour.fast_math else command
-
-
-def behind(command: Sequence[str], folder: str) -> Tools:
-    """Ask nvcc what it calls for `command`. Raises `CiccError` where that is not what this module knows."""
-    source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
-    Path(source).touch()
-    dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
-    try:
-        done = subprocess.run(dry, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
-    except OSError as error:
-        raise CiccError(f"nvcc does not start: {error}") from None
-    environment = dict(os.environ)
-    found: dict[str, list[list[str]]] = {"-E": [], "cicc": [], "ptxas": []}
-    for text in (line.removeprefix("#$ ") for line in done.stderr.splitlines() if line.startswith("#$ ")):
-        if match := re.match(r"([A-Za-z_]+)=(.*)$", text):
-            environment[match[1]] = match[2]
-            continue
-        try:
-            words = [re.sub(r"\$(\w+)", lambda m: environment.get(m[1], ""), word) for word in shlex.split(text)]
-        except ValueError as error:
-            raise CiccError(f"nvcc's command is not understood: {error}: {text[:200]}") from None
-        kind = "-E" if "-E" in words else os.path.basename(words[0]) if words else ""
-        if kind in found:
-            found[kind].append(words)
-    if done.returncode != 0 or any(len(commands) != 1 for commands in found.values()):
-        raise CiccError(f"nvcc calls other programs than it is known to: {done.stderr.strip()[-300:]}")
-    (preprocess,), (cicc,), (ptxas,) = found.values()
-    made = [command[command.index("-o") + 1] for command in (preprocess, cicc) if "-o" in command[:-1]]
-    if len(made) != 2 or source not in preprocess or made[0] not in cicc or made[1] not in ptxas:
-        raise CiccError("nvcc's programs name their files otherwise")
-    return Tools(
-        _without(preprocess, {source}, {"-o"}),
-        _without(cicc, {made[0], "--static-host-stub", "--gen_module_id_file"}, {"-o", *_FOR_THE_HOST}),
-        _without(ptxas, {made[1]}, {"-o"}),
-        {name: environment[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environment},
-    )
-
-
-def _without(command: Sequence[str], words: Collection[str], options: Collection[str]) -> tuple[str, ...]:
-    """Return `command` without `words`, and without `options` and the value that follows each."""
-    kept = list[str]()
-    rest = iter(command)
-    for word in rest:
-        if word in options:
-            next(rest, None)
-        elif word not in words:
-            kept.append(word)
-    return tuple(kept)
-
-
-class Server:
-    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` where it does not come to that.
-
-    `folder`: what it writes, its socket and `Parsed` among it. It ends with this process at the latest. `first`: text
-    that stands before the headers.
+    The server belongs to the compile service; until that is ready, and where it is gone, nvcc compiles.
     """
 
-    def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
-        self.flavour, self.includes, self.folder = flavour, tuple(dict.fromkeys(includes)), folder
-        self.first = first
-        self.begun = time.time()
-        try:
-            where = tilelang_paths()
-        except HeadersMissing as error:
-            raise CiccError(str(error)) from None
-        folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
-        if f"<{headers.WGMMA}>" in self.includes:
-            without = headers.without_unused(*folders, frozenset(), folder)
-            if without is None:
-                raise CiccError("tilelang's headers for Hopper are not as they are known")
-            folders.insert(0, without)
-        self.tools = behind(nvcc_command(flavour, folders), folder)
-        self._make_library()
-        problem = CiccError("")
-        for left_out in (_HOST_ONLY, ()):
-            defined = tuple(f"-D{name}=1" for name in left_out)
-            parsed = Parsed(self.flavour, self.first, self.includes, defined, self.tools)
-            try:
-                self._start(parsed)
-                break
-            except CiccError as error:
-                problem = error
-        else:
-            raise problem
-        Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
+    name, version = "cicc", 1
 
-    def fits(self, flavour: Flavour, source: str) -> bool:
-        """Tell whether this is the one for `source`; as another one would be, where it is not as tilelang prints it."""
-        try:
-            first, includes, _ = parts(source)
-        except ValueError:
-            return True
-        return flavour == self.flavour and _repeats(first, self.first) and set(includes) <= set(self.includes)
+    def applies(self, host: Host) -> str:
+        if host.verbose:
+            return "ptxas' figures, which verbose asks for, are told by nvcc"
+        return unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server")
 
-    def up_to_date(self) -> bool:
-        """Tell whether the files that were parsed are still the same: another run may come much later."""
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        if not serving():
+            return plain(job)
+        if reason := for_nvcc(dict(job.pass_configs)):
+            return replace(plain(job), why=f"nvcc, because {reason}")
         try:
-            return all(os.stat(file).st_mtime <= self.begun for file in self._files)
-        except OSError:
-            return False
-
-    def _make_library(self) -> None:
-        _run(c_library.command([str(SERVER)], os.path.join(self.folder, LIBRARY)), self.tools)
-
-    def _start(self, parsed: Parsed) -> None:
-        """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
-        folder = self.folder
-        preprocessed = os.path.join(folder, "headers.ii")
-        _preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
-        text = Path(preprocessed).read_text(errors="replace")
-        files = set(re.findall(r'\n# \d+ "(/[^"\n]+)"', f"\n{text}"))
-        self._files = [file for file in files if not file.startswith(folder)]  # here, where nobody waits for it
-        Path(folder, MAIN).write_text(f'#include "{preprocessed}"\n#include "{BODY}"\n')
-        Path(folder, BODY).touch()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(f"{folder}/{SAID}", "wb") as said:
-            Path(folder, SOCKET).unlink(missing_ok=True)
-            with short_path(folder) as short:
-                listener.bind(f"{short}/{SOCKET}")
-            listener.listen(128)
-            self.process = subprocess.Popen(
-                [*self.tools.cicc, MAIN, "-o", OUTPUT],
-                cwd=folder,
-                env={
-                    **os.environ,
-                    **self.tools.environment,
-                    "LD_PRELOAD": f"./{LIBRARY}",  # a path of its own might have spaces, where it would be split
-                    "ATUNE_LISTENER": str(listener.fileno()),
-                },
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-        # Nobody else holds the socket now: it answers, or whoever asks learns that cicc has ended.
-        try:
-            ptx = _ask(folder, _EMPTY, folder)
+            flavour = flavour_of(session().target.arch, dict(job.pass_configs))
+            code = compile_remotely(job.source, flavour, session().run_dir, lines=job.lines)
         except (CiccError, OSError) as error:
-            self.kill()
-            lines = Path(folder, SAID).read_text(errors="replace").splitlines()
-            first = next((line for line in lines if " error" in line), "")
-            raise CiccError(f"{error}; {first}" if first else str(error)) from None
-        if b".entry atune_empty" not in ptx:
-            self.kill()
-            raise CiccError("cicc does not compile what it is given")
-
-    def link(self, run_dir: str) -> None:
-        """Let workers find this server by the folder of their run."""
-        os.symlink(self.folder, os.path.join(run_dir, FOLDER))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def wait(self) -> str:
-        """Wait until cicc ends, which it does not by itself, and return how it ended."""
-        status = self.process.wait()
-        return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+            compiled = plain(job)  # what both refuse is the kernel's own mistake
+            return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
+        return Compiled((Binary(tuple(kernel.symbol for kernel in job.kernels), code),), "cicc")
 
 
-def includes_for(arch: str) -> tuple[str, ...]:
-    """Return what is parsed while no kernel is known yet.
+def serving() -> bool:
+    """Tell whether a server is linked in the run's folder."""
+    return os.path.lexists(os.path.join(session().run_dir, FOLDER))
 
-    Each child goes through all that is parsed: with headers of few kernels, too, all take longer.
+
+def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
+    """Have the server that is linked in `run_dir` compile `source`; return the binary. Raises `CiccError`.
+
+    `lines`: with line information, as tilelang has it, which is most of a binary's bytes.
     """
-    return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), "<tl_templates/cuda/copy.h>")))
-
-
-def _preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
-    Path(source).write_text(text, encoding="utf-8")
-    _run([*parsed.tools.preprocess, "-dD", *parsed.defined, source, "-o", output], parsed.tools)
+    parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
+    if flavour != parsed.flavour:
+        raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
+    body = _body(source, parsed, os.path.join(run_dir, FOLDER))
+    with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
+        ptx = ask(os.path.join(run_dir, FOLDER), body, folder)
+        ptxas = parsed.tools.ptxas
+        if not lines:
+            Path(folder, OUTPUT).write_bytes(_LINES.sub(b"", ptx))
+            ptxas = tuple(word for word in ptxas if word not in _LINE_OPTIONS)
+        binary = os.path.join(folder, "kernels.cubin")
+        run_tool([*ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
+        return Path(binary).read_bytes()
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
@@ -290,43 +108,12 @@ def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
     lines = "".join(f"#include {name}\n" for name in includes)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
         whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
-        _preprocess(parsed, f"{parsed.text()}{_CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
-        _, cut, after = Path(whole).read_bytes().partition(f"\n{_CUT}\n".encode())
+        preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+        _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
         if not cut:
             raise CiccError("the preprocessor leaves pragmas out")
         Path(rest).write_bytes(after)
         os.replace(rest, path)
-
-
-def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
-    """Have the server that is linked in `run_dir` compile `source`; return the binary. Raises `CiccError`.
-
-    `lines`: with line information, as tilelang has it, which is most of a binary's bytes.
-    """
-    parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
-    if flavour != parsed.flavour:
-        raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
-    body = _body(source, parsed, os.path.join(run_dir, FOLDER))
-    with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
-        ptx = _ask(os.path.join(run_dir, FOLDER), body, folder)
-        ptxas = parsed.tools.ptxas
-        if not lines:
-            Path(folder, OUTPUT).write_bytes(_LINES.sub(b"", ptx))
-            ptxas = tuple(word for word in ptxas if word not in _LINE_OPTIONS)
-        binary = os.path.join(folder, "kernels.cubin")
-        _run([*ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
-        return Path(binary).read_bytes()
-
-
-def _run(command: Sequence[str], tools: Tools) -> None:
-    """Run one of nvcc's programs, or one beside them. Raises `CiccError` with its last words where it fails."""
-    environment = {**os.environ, **tools.environment}
-    done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
-    )
-    if done.returncode != 0:
-        said = (done.stderr + done.stdout).strip()
-        raise CiccError(f"{os.path.basename(command[0])} failed: {said[-300:]}")
 
 
 @functools.cache
@@ -343,7 +130,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
         first, includes, rest = parts(source)
     except ValueError as error:
         raise CiccError(f"the source is not as tilelang prints it: {error}") from None
-    if not _repeats(first, parsed.first):
+    if not repeats(first, parsed.first):
         raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
@@ -351,42 +138,13 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
         if other := [name for name in more if not name.startswith("<tl_templates/")]:
             raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
         brought = f'#include "{_more(parsed, more, server)}"\n'
-    if f"<{headers.WGMMA}>" in includes:
-        where, used = tilelang_paths(), headers.uses(source)
+    if f"<{wgmma.WGMMA}>" in includes:
+        where, used = tilelang_paths(), wgmma.uses(source)
         if used is None:
             raise CiccError("the source uses CUTLASS by itself")
         if used:
-            found = headers.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
+            found = wgmma.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
             if not found:
                 raise CiccError("an instruction of Hopper's is not found")
             brought += found
     return f'{brought}#line 1 "{NAME}"\n{rest}'
-
-
-def _repeats(text: str, once: str) -> bool:
-    """Tell whether `text` is `once`, or several times it: a group's source has the text of each member."""
-    lines, wanted = (list(filter(None, one.splitlines())) for one in (text, once))
-    if not lines or not wanted:
-        return lines == wanted
-    return lines == wanted * (len(lines) // len(wanted))
-
-
-def _ask(server: str, body: str, folder: str) -> bytes:
-    """Have the server in the folder `server` compile `body` in `folder`; return the PTX. Raises `CiccError`."""
-    Path(folder, BODY).write_text(body, encoding="utf-8")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            with short_path(server) as short:
-                connection.connect(f"{short}/{SOCKET}")
-            connection.sendall(os.fsencode(os.path.abspath(folder)) + b"\0")
-            status = b""
-            while part := connection.recv(16):
-                status += part
-        except OSError as error:
-            raise CiccError(f"cicc's server is gone: {error}") from None
-    if status != b"\0":
-        words = Path(folder, WORDS)
-        said = words.read_text(errors="replace").strip() if status and words.exists() else "its process ended"
-        errors = [line for line in said.splitlines() if "error" in line]
-        raise CiccError("cicc failed: " + ("\n".join(errors) or said[-300:]))
-    return Path(folder, OUTPUT).read_bytes()

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from atune.processes.messages import ServiceReady
-from atune.stages.accelerators.cicc import CiccError, Server, includes_for
+from atune.stages.accelerators.cicc_server import CiccError, Server, includes_for
 from atune.stages.compile.device_source import Flavour, flags_config, flavour_of, for_nvcc, parts
 from atune.stages.compile.lowering import Blob
 from atune.stages.session.session import visible_gpus

@@ -1,4 +1,4 @@
-"""A group's library of the host's code and the device's, made by gcc."""
+"""gcc and the assembler: a library of the host's code and of the device's."""
 
 from __future__ import annotations
 
@@ -9,62 +9,23 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from atune.stages.accelerators import host_code
-from atune.stages.compile.lowering import Blob
-from atune.stages.session.session import session
+from atune.stages.compile.output import CompileError
 
 
-class CompileError(Exception):
-    """A compiler refused the source. Its words are the message's later lines."""
-
-
-def host_files(
-    blobs: Sequence[Blob], codes: Sequence[tuple[str, host_code.HostCode]], folder: str, exact: bool
-) -> list[str]:
-    """Write the host's code; return the files, and options, for `link`. A kernel that stands alone and is to be as
-    tilelang makes it, or whose template is no C, has its own function.
-    """
-    if exact and len(blobs) == 1:
-        return _plain(blobs[0], folder)
-    try:
-        return _from_tables(codes, folder)
-    except CompileError:
-        if len(blobs) > 1:
-            raise
-        return _plain(blobs[0], folder)
-
-
-def _plain(blob: Blob, folder: str) -> list[str]:
-    """Write the host's code of one kernel as tilelang prints it."""
-    with open(os.path.join(folder, "host.c"), "w", encoding="utf-8") as file:
-        file.write(blob.host_source)
-    return [file.name, *_include_options()]
-
-
-def _from_tables(codes: Sequence[tuple[str, host_code.HostCode]], folder: str) -> list[str]:
-    """Write the host's code of `codes`: their tables, beside the templates that they share."""
-    with open(os.path.join(folder, "host.c"), "w", encoding="utf-8") as file:
-        file.write(host_code.tables(codes))
-    names = dict.fromkeys(code.template for _, code in codes)
-    return [file.name, *(host_code.compiled(name, session().run_dir, _compile_c) for name in names)]
-
-
-def _include_options() -> list[str]:
+def include_options() -> list[str]:
+    """Return gcc's options for tvm's headers."""
     from tvm.libinfo import find_include_path
 
     return [f"-I{folder}" for folder in find_include_path()]
 
 
-def _compile_c(arguments: Sequence[str]) -> None:
-    _run_gcc([*arguments, *_include_options()])
-
-
 def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Make the library of the host's C and of what `pack` wrote."""
-    _run_gcc(["-shared", "-o", output, *files, *options])
+    """Make the library of the host's C and of what `pack` wrote. For tvm's `export_library`."""
+    gcc(["-shared", "-o", output, *files, *options])
 
 
-def _run_gcc(arguments: Sequence[str]) -> None:
+def gcc(arguments: Sequence[str]) -> None:
+    """Run gcc. Raises `CompileError` with what it says."""
     command = [shutil.which("gcc") or shutil.which("g++") or "gcc", "-fPIC", "-w", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:

@@ -55,18 +55,16 @@ def describe_workload(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(spec)
 
 
-def discover(payload: bytes) -> bytes:
-    """Entry point: resolve a target text and list the devices for it.
+def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
+    """Resolve a target text and list the devices for it; `mixed`: they may be of several models.
 
-    Asks NVML, and makes no CUDA context. Raises `TargetError` where the target's devices
-    or compilers are not there.
+    Asks NVML, and makes no CUDA context. Raises `TargetError` where the target's devices or compilers are not there.
     """
     import shutil
 
-    text, wanted, mixed = msgspec.msgpack.decode(payload, type=tuple[str | Target, tuple[str, ...], bool])
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
-        return msgspec.msgpack.encode(Discovery(target, (), _cuda_python()))  # compile only
+        return Discovery(target, (), _cuda_python())  # compile only
     cpu = DeviceInfo(id="cpu", name=_cpu_name())
     if wanted == ("cpu",) and target is None:
         target = Target("c")
@@ -78,7 +76,7 @@ def discover(payload: bytes) -> bytes:
             raise TargetError(f"device {bad[0]!r} is not there: target c runs on the CPU alone (--devices cpu)")
         if shutil.which("g++") is None and shutil.which("c++") is None:
             raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
-        return msgspec.msgpack.encode(Discovery(target, (cpu,)))
+        return Discovery(target, (cpu,))
     if "cpu" in wanted:
         raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
     if not gpus:
@@ -97,7 +95,7 @@ def discover(payload: bytes) -> bytes:
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():
         raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
-    return msgspec.msgpack.encode(Discovery(target, tuple(chosen), _cuda_python()))
+    return Discovery(target, tuple(chosen), _cuda_python())
 
 
 def _cuda_python() -> bool:

@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
+from atune.stages.compile.elf import place_of
+from atune.stages.compile.output import CompileError
+from atune.stages.compile.steps import Binary, Compiled, CompileJob
 
 ORDER = re.compile(r"^[ \t]*const dim3 blockIdx = (tl::rasterization2D\w+<[\d, ]+>\(\));\n", re.MULTILINE)
 """The line that `T.use_swizzle` becomes."""
@@ -21,7 +26,41 @@ IN_ORDER = "dim3(::blockIdx.x, ::blockIdx.y, ::blockIdx.z)"
 """The order of a kernel without such a line: the device's own."""
 
 
-class Kernel(Protocol):
+class SwizzleCompile(Accelerator):
+    """Compiles one of several kernels that differ in their block order alone, and makes the others' binaries of it."""
+
+    name, version, exact = "swizzle_compile", 1, False
+
+    def applies(self, host: Host) -> str:
+        if not host.n_final:
+            return "without a final no finalist is compiled again, each exactly"
+        if host.verbose:
+            return "the compilers' figures are asked for, of each kernel"
+        return unless_cuda(host)
+
+    def common(self, source: str, symbol: str) -> str:
+        return without_order(source, symbol) if len(ORDER.findall(source)) <= 1 else ""
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        known = families(job.kernels)
+        if not known:
+            return plain(job)
+        first, *others = layers([kernel.symbol for kernel in job.kernels], known)
+        try:
+            alone = job.of(first)
+            compiled = plain(replace(alone, source=with_choice(alone.source, known), lines=False))
+            (binary,) = compiled.binaries
+            variants = [variant(binary.code, known, layer) for layer in range(len(others) + 1)]
+        except (ValueError, RuntimeError, CompileError):  # then each has a compile of its own
+            return plain(job)
+        members = sum(len(family.symbols) for family in known)
+        why = f"{members} kernels by {len(known)} compiles: they differ in their block order"
+        binaries = tuple(map(Binary, map(tuple, (first, *others)), variants))
+        shared = frozenset(symbol for family in known for symbol in family.symbols)
+        return Compiled(binaries, compiled.compiler, "; ".join(filter(None, (compiled.why, why))), shared)
+
+
+class Printed(Protocol):
     """What is known of a lowered candidate here: its symbol, and the device code printed for it alone."""
 
     @property
@@ -49,9 +88,9 @@ class Family:
         return f"order_of_{self.symbols[0]}"
 
 
-def families(kernels: Sequence[Kernel]) -> list[Family]:
+def families(kernels: Sequence[Printed]) -> list[Family]:
     """Return the families of several among `kernels`. The first of each has the line that the others may lack."""
-    by_source: dict[str, list[Kernel]] = {}
+    by_source: dict[str, list[Printed]] = {}
     for kernel in kernels:
         if len(ORDER.findall(kernel.source)) <= 1:
             by_source.setdefault(without_order(kernel.source, kernel.symbol), []).append(kernel)
@@ -100,43 +139,3 @@ def variant(cubin: bytes, known: Sequence[Family], layer: int) -> bytes:
             # Symbols are of one length, and each occurs nowhere else.
             found = found.replace(family.symbols[0].encode(), family.symbols[layer].encode())
     return bytes(found)
-
-
-class _Section(NamedTuple):
-    """A section header of a 64-bit ELF file (System V ABI, figure 4-8), as far as it is needed."""
-
-    name: int
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    align: int
-    entry_size: int
-
-
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMTAB, _NOBITS = 2, 8
-
-
-def place_of(elf: bytes | bytearray, name: str) -> int:
-    """Return where the initial value of the 32-bit variable `name` stands. Raises `ValueError` where it does not."""
-    if elf[:5] != b"\x7fELF\x02":
-        raise ValueError("not a 64-bit ELF file")
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
-    sections = [_Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
-    wanted = name.encode() + b"\0"
-    for symbols in (s for s in sections if s.kind == _SYMTAB):
-        names = sections[symbols.link].offset
-        for at in range(symbols.offset, symbols.offset + symbols.size, _SYMBOL.size):
-            text, _, _, where, offset, size = _SYMBOL.unpack_from(elf, at)
-            if elf.startswith(wanted, names + text) and 0 < where < count:
-                section = sections[where]
-                if section.kind == _NOBITS or size != 4 or offset + size > section.size:
-                    break
-                return int(section.offset + offset)
-    raise ValueError(f"the binary does not hold {name}")

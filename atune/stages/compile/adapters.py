@@ -1,34 +1,24 @@
 """tilelang's adapters ``cython`` and ``nvrtc`` for CUDA: one library a kernel, built and called as tilelang does it.
 
 The build uses tilelang's own wrappers and library generators; nothing is loaded in the compile worker, which need not
-have a GPU. `load` belongs to the device's process, and to `TuneResult.kernel`.
+have a GPU; see `atune.stages.measure.adapters` for that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from atune.model.artifact import Artifact, KernelParam
 from atune.stages.compile import ir
 from atune.stages.compile.device_source import cuda_headers
 from atune.stages.compile.lowering import Blob
-
-
-class Cubin(msgspec.Struct, frozen=True):
-    """What is in a library of the backend nvrtc: device code, and tilelang's Python that launches it."""
-
-    cubin: bytes
-    launcher: str
-    kernels: tuple[str, ...]
+from atune.stages.measure.adapters import Cubin
 
 
 def build(blob: Blob, path: str, target: Any, verbose: bool) -> tuple[str, tuple[int | str, ...]]:
@@ -111,70 +101,3 @@ def _arguments(function: Any, signature: str, source: str) -> tuple[int | str, .
         buffer = function.buffer_map[variable].data if variable in function.buffer_map else variable
         places[str(buffer.name)] = position
     return tuple(places.get(name, name) for name in names if name != "stream")
-
-
-def load(artifact: Artifact) -> Callable[..., None]:
-    """Return a function of all the kernel's parameters that launches it on torch's current stream.
-
-    Raises `OSError`, `RuntimeError` or `ImportError` for what cannot be loaded.
-    """
-    return _load_cython(artifact) if artifact.backend == "cython" else _load_nvrtc(artifact)
-
-
-def _load_cython(artifact: Artifact) -> Callable[..., None]:
-    import torch
-
-    library = ctypes.CDLL(artifact.path)
-    library.get_last_error.restype = ctypes.c_char_p
-    if library.init() != 0:
-        raise RuntimeError(library.get_last_error().decode(errors="replace"))
-
-    def call(*arguments: Any) -> None:
-        values = [_c_value(value) for value in _values(artifact, arguments)]
-        stream = torch.cuda.current_stream().cuda_stream
-        if library.call(*values, ctypes.c_void_p(stream)) != 0:
-            raise RuntimeError(library.get_last_error().decode(errors="replace"))
-
-    return call
-
-
-def _c_value(value: Any) -> Any:
-    if hasattr(value, "data_ptr"):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(int(value))
-
-
-def _load_nvrtc(artifact: Artifact) -> Callable[..., None]:
-    import torch
-    from cuda.bindings import driver
-    from tilelang.jit.adapter.nvrtc.libgen import NVRTCLibraryGenerator
-
-    with open(artifact.path, "rb") as file:
-        packed = msgspec.msgpack.decode(file.read(), type=Cubin)
-    generator = NVRTCLibraryGenerator(None)
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/kernel.cubin", "wb") as cubin:
-            cubin.write(packed.cubin)
-        with open(f"{folder}/kernel.py", "w") as launcher:
-            launcher.write(packed.launcher)
-        generator.load_lib(f"{folder}/kernel.cubin")
-    kernels = {}
-    for name in packed.kernels:
-        status, kernels[name] = driver.cuLibraryGetKernel(generator.culib, name.encode())
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{artifact.path} has no kernel {name}: {status}")
-
-    def call(*arguments: Any) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        generator.pymodule.call(kernels, *_values(artifact, arguments), stream=stream)
-
-    return call
-
-
-def _values(artifact: Artifact, arguments: Sequence[Any]) -> list[Any]:
-    from atune.stages.measure.loader import bind_dimensions
-
-    dims = any(isinstance(what, str) for what in artifact.calls)
-    params: Sequence[KernelParam] = artifact.params
-    known = bind_dimensions(params, arguments) if dims else {}
-    return [known[what] if isinstance(what, str) else arguments[what] for what in artifact.calls]

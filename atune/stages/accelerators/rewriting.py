@@ -16,11 +16,16 @@ import inspect
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+
+from atune.model.candidate import Candidate
+from atune.stages.accelerators.base import Accelerator, Host, unless_known
+from atune.stages.compile.steps import LowerJob, Modules
 
 KEPT = 128
 """Rewritten functions that are kept; the one that was not used for longest goes first."""
@@ -116,22 +121,39 @@ def _evaluated(eager: Any, code: CodeType, closure: dict[str, Any], known: Rewri
         return eager._empty
 
 
-def install() -> Memo | None:
-    """Put a `Memo` in the place of `mutate` in this process, once, and return it.
+class Rewriting(Accelerator):
+    """Has a `Memo` in the place of `mutate` while a kernel is elaborated and lowered."""
 
-    None, and nothing is done, where tilelang is not built as this module expects. For workers: the user's own process
-    keeps tilelang as it is.
-    """
-    eager: Any = importlib.import_module(HOLDERS[0])
-    if isinstance(eager.mutate, Memo):
-        return eager.mutate
-    if not _as_expected(eager):
-        return None
-    memo = Memo(eager)
-    for module in (sys.modules.get(name) for name in HOLDERS):
-        if module is not None and getattr(module, "mutate", None) is memo.original:
-            module.mutate = memo  # type: ignore[attr-defined]
-    return memo
+    name, version = "rewriting", 1
+
+    def __init__(self) -> None:
+        self._memo: Memo | None = None
+
+    def applies(self, host: Host) -> str:
+        known = _as_expected(importlib.import_module(HOLDERS[0]))
+        return unless_known(host) or ("" if known else "tilelang's rewriting is not built as it is known")
+
+    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
+        with self.in_place():
+            return plain(candidate)
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        with self.in_place():
+            return plain(job)
+
+    @contextmanager
+    def in_place(self) -> Iterator[Memo]:
+        """Put the memo in the place of `mutate` in this process meanwhile."""
+        self._memo = memo = self._memo or Memo(importlib.import_module(HOLDERS[0]))
+        modules: list[Any] = [module for module in map(sys.modules.get, HOLDERS) if hasattr(module, "mutate")]
+        before = [module.mutate for module in modules]
+        for module in modules:
+            module.mutate = memo
+        try:
+            yield memo
+        finally:
+            for module, mutate in zip(modules, before, strict=True):
+                module.mutate = mutate
 
 
 def _as_expected(eager: Any) -> bool:

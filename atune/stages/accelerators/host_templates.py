@@ -16,6 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
+from atune.stages.compile import linking
+from atune.stages.compile.output import CompileError
+from atune.stages.compile.steps import HostHalf, LinkJob
+from atune.stages.session.session import session
 from atune.system.folders import whole_file
 
 _EXTERN = '#ifdef __cplusplus\nextern "C"\n#endif\n'
@@ -65,6 +70,64 @@ __attribute__((visibility("hidden"))) int32_t atune_host_NAME({arguments}, const
 {body}
 }}
 """
+
+
+class HostTemplates(Accelerator):
+    """Links members with one compiled template and their tables, where tilelang prints their host's code as known."""
+
+    name, version = "host_templates", 1
+
+    def applies(self, host: Host) -> str:
+        return unless_cuda(host) or ("" if host.gcc else "gcc is missing")
+
+    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+        if job.exact and len(job.hosts) == 1:
+            return plain(job)
+        codes = _codes(job.hosts)
+        if codes is None:
+            return plain(job)
+        try:
+            files = _files(codes, job.folder)
+        except CompileError:  # a template that is no C
+            if len(job.hosts) > 1:
+                raise
+            return plain(job)
+        linking.link(job.path, [*files, _packed(job)])
+
+
+def _codes(hosts: Sequence[HostHalf]) -> list[tuple[str, HostCode]] | None:
+    """Take the members' host code apart; None where one is not as tilelang is known to print it."""
+    found = []
+    for host in hosts:
+        if (parsed := parse(host.source, host.symbol)) is None:
+            return None
+        code, template = parsed
+        try:
+            keep(code.template, template, session().run_dir)
+        except OSError:  # a full disk
+            return None
+        found.append((host.symbol, code))
+    return found
+
+
+def _files(codes: Sequence[tuple[str, HostCode]], folder: str) -> list[str]:
+    """Write the tables of `codes`; return the files to link, compiled templates among them."""
+    path = Path(folder, "host.c")
+    path.write_text(tables(codes), encoding="utf-8")
+    names = dict.fromkeys(code.template for _, code in codes)
+    options = linking.include_options()
+    return [str(path), *(compiled(name, session().run_dir, lambda a: linking.gcc([*a, *options])) for name in names)]
+
+
+def _packed(job: LinkJob) -> str:
+    """Write the device code for the assembler; return the file."""
+    from tilelang import tvm
+
+    # What the host's module says is not read: it only holds the device's.
+    library = tvm.get_global_func("runtime.CSourceModuleCreate")("", "c", [], [])
+    for device in job.devices:
+        library.import_module(device)
+    return linking.pack(library, False, "", job.folder)
 
 
 class HostCode(msgspec.Struct, frozen=True):

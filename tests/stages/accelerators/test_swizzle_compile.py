@@ -20,7 +20,7 @@ from atune.local.backend import LocalBackend, LocalCompileLane
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.accelerators import orders
+from atune.stages.accelerators import swizzle_compile as orders
 from atune.stages.compile.lowering import Blob
 from atune.workload.workload import FileRef
 
@@ -56,7 +56,10 @@ def test_only_kernels_that_differ_in_the_line_of_their_order_are_a_family() -> N
 
 
 def test_layers_have_one_of_a_family_each() -> None:
-    known = [orders.Family(("b", "a"), (ROW, orders.IN_ORDER)), orders.Family(("f", "e", "d"), (ROW, COLUMN, "x"))]
+    known = [
+        orders.Family(("b", "a"), (ROW, orders.IN_ORDER)),
+        orders.Family(("f", "e", "d"), (ROW, COLUMN, "x")),
+    ]
     assert orders.layers(list("abcdef"), known) == [["b", "c", "f"], ["a", "e"], ["d"]]
     assert orders.layers(["a"], []) == [["a"]]
 

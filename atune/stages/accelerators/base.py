@@ -1,0 +1,77 @@
+"""What every accelerator is: a name, a version, whether it applies here, and the steps that it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atune.model.candidate import Candidate
+from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
+
+TILELANG = ("0.1.15",)
+"""Versions of tilelang that the accelerators know."""
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What accelerators look at before they are used. `n_final`: finalists; `grouped`: whether libraries have several
+    kernels; `gcc`: the C compiler, empty where there is none."""
+
+    kind: str
+    arch: str
+    tilelang: str
+    gcc: str
+    n_final: int = 5
+    grouped: bool = True
+    verbose: bool = False
+
+
+class Accelerator:
+    """Wraps steps of the compile. A method that is not overridden calls the plain step.
+
+    `exact`: whether the kernel's machine code is that of the plain compile; finalists are compiled again without those
+    that are not.
+    """
+
+    name: str
+    version: int
+    exact: bool = True
+
+    def applies(self, host: Host) -> str:
+        """Return why it cannot be used on `host`; empty where it can."""
+        raise NotImplementedError
+
+    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
+        """Return the candidate's PrimFunc."""
+        return plain(candidate)
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        """Return the kernel's lowered halves."""
+        return plain(job)
+
+    def common(self, source: str, symbol: str) -> str:
+        """Return what the source has in common with those whose compile it may share; empty where it shares none."""
+        return ""
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        """Return the kernels' machine code."""
+        return plain(job)
+
+    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+        """Make the library."""
+        plain(job)
+
+
+def unless_cuda(host: Host) -> str:
+    """Say why an accelerator for CUDA cannot be used; empty where it can."""
+    if host.kind != "cuda":
+        return f"it is for CUDA, and the target is {host.kind}"
+    if not host.grouped:
+        return "tilelang's adapter builds each kernel by itself"
+    return unless_known(host)
+
+
+def unless_known(host: Host) -> str:
+    """Say why an accelerator that knows tilelang's insides cannot be used; empty where it can."""
+    return "" if host.tilelang in TILELANG else f"tilelang {host.tilelang} is not known, only {', '.join(TILELANG)}"

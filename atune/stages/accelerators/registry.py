@@ -1,0 +1,79 @@
+"""The accelerators there are, which of them can be used here, and the steps that they make of the plain ones."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from atune.model.settings import ACCELERATORS, Acceleration
+from atune.stages.accelerators.base import Accelerator, Host
+from atune.stages.compile import steps
+
+_PLACES = {
+    "rewriting": "atune.stages.accelerators.rewriting:Rewriting",
+    "swizzle_lowering": "atune.stages.accelerators.swizzle_lowering:SwizzleLowering",
+    "swizzle_compile": "atune.stages.accelerators.swizzle_compile:SwizzleCompile",
+    "cicc": "atune.stages.accelerators.cicc:Cicc",
+    "headers": "atune.stages.accelerators.headers:Headers",
+    "host_templates": "atune.stages.accelerators.host_templates:HostTemplates",
+}
+"""By name, where each is. A name of the form ``module:attribute`` is its own place."""
+
+
+@functools.cache
+def named(name: str) -> Accelerator:
+    """Return the accelerator `name`."""
+    module, _, attribute = _PLACES.get(name, name).partition(":")
+    found: Accelerator = getattr(importlib.import_module(module), attribute)()
+    return found
+
+
+def identity(name: str) -> str:
+    """Return ``name@version``."""
+    return f"{name}@{named(name).version}"
+
+
+def this_host(kind: str, arch: str, *, n_final: int = 5, grouped: bool = True, verbose: bool = False) -> Host:
+    """Return what accelerators look at, for a target on this machine."""
+    import tilelang
+
+    gcc = shutil.which("gcc") or shutil.which("g++") or ""
+    return Host(kind, arch, tilelang.__version__, gcc, n_final, grouped, verbose)
+
+
+def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return ``name@version`` of those that are used on `host`, and why the others are not, by name."""
+    active, unused = list[str](), dict[str, str]()
+    for name in [*ACCELERATORS, *(name for name in wanted.named if name not in ACCELERATORS)]:
+        if not wanted.may(name):
+            unused[name] = "it is switched off"
+        elif why := named(name).applies(host):
+            unused[name] = why
+        else:
+            active.append(identity(name))
+    return tuple(active), unused
+
+
+def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return what `chosen` does where nothing is switched off, for a target on this machine."""
+    return chosen(Acceleration(auto=True), this_host(kind, arch))
+
+
+def compose(names: Sequence[str]) -> steps.Steps:
+    """Return the steps with these accelerators around them, the first one outermost."""
+    plain: dict[str, Any] = {step: getattr(steps, step) for step in ("elaborate", "lower", "compile", "link")}
+    found = [named(name) for name in names]
+    for one in reversed(found):
+        for step, inner in plain.items():
+            plain[step] = functools.partial(getattr(one, step), plain=inner)
+    return steps.Steps(**plain, common=_common(found), accelerators=tuple(map(identity, names)))
+
+
+def _common(found: Sequence[Accelerator]) -> Any:
+    def common(source: str, symbol: str) -> str:
+        return next(filter(None, (one.common(source, symbol) for one in found)), "")
+
+    return common

@@ -1,0 +1,171 @@
+"""Candidates that differ in nothing but the order of their thread blocks are lowered once.
+
+`T.use_swizzle` leaves one annotation in a kernel, and lowering carries it along untouched: it is read when the source
+is printed. So a candidate whose kernel is another's but for that annotation takes the other's lowered modules, with
+its own annotation and symbol in them. Whether that gives what lowering it would give is checked once in a run for each
+form of kernel: kernels are of one form where they are alike but for numbers. Where it does not, kernels of that form
+are lowered one by one.
+
+Workers share what they lowered through files in the run's folder, each written whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
+from atune.stages.compile import ir
+from atune.stages.compile.steps import LowerJob, Modules, printed, printed_host
+from atune.stages.session.session import session
+from atune.system.folders import whole_file
+
+BLOCK_ORDER = "threadblock_swizzle_pattern"
+"""The annotation that `T.use_swizzle` makes."""
+
+
+class Relative(msgspec.Struct, frozen=True):
+    """A lowered kernel as others read it, in tvm's JSON. `order`: its annotation's value as text; empty for none."""
+
+    symbol: str
+    order: str
+    host: str
+    device: str
+
+
+class SwizzleLowering(Accelerator):
+    """Takes a kernel's lowered modules from one that differs in its block order alone."""
+
+    name, version = "swizzle_lowering", 1
+
+    def applies(self, host: Host) -> str:
+        return unless_cuda(host)
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        bare, orders = split(job.function)
+        if len(orders) > 1:
+            return plain(job)
+        folder = Path(session().run_dir, "families")
+        return Family(folder, bare, job.beside).lowered(orders, job.symbol, lambda: plain(job))
+
+
+class Family:
+    """What the workers of one run have lowered of one kernel, `bare` of its annotation.
+
+    `beside`: what decides lowering beside the kernel.
+    """
+
+    def __init__(self, folder: Path, bare: str, beside: str) -> None:
+        self.folder = folder
+        form = _digest(beside, re.sub(r"\d+", "0", bare))
+        self.path = folder / _digest(beside, bare)
+        self.checked, self.doubted = folder / f"{form}.checked", folder / f"{form}.doubted"
+
+    def lowered(self, orders: Sequence[Any], symbol: str, lower: Callable[[], Modules]) -> Modules:
+        """Return a kernel's lowered modules: made of a relative's, else by `lower`. `orders`: what `split` took out."""
+        if self.doubted.exists():
+            return lower()
+        order = orders[0].value if orders else None
+        text = "" if order is None else "".join(str(order))  # tvm's own kind of string is none to msgspec
+        relative = self._read()
+        if relative is not None and _gives(relative, order):
+            derived = _derived(relative, symbol, order)
+            if self.checked.exists():
+                return derived
+            modules = lower()
+            if relative.order != text:  # else nothing was put in or taken out
+                self._note(_print_alike(modules, derived))
+            return modules
+        modules = lower()
+        self._offer(modules, order, Relative(symbol, text, _json(modules.host), _json(modules.device)))
+        return modules
+
+    def _offer(self, modules: Modules, order: Any, mine: Relative) -> None:
+        """Leave what was lowered to others, and compare with another worker's of the meantime."""
+        other = self._read()
+        if other is not None and other.order != mine.order and not self.checked.exists():
+            if _gives(other, order):
+                self._note(_print_alike(modules, _derived(other, mine.symbol, order)))
+            elif mine.order:
+                theirs = Modules(ir.load(other.host), ir.load(other.device))
+                self._note(_print_alike(theirs, _derived(mine, other.symbol, None)))
+        if other is None or not other.order:
+            with contextlib.suppress(OSError):  # a full disk costs time alone
+                self.folder.mkdir(exist_ok=True)
+                with whole_file(self.path) as part:
+                    Path(part).write_bytes(msgspec.msgpack.encode(mine))
+
+    def _note(self, same: bool) -> None:
+        with contextlib.suppress(OSError):
+            (self.checked if same else self.doubted).touch()
+
+    def _read(self) -> Relative | None:
+        try:
+            return msgspec.msgpack.decode(self.path.read_bytes(), type=Relative)
+        except OSError:
+            return None
+
+
+def _gives(relative: Relative, order: Any) -> bool:
+    """Tell whether modules of this order can be made of the relative's: else nobody knows where it belongs."""
+    return bool(relative.order) or order is None
+
+
+def _derived(relative: Relative, symbol: str, order: Any) -> Modules:
+    """Return the modules of `relative` under `symbol`, with the block order `order`, or with none."""
+    from tilelang import tvm
+
+    def reordered(statement: Any) -> Any:
+        if statement.attr_key != BLOCK_ORDER:
+            return None
+        if order is None:
+            return statement.body
+        return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
+
+    def renamed(text: str) -> Any:
+        return ir.load(text.replace(relative.symbol, symbol))  # which occurs nowhere else
+
+    device = renamed(relative.device)
+    transform = tvm.tirx.stmt_functor.ir_transform
+    functions = {
+        name: function.with_body(transform(function.body, None, reordered, ["tirx.AttrStmt"]))
+        for name, function in device.functions.items()
+    }
+    return Modules(renamed(relative.host), tvm.IRModule(functions, attrs=device.attrs))
+
+
+def _print_alike(one: Modules, other: Modules) -> bool:
+    sources = [(printed_host(modules.host), printed(modules.device)) for modules in (one, other)]
+    return sources[0] == sources[1]
+
+
+def split(function: Any) -> tuple[str, list[Any]]:
+    """Return `function` in tvm's JSON without its annotations of block order, under a name all share, and these."""
+    from tilelang import tvm
+
+    orders: list[Any] = []
+
+    def without(statement: Any) -> Any:
+        if statement.attr_key != BLOCK_ORDER:
+            return None
+        orders.append(statement)
+        return statement.body
+
+    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, without, ["tirx.AttrStmt"])
+    return _json(function.with_body(body).with_attr("global_symbol", "bare")), orders
+
+
+def _json(value: Any) -> str:
+    from tilelang import tvm
+
+    return str(tvm.ir.save_json(value))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]

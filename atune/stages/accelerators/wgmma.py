@@ -1,0 +1,162 @@
+"""tilelang's Hopper headers without the instructions that a library does not use.
+
+CUTLASS defines each shape and type of the wgmma instruction as a structure of its own: a thousand of them, and 77,000
+lines, which nvcc parses for every library and of which a kernel uses one or two. For sources that name the instructions
+they use, `without_unused` writes copies of those headers with the others left out, every other line where it was. What
+nvcc makes of the kernels is the same, byte for byte, line information included. A kernel that needs one after all does
+not compile, and is compiled with the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from atune.stages.compile.device_source import GUESS, GUESS_BEFORE_HOPPER
+from atune.system.folders import whole_file
+
+GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
+WGMMA = "tl_templates/cuda/instruction/wgmma.h"
+KNOWN = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
+"""Headers of tilelang's that use the instructions through `WGMMA` alone, or not at all."""
+_USE = re.compile(
+    r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
+)
+_ROW = re.compile(
+    r"^#define (TL_WGMMA_DEFINE_\w+)\(N\)[\s\\]+TL_WGMMA_DEFINE_(SS|RS)_\w+\((k\w+), (k\w+), (k\w+), (\d+), N, (\d+),"
+    r"[\s\\]+(MMA_\w+?)##N##(\w+)\)",
+    re.MULTILINE,
+)
+_MACRO = re.compile(r"^#define (TL_WGMMA_DEFINE_(?:SS|RS)_\w+)\((?:[^\n]*\\\n)*[^\n]*\n", re.MULTILINE)
+_ALL = re.compile(r"^TL_WGMMA_FOREACH_N_\w+\((TL_WGMMA_DEFINE_\w+)\);\n", re.MULTILINE)
+_STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\{\n.*?^\};\n", re.MULTILINE | re.DOTALL)
+
+Use = tuple[str, str, str, str, int, int, int]
+"""An instruction: ``SS`` or ``RS``, the types of A, B and C, and its shape M, N, K."""
+
+
+def uses(source: str) -> frozenset[Use] | None:
+    """Return the instructions that a device source names; None where it may use others, or not through `WGMMA`."""
+    includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
+    ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
+    others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
+    if WGMMA.removeprefix("tl_templates/cuda/") not in ours or ours - KNOWN - {"cuda_bf16_fallbacks.cuh"} or others:
+        return None
+    if re.search(r"\bcute\b|\bGMMA\b|\bMMA_|#\s*include\s*\"", source):
+        return None
+    found = [(a.upper(), b, c, d, int(m), int(n), int(k)) for a, b, c, d, m, n, k in _USE.findall(source)]
+    if len(found) != len(re.findall(r"\bwgmma_(?:ss|rs)\b", source)):
+        return None
+    return frozenset(found)
+
+
+@functools.cache
+def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder: str) -> str | None:
+    """Write the headers for `wanted` below `folder`, and return the folder to include ahead of the others.
+
+    `templates`, `cutlass`: tilelang's own include folders. None where the headers are not as this module knows them.
+    """
+    digest = hashlib.sha256(repr((templates, cutlass, sorted(wanted))).encode()).hexdigest()[:16]
+    target = os.path.join(folder, f"headers-{digest}")
+    if os.path.exists(os.path.join(target, WGMMA)):  # the last that is written: another worker was here
+        return target
+    try:
+        wgmma = (Path(templates) / WGMMA).read_text()
+        structures = {name: (Path(cutlass) / name).read_text() for name in GMMA}
+    except OSError:
+        return None
+    instructions = _instructions(wgmma, wanted)
+    if instructions is None:
+        return None
+    names = {one.structure for one in instructions}
+    kept, written = set[str](), dict[str, str]()
+
+    def without(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            return "\n" * match[0].count("\n")
+        kept.add(match[1])
+        return match[0]
+
+    for name, text in structures.items():
+        written[name] = _as(f"{cutlass}/{name}", _STRUCTURE.sub(without, text))
+    if kept != names:
+        return None
+    path = f"{templates}/{WGMMA}"
+    shapes: dict[str, list[int]] = {}
+    for one in instructions:
+        shapes.setdefault(one.macro, []).append(one.n)
+    wgmma = _ALL.sub(lambda match: "".join(f"{match[1]}({n});" for n in shapes.get(match[1], ())) + "\n", wgmma)
+    wgmma = wgmma.replace('#include "../common.h"', f'#include "{os.path.dirname(path)}/../common.h"')
+    written[WGMMA] = _as(path, wgmma)
+    for name, text in written.items():
+        path = os.path.join(target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with whole_file(Path(path)) as part:
+            Path(part).write_text(text)
+    return target
+
+
+class _Instruction(NamedTuple):
+    """A macro of `WGMMA` that makes tilelang's name for a structure of CUTLASS', its text, and the structure's name."""
+
+    macro: str
+    text: str
+    n: int
+    structure: str
+
+
+def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | None:
+    """Find what `WGMMA`, whose text is `wgmma`, has for `wanted`; None where it is not as this module knows it."""
+    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
+    if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
+        return None
+    found = []
+    for kind, a, b, c, m, n, k in sorted(wanted):
+        row = rows.get((kind, a, b, c, str(m), str(k)))
+        if row is None:
+            return None
+        found.append(_Instruction(row[1], row[0], n, f"{row[8]}{n}{row[9]}"))
+    return found
+
+
+@functools.cache
+def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | None:
+    """Return the text that adds `wanted` to the headers without any, to stand after them; None as above."""
+    wgmma = (Path(templates) / WGMMA).read_text()
+    instructions = _instructions(wgmma, wanted)
+    if instructions is None:
+        return None
+    names, texts = {one.structure for one in instructions}, dict[str, str]()
+    for name in GMMA:
+        whole = (Path(cutlass) / name).read_text()
+        for structure in names:
+            if match := _found(structure, whole):
+                first = whole.count("\n", 0, match.start()) + 1
+                lines = match[0].splitlines(keepends=True)  # cicc alone does not know __LINE__
+                text = "".join(re.sub(r"\b__LINE__\b", str(n), line) for n, line in enumerate(lines, first))
+                texts[structure] = f'#line {first} "{cutlass}/{name}"\n{text}'
+    if texts.keys() != names:
+        return None
+    structures = "".join(texts[name] for name in sorted(texts))
+    rows = "".join(f"{one.text}\n{one.macro}({one.n});\n#undef {one.macro}\n" for one in instructions)
+    used = [match for match in _MACRO.finditer(wgmma) if re.search(rf"\b{match[1]}\(", rows)]
+    macros = "".join(match[0] for match in used) + rows + "".join(f"#undef {match[1]}\n" for match in used)
+    return f"namespace cute::SM90::GMMA {{\n{structures}}}\nnamespace tl {{\n{macros}}}\n"
+
+
+def _found(structure: str, text: str) -> re.Match[str] | None:
+    """Match `structure` in a header's text, without going through the thousand others."""
+    at = text.find(f"\nstruct {structure}\n{{\n") + 1
+    if not at:
+        return None
+    template = _STRUCTURE.match(text, text.rfind("\ntemplate <\n", 0, at) + 1)
+    return template if template and template[1] == structure else _STRUCTURE.match(text, at)
+
+
+def _as(path: str, text: str) -> str:
+    """Return `text`, of as many lines as the file `path`, so that compilers take it for that one's."""
+    return f'#line 1 "{path}"\n{text}'

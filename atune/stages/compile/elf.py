@@ -1,0 +1,110 @@
+"""Machine code in ELF files: sections by name, initial values of variables, and the CUDA binaries inside a library.
+
+Layouts: System V ABI, figures 4-3, 4-8 and 4-15; machine 190 is CUDA (``EM_CUDA`` of LLVM's and glibc's ``elf.h``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAGIC = b"\x7fELF\x02"
+_CUDA = 190
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMTAB, _NOBITS = 2, 8
+
+
+class Section(NamedTuple):
+    """A section header of a 64-bit ELF file."""
+
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry_size: int
+
+
+def headers(elf: bytes | bytearray | memoryview) -> list[Section]:
+    """Return the section headers. Raises `ValueError` for what is no 64-bit ELF file."""
+    if bytes(elf[:5]) != MAGIC:
+        raise ValueError("not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
+    if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
+        raise ValueError("not a whole ELF file")
+    return [Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
+
+
+def sections(elf: bytes | memoryview) -> dict[str, bytes]:
+    """Return the contents of the sections, by name. Raises `ValueError`."""
+    found = headers(elf)
+    (names,) = struct.unpack_from("<H", elf, 0x3E)
+    contents = {}
+    for section in found:
+        start = found[names].offset + section.name
+        name = bytes(elf[start : start + 4096]).partition(b"\0")[0].decode(errors="replace")
+        data = b"" if section.kind == _NOBITS else bytes(elf[section.offset : section.offset + section.size])
+        contents[name] = data
+    return contents
+
+
+def place_of(elf: bytes | bytearray, name: str) -> int:
+    """Return where the initial value of the 32-bit variable `name` stands. Raises `ValueError` where it does not."""
+    found = headers(elf)
+    wanted = name.encode() + b"\0"
+    for symbols in (section for section in found if section.kind == _SYMTAB):
+        names = found[symbols.link].offset
+        for at in range(symbols.offset, symbols.offset + symbols.size, _SYMBOL.size):
+            text, _, _, where, offset, size = _SYMBOL.unpack_from(elf, at)
+            if elf.startswith(wanted, names + text) and 0 < where < len(found):
+                section = found[where]
+                if section.kind == _NOBITS or size != 4 or offset + size > section.size:
+                    break
+                return int(section.offset + offset)
+    raise ValueError(f"the binary does not hold {name}")
+
+
+def cuda_binaries(library: bytes) -> Iterator[bytes]:
+    """Yield the CUDA binaries that lie in a library as they are, each to the library's end."""
+    at = library.find(MAGIC, 1)
+    while at >= 0:
+        if struct.unpack_from("<H", library, at + 0x12)[0] == _CUDA:
+            yield library[at:]
+        at = library.find(MAGIC, at + 1)
+
+
+def kernel_sections(library: bytes, kernel: str) -> dict[str, bytes]:
+    """Return a CUDA kernel's code, constants and registers a thread, as they lie in `library`; empty where it is not.
+
+    The registers are in the high byte of ``sh_info`` of its code's section. Left out is what names other kernels of the
+    same binary by number, and what is for debuggers.
+    """
+    code = f".text.{kernel}"
+    for binary in cuda_binaries(library):
+        try:
+            found = sections(memoryview(binary))
+            registers = _info(memoryview(binary), code) >> 24
+        except (ValueError, struct.error, IndexError):
+            continue
+        if code in found:
+            wanted = {name: found[name] for name in (code, f".nv.constant0.{kernel}") if name in found}
+            return {**wanted, "registers": registers.to_bytes(1, "little")}
+    return {}
+
+
+def _info(elf: memoryview, name: str) -> int:
+    found = headers(elf)
+    (names,) = struct.unpack_from("<H", elf, 0x3E)
+    wanted = name.encode() + b"\0"
+    for section in found:
+        start = found[names].offset + section.name
+        if bytes(elf[start : start + len(wanted)]) == wanted:
+            return section.info
+    return 0

@@ -1,0 +1,87 @@
+"""Keys of what a candidate is lowered and compiled from: equal keys, equal machine code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+FORMAT = 2
+"""Of what the artifact store holds under a key: another format, another key."""
+_DECISIVE = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
+)  # fmt: skip
+"""Environment variables that compilers and tilelang take sources or flags from."""
+_LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
+"""Environment variables that may decide what tilelang makes of a kernel."""
+_USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
+_USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of `value` as JSON, shortened to 128 bits."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic", enc_hook=str)).hexdigest()[:32]
+
+
+def lowering_environment() -> list[tuple[str, str]]:
+    """Return the environment variables that lowering may depend on."""
+    return sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
+
+
+@functools.cache
+def toolchain(kind: str) -> tuple[str, ...]:
+    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``.
+
+    z3 is part of it: how lowering simplifies depends on what its solver proves.
+    """
+    import tilelang
+
+    found = [f"format {FORMAT}", tilelang.__version__, f"z3 {_version('z3-solver')}", str(sys.implementation.cache_tag)]
+    found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
+    compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
+    if kind != "c":
+        from tilelang.contrib.nvcc import get_nvcc_compiler
+
+        nvcc = get_nvcc_compiler()
+        compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
+        found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+    for path in compilers:
+        if path is not None:
+            status = os.stat(os.path.realpath(path))
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    if kind == "c":
+        with open("/proc/cpuinfo") as info:
+            found += sorted({line for line in info if line.startswith(("model name", "flags"))})
+    return tuple(found)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def preamble(source: str) -> list[str]:
+    """Return what stands before the kernels beside system includes: two such texts may not go together."""
+    before = source.partition("_kernel(")[0]
+    return [
+        line
+        for line in before.splitlines()
+        if not line.startswith(("#include <", "//")) and "atune_kernel_" not in line
+    ]
+
+
+def includes_users_files(source: str, flags: Sequence[str] | None) -> bool:
+    """Tell whether files of the user's decide the code: then no key covers it."""
+    return bool(_USERS_FILES.search(" ".join(flags or ())) or _USERS_INCLUDE.search(source))

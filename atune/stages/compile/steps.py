@@ -1,0 +1,202 @@
+"""The steps from a candidate to its library, as functions that can be wrapped: elaborate, lower, compile, link.
+
+What is generated between lowering and compiling is text, which nothing wraps. The functions here are tilelang's own
+way; `Steps()` has them bare. An accelerator wraps some, and core code never asks which.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from atune.model.candidate import Candidate
+from atune.model.device import Target
+from atune.stages.compile import ir, linking
+from atune.stages.frontend import elaboration
+from atune.stages.session.session import session, workload
+
+NVCC = "tilelang_callback_cuda_compile"
+"""tilelang's global function that compiles device code."""
+
+
+def backend_context() -> Any:
+    """Return tilelang's context for the session's target."""
+    return _context(session().target, session().compile.target_host)
+
+
+@functools.cache
+def _context(target: Target, target_host: str | None) -> Any:
+    from tilelang.backend.module import create_backend_context
+
+    return create_backend_context(target.tvm(), target_host, "auto")
+
+
+@dataclass(frozen=True)
+class LowerJob:
+    """A kernel to lower: its PrimFunc, under its own symbol. `beside`: what else decides the outcome, as text."""
+
+    function: Any
+    symbol: str
+    beside: str
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A kernel's lowered halves, as tvm's IR modules."""
+
+    host: Any
+    device: Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A lowered kernel as compiling sees it. `device`: its IR module; `source`: its device code, printed alone."""
+
+    symbol: str
+    device: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """Kernels to compile together. `source`: their device code, as tilelang prints it for all.
+
+    `lines`: with line information, as tilelang has it.
+    """
+
+    kernels: tuple[Kernel, ...]
+    source: str
+    pass_configs: Mapping[str, Any]
+    lines: bool = True
+
+    def of(self, symbols: Sequence[str]) -> CompileJob:
+        """Return the job of these kernels alone."""
+        chosen = {kernel.symbol: kernel for kernel in self.kernels}
+        kernels = tuple(chosen[symbol] for symbol in symbols)
+        return replace(self, kernels=kernels, source=printed(merged([kernel.device for kernel in kernels])))
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Machine code for some kernels."""
+
+    symbols: tuple[str, ...]
+    code: bytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a `CompileJob` came to, by which compiler, and why by that one.
+
+    `shared`: symbols of kernels whose code was made for others, too, and is not exactly what each would have alone.
+    """
+
+    binaries: tuple[Binary, ...]
+    compiler: str = "nvcc"
+    why: str = ""
+    shared: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class HostHalf:
+    """A kernel's half for the host. `module`: its IR, in tvm's JSON; `source`: the C that it is printed as."""
+
+    symbol: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class LinkJob:
+    """Halves to make the library `path` of. `devices`: runtime modules with the device code; `folder`: to work in.
+
+    `exact`: whether a kernel that stands alone is to have the host's code that tilelang gives it.
+    """
+
+    hosts: tuple[HostHalf, ...]
+    devices: tuple[Any, ...]
+    path: str
+    folder: str
+    exact: bool = False
+
+
+def elaborate(candidate: Candidate) -> Any:
+    """Return the candidate's PrimFunc. Raises what the kernel or tilelang raises."""
+    work = workload()
+    return elaboration.elaborate(work.kernel, work.arguments, candidate.config)
+
+
+def lower(job: LowerJob) -> Modules:
+    """Lower a kernel. Needs the target and the pass configuration as current ones."""
+    from tilelang.engine.lower import lower_to_host_device_ir
+
+    host, device, *_ = lower_to_host_device_ir(job.function, backend_context())
+    return Modules(host, device)
+
+
+def compile(job: CompileJob) -> Compiled:
+    """Compile by nvcc, as tilelang calls it. Raises what that raises."""
+    import tvm_ffi
+    from tilelang import tvm
+
+    configs = tvm.transform.PassContext.current().config
+    code = tvm_ffi.get_global_func(NVCC)(job.source, backend_context().target, configs)
+    return Compiled((Binary(tuple(kernel.symbol for kernel in job.kernels), bytes(code)),))
+
+
+def link(job: LinkJob) -> None:
+    """Make the library with tvm. Raises `CompileError` with what gcc says."""
+    from tilelang import tvm
+    from tilelang.engine.lower import host_codegen
+
+    library = host_codegen(merged([ir.load(host.module) for host in job.hosts]), backend_context())
+    for device in job.devices:
+        library.import_module(device)
+    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as we want.
+    tvm.runtime.Executable(library).export_library(
+        job.path, fcompile=linking.link, fpack_imports=linking.pack, workspace_dir=job.folder
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One function for each step, and the accelerators that wrap them, ``name@version`` each."""
+
+    elaborate: Callable[[Candidate], Any] = elaborate
+    lower: Callable[[LowerJob], Modules] = lower
+    compile: Callable[[CompileJob], Compiled] = compile
+    link: Callable[[LinkJob], None] = link
+    common: Callable[[str, str], str] = lambda source, symbol: ""
+    """What a source, with its symbol, has in common with those whose compile it may share; empty: it shares none."""
+    accelerators: tuple[str, ...] = field(default=())
+
+
+def printed(device: Any) -> str:
+    """Return a device module's source, as tilelang prints it."""
+    from tilelang.engine.lower import device_codegen_without_compile
+
+    return str(device_codegen_without_compile(device, backend_context()).inspect_source())
+
+
+def printed_host(host: Any) -> str:
+    """Return a host module's source: it carries the grid, the TMA descriptors and the launch's shared memory."""
+    from tilelang.engine.lower import host_codegen
+
+    return str(host_codegen(host, backend_context()).inspect_source())
+
+
+def merged(modules: Sequence[Any]) -> Any:
+    """Return one module with the functions of all. Raises `ValueError` where two have one of the same name."""
+    from tilelang import tvm
+
+    functions: dict[Any, Any] = {}
+    names: set[str] = set()
+    for module in modules:
+        for name, function in module.functions.items():
+            if name.name_hint in names:
+                raise ValueError(f"{name.name_hint} is defined by two members of the group")
+            names.add(name.name_hint)
+            functions[name] = function
+    return tvm.IRModule(functions, attrs=modules[0].attrs)

@@ -1,0 +1,84 @@
+"""Entry points of compile workers: lower a candidate, build a group, prove a winner. Bytes in, bytes out."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from atune.model.artifact import Failure, Lowered, Proof
+from atune.model.candidate import Candidate
+from atune.processes.messages import BuildJob, ProofJob
+from atune.stages.accelerators import registry
+from atune.stages.compile import codegen, lowering, proof
+from atune.stages.session.session import candidate_of, session
+from atune.system.paths import artifacts_folder, code_file, lowered_file
+
+T = TypeVar("T")
+
+_CICC = "cicc"
+
+
+def lower(payload: bytes) -> bytes:
+    """Lower a candidate: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`.
+
+    A kernel that an earlier run lowered is not lowered again where the artifact store has its library.
+    """
+    return _lower(payload, _lowered_before)
+
+
+def lower_anew(payload: bytes) -> bytes:
+    """Do as `lower`, whatever earlier runs have left."""
+    return _lower(payload, lambda key: None)
+
+
+def build(payload: bytes) -> bytes:
+    """Build a group: msgpack of a `BuildJob` → msgpack of a list of `Artifact` or `Failure`, one a member.
+
+    A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
+    """
+    job = msgspec.msgpack.decode(payload, type=BuildJob)
+    names = [name for name in session().accelerators if job.service or name != _CICC]
+    if job.exact:
+        names = [name for name in names if registry.named(name).exact]
+    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(names), exact=job.exact))
+
+
+def prove(payload: bytes) -> bytes:
+    """Prove a candidate's library plain: msgpack of a `ProofJob` → msgpack of `Proof` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=ProofJob)
+
+    def work(candidate: Candidate) -> Proof:
+        return proof.prove(candidate, job.measured, job.path)
+
+    return msgspec.msgpack.encode(_guarded(job.candidate, work))
+
+
+def _lower(payload: bytes, known: Callable[[str], Lowered | None]) -> bytes:
+    steps = registry.compose(session().accelerators)
+    return msgspec.msgpack.encode(_guarded(candidate_of(payload), lambda one: lowering.lower(one, steps, known)))
+
+
+def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
+    """Do `work`. What the kernel or tilelang raises is the candidate's failure."""
+    try:
+        return work(candidate)
+    except (Exception, SystemExit) as error:
+        return Failure(candidate.index, "lower", _one_line(error), traceback.format_exc(limit=-6)[-4000:])
+
+
+def _lowered_before(ir_key: str) -> Lowered | None:
+    folder = artifacts_folder()
+    try:
+        found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.ir_key == ir_key and code_file(folder, found.code_key).exists() else None
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    # TVM puts the C++ stack first and the message last.
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"[:500]

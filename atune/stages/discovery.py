@@ -1,0 +1,25 @@
+"""Entry point of a worker that looks at this machine: target, devices, and the accelerators that can be used."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.stages.accelerators import registry
+from atune.stages.session import session
+
+
+def discover(payload: bytes) -> bytes:
+    """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`, finalists) → `Discovery`.
+
+    Raises `TargetError` where the target's devices or compilers are not there.
+    """
+    asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings, int]
+    text, wanted, mixed, settings, n_final = msgspec.msgpack.decode(payload, type=asked)
+    found = session.discover(text, wanted, mixed)
+    kind, arch = found.target.kind, found.target.arch or ""
+    grouped = settings.backend in ("auto", "tvm_ffi")
+    host = registry.this_host(kind, arch, n_final=n_final, grouped=grouped, verbose=settings.verbose)
+    active, unused = registry.chosen(settings.acceleration, host)
+    return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))

@@ -1,0 +1,37 @@
+"""The compile steps in this process, for a workload's file: what a compile worker does, without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from atune.model.candidate import Candidate
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.messages import Session
+from atune.stages.session import session
+from atune.workload.workload import FileRef, load
+
+CUDA = Target("cuda", "sm_90a")
+
+
+@contextmanager
+def session_of(
+    ref: FileRef,
+    run_dir: Path,
+    target: Target = CUDA,
+    *,
+    accelerators: Sequence[str] = (),
+    compile: CompileSettings | None = None,
+    benchmark: BenchmarkSettings | None = None,
+) -> Iterator[list[Candidate]]:
+    """Make this process a worker of a run in `run_dir` meanwhile; give the workload's candidates."""
+    before = getattr(session._state, "session", None), session._state.workload
+    settings = compile or CompileSettings(), benchmark or BenchmarkSettings()
+    session._state.session = Session(ref, target, *settings, str(run_dir), accelerators=tuple(accelerators))
+    session._state.workload = work = load(ref)
+    try:
+        yield list(work.candidates())
+    finally:
+        session._state.session, session._state.workload = before  # type: ignore[assignment]

@@ -1,0 +1,83 @@
+"""Every accelerator on every kernel of a small corpus: the sources and the code are those of the plain steps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stage_runs import session_of
+
+from atune.model.artifact import Artifact, Lowered
+from atune.model.settings import ACCELERATORS
+from atune.stages.accelerators import registry
+from atune.stages.accelerators.cicc_server import Server, includes_for
+from atune.stages.compile import elf
+from atune.stages.compile.codegen import build
+from atune.stages.compile.device_source import Flavour
+from atune.stages.compile.lowering import lower
+from atune.stages.compile.proof import difference
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
+CORPUS = ("GEMM", "ADD", "ROWS")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(Flavour("sm_90a"), includes_for("sm_90a"), str(tmp_path_factory.mktemp("server")))
+    yield made
+    made.kill()
+
+
+def made(name: str, run_dir: Path, accelerators: tuple[str, ...], *, exact: bool = False) -> list[Artifact]:
+    """Lower and build the candidates of workload `name` as one group."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with session_of(FileRef(str(KERNELS), name), run_dir, accelerators=accelerators) as candidates:
+        steps = registry.compose(accelerators)
+        lowered = [lower(candidate, steps) for candidate in candidates]
+        assert all(isinstance(one, Lowered) for one in lowered)
+        return build(lowered, str(run_dir / "group.so"), steps, exact=exact)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Artifact]]:
+    return {name: made(name, tmp_path_factory.mktemp("plain") / name, ()) for name in CORPUS}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_sources_and_code_are_the_plain_ones(
+    accelerator: str, name: str, plain: dict[str, list[Artifact]], server: Server, tmp_path: Path
+) -> None:
+    """An accelerator that is not exact says so of each kernel that it shared. The sources are the same either way."""
+    if accelerator == "cicc":
+        server.link(str(tmp_path))
+    built = made(name, tmp_path, (accelerator,))
+    assert [one.compiler for one in built] == ["cicc" if accelerator == "cicc" else "nvcc"] * len(built)
+    assert not any(one.plain for one in built) and all(one.plain for one in plain[name])
+    for one, other in zip(built, plain[name], strict=True):
+        assert one.source_key == other.source_key
+        assert elf.kernel_sections(Path(other.path).read_bytes(), f"{other.symbol}_kernel")
+        if one.shared:
+            assert not registry.named(accelerator).exact and difference(one, other).startswith("the code of .text.")
+        else:
+            assert difference(one, other) == ""
+
+
+def test_kernels_that_differ_in_their_block_order_share_a_compile(
+    plain: dict[str, list[Artifact]], tmp_path: Path
+) -> None:
+    built = made("GEMM", tmp_path, ("swizzle_compile",))
+    assert [one.shared for one in built] == [True] * 4
+    assert "4 kernels by 2 compiles" in built[0].why
+
+
+def test_all_together_are_right(plain: dict[str, list[Artifact]], server: Server, tmp_path: Path) -> None:
+    """As in a run, and as finalists are compiled: without those that are not exact."""
+    server.link(str(tmp_path))
+    exact = tuple(name for name in ACCELERATORS if registry.named(name).exact)
+    for one, other in zip(made("GEMM", tmp_path, exact, exact=True), plain["GEMM"], strict=True):
+        assert (one.compiler, difference(one, other)) == ("cicc", "")

@@ -1,0 +1,137 @@
+"""Which accelerators are used: by settings, by environment, and by what they find here; and off means off."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import wrong_accelerators
+from stage_runs import session_of
+
+from atune.errors import UsageError
+from atune.model.device import Target
+from atune.model.settings import ACCELERATE, ACCELERATORS, Acceleration, CompileSettings
+from atune.stages.accelerators import registry
+from atune.stages.accelerators.base import Accelerator, Host
+from atune.stages.compile import steps
+from atune.stages.compile.codegen import build
+from atune.stages.compile.lowering import lower
+from atune.workload.workload import FileRef
+
+HOPPER = Host("cuda", "sm_90a", "0.1.15", "/usr/bin/gcc")
+KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
+SPY, NEWER = "wrong_accelerators:Spy", "wrong_accelerators:NewerSpy"
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+def names_of(active: tuple[str, ...]) -> list[str]:
+    return [one.partition("@")[0] for one in active]
+
+
+def test_the_settings_and_the_registry_have_the_same_names() -> None:
+    assert set(registry._PLACES) == set(ACCELERATORS)
+    for name in ACCELERATORS:
+        assert registry.named(name).name == name and registry.named(name).version >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("auto", list(ACCELERATORS)),
+        ("off", []),
+        ("cicc", ["cicc"]),
+        ("auto,-cicc", [name for name in ACCELERATORS if name != "cicc"]),
+    ],
+)
+def test_settings_switch_all_or_each(text: str, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ACCELERATE, raising=False)
+    active, unused = registry.chosen(CompileSettings(accelerate=text).acceleration, HOPPER)
+    assert names_of(active) == used
+    assert unused == {name: "it is switched off" for name in ACCELERATORS if name not in used}
+
+
+def test_the_environment_decides_in_place_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ACCELERATE, "off")
+    assert not CompileSettings().acceleration.may("cicc")
+    assert CompileSettings(accelerate="cicc").acceleration.may("cicc")
+    monkeypatch.setenv(ACCELERATE, "ciccc")
+    with pytest.raises(UsageError, match="ATUNE_ACCELERATE 'ciccc': use auto, off, names from"):
+        _ = CompileSettings().acceleration
+
+
+@pytest.mark.parametrize("text", ["", "on", "cicc,of", "off,cicc", "auto,cicc", "-nothing", 3])
+def test_a_text_that_is_none_of_these_is_refused(text: object) -> None:
+    with pytest.raises(UsageError, match=r"accelerate .*: use auto, off, names from"):
+        CompileSettings(accelerate=text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ACCELERATORS)
+@pytest.mark.parametrize(
+    "host",
+    [
+        Host("cuda", "sm_90a", "0.2.0", "/usr/bin/gcc"),
+        Host("cuda", "sm_90a", "0.1.14", "/usr/bin/gcc"),
+    ],
+    ids=["a newer tilelang", "an older tilelang"],
+)
+def test_another_tilelang_is_left_alone(name: str, host: Host) -> None:
+    assert registry.named(name).applies(HOPPER) == ""
+    assert f"tilelang {host.tilelang} is not known" in registry.named(name).applies(host)
+
+
+def test_where_gcc_is_missing_what_needs_it_says_so() -> None:
+    without = Host("cuda", "sm_90a", "0.1.15", "")
+    assert "gcc is missing" in registry.named("cicc").applies(without)
+
+
+@pytest.mark.parametrize("name", [name for name in ACCELERATORS if name != "rewriting"])
+def test_the_cpu_and_tilelangs_own_adapters_are_left_alone(name: str) -> None:
+    assert "it is for CUDA" in registry.named(name).applies(Host("c", "", "0.1.15", "/usr/bin/gcc"))
+    own = Host("cuda", "sm_90a", "0.1.15", "/usr/bin/gcc", grouped=False)
+    assert "builds each kernel by itself" in registry.named(name).applies(own)
+
+
+def test_plain_steps_know_no_accelerator() -> None:
+    assert registry.compose(()).accelerators == ()
+    assert steps.Steps() == steps.Steps(steps.elaborate, steps.lower, steps.compile, steps.link)
+
+
+@needs_nvcc
+def test_off_asks_none_and_a_name_asks_one_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every accelerator that there is notes each call while nothing but the plain steps is asked for."""
+    asked = list[str]()
+    for name in ACCELERATORS:
+        for step in ("elaborate", "lower", "compile", "link"):
+
+            def note(self: Accelerator, job: object, plain: object, name: str = name) -> object:
+                asked.append(name)
+                return plain(job)  # type: ignore[operator]
+
+            monkeypatch.setattr(type(registry.named(name)), step, note)
+    ref = FileRef(str(KERNELS), "ADD")
+    with session_of(ref, tmp_path) as candidates:
+        for names in ((), (SPY,)):
+            wrong_accelerators.CALLS.clear()
+            composed = registry.compose(names)
+            build([lower(one, composed) for one in candidates], str(tmp_path / "group.so"), composed)
+            wanted = ["elaborate", "lower"] * len(candidates) + ["compile", "link"]
+            assert (wanted if names else []) == wrong_accelerators.CALLS
+        assert asked == []
+        composed = registry.compose(ACCELERATORS)
+        build([lower(one, composed) for one in candidates], str(tmp_path / "group.so"), composed)
+        assert set(asked) == set(ACCELERATORS)
+
+
+def test_a_bumped_version_is_another_key(tmp_path: Path) -> None:
+    """So that an accelerator's bug does not outlive its fix in the artifact store."""
+    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as (candidate, *_):
+        bare, first, fixed = (lower(candidate, registry.compose(names)) for names in ((), (SPY,), (NEWER,)))
+    assert len({bare.code_key, first.code_key, fixed.code_key}) == 3
+    assert len({bare.ir_key, first.ir_key, fixed.ir_key}) == 3
+
+
+def test_a_name_that_leads_nowhere_says_so() -> None:
+    with pytest.raises((ImportError, AttributeError)):
+        registry.named("wrong_accelerators:Nothing")
+    assert Acceleration.parse(SPY, "here").may(SPY)

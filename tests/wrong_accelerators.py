@@ -1,0 +1,111 @@
+"""Accelerators that are wrong on purpose, one for each step that can be wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from atune.model.candidate import Candidate
+from atune.stages.accelerators.base import Accelerator, Host
+from atune.stages.compile.steps import Binary, Compiled, CompileJob, LinkJob, LowerJob, Modules
+
+CALLS: list[str] = []
+"""Steps in which a spy was asked, in order."""
+
+
+class Everywhere(Accelerator):
+    name, version = "wrong", 1
+
+    def applies(self, host: Host) -> str:
+        return ""
+
+
+class WrongElaboration(Everywhere):
+    """Elaborates another configuration than was asked for: one that the space holds, with a block half as large."""
+
+    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
+        config = {**candidate.config, "block": max(1, int(candidate.config["block"]) // 2)}
+        return plain(Candidate(candidate.index, candidate.key, config))
+
+
+class WrongLowering(Everywhere):
+    """Lowers a kernel that stores the double of what it should."""
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        from tilelang import tvm
+
+        def doubled(store: Any) -> Any:
+            return tvm.tirx.BufferStore(store.buffer, store.value + store.value, store.indices)
+
+        body = tvm.tirx.stmt_functor.ir_transform(job.function.body, None, doubled, ["tirx.BufferStore"])
+        return plain(replace(job, function=job.function.with_body(body)))
+
+
+class WrongCompile(Everywhere):
+    """Compiles another source than the one that is shown."""
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        return plain(replace(job, source=job.source.replace("0x1p+0f", "0x1p+1f")))
+
+
+class WrongLink(Everywhere):
+    """Links, in the place of a kernel's code, code in which one instruction's bits are turned."""
+
+    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+        plain(job)
+        with open(job.path, "rb") as file:
+            library = file.read()
+        from atune.stages.compile import elf
+
+        (binary,) = list(elf.cuda_binaries(library))[:1]
+        at = library.index(binary)
+        name = f".text.{job.hosts[0].symbol}_kernel"
+        code = elf.sections(memoryview(binary))[name]
+        place = library.index(code, at)
+        with open(job.path, "r+b") as file:
+            file.seek(place + 8)
+            file.write(bytes(byte ^ 0xFF for byte in code[8:12]))
+
+
+class Spy(Everywhere):
+    """Does nothing, and notes that it was asked."""
+
+    name = "spy"
+
+    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
+        CALLS.append("elaborate")
+        return plain(candidate)
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        CALLS.append("lower")
+        return plain(job)
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        CALLS.append("compile")
+        return plain(job)
+
+    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+        CALLS.append("link")
+        plain(job)
+
+
+class NewerSpy(Spy):
+    """The same after a fix."""
+
+    version = 2
+
+
+class Sharing(Everywhere):
+    """Names what all kernels have in common, whatever they are."""
+
+    exact = False
+
+    def common(self, source: str, symbol: str) -> str:
+        return "all alike"
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        compiled = plain(job)
+        symbols = [kernel.symbol for kernel in job.kernels]
+        binaries = tuple(Binary((symbol,), compiled.binaries[0].code) for symbol in symbols[:1])
+        return replace(compiled, binaries=(*binaries, *compiled.binaries[1:]), shared=frozenset(symbols))
