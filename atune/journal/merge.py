@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,72 +58,103 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     return TuneResult.from_events(events, None if output is None else str(output), replayed=True)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One of the journals, as a part of the merged run.
+
+    `indices`: the merged run's index of each candidate, by the journal's own. `chosen`: which part's outcome counts,
+    by configuration key, for all parts. `alone`: there is no other part.
+    """
+
+    number: int
+    state: State
+    indices: Mapping[int, int]
+    chosen: Mapping[str, int]
+    alone: bool
+
+    def counts(self, index: int) -> bool:
+        """Tell whether what this part says of its candidate `index` is that candidate's outcome."""
+        key = self.state.entries[self.state.first(index).index].key
+        return self.chosen.get(key, self.number) == self.number
+
+
+class _Sequence:
+    """Numbers the events of all parts through, on one clock that goes on where the part before ended."""
+
+    def __init__(self) -> None:
+        self._seq, self._offset_s = 0, 0.0
+
+    def next(self, event: Event) -> Any:
+        mono = round(event.mono + self._offset_s, 6)
+        numbered = msgspec.structs.replace(event, seq=self._seq, mono=mono)
+        self._seq += 1
+        return numbered
+
+    def end_part(self, seconds: float) -> None:
+        self._offset_s += seconds
+
+
 def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
     """Yield the events of one run that did what all of them did, one part a journal."""
     states = [_state(path) for path in paths]
-    header = states[0].header
-    assert header is not None
-    notes: list[str] = []
-    for path, state in zip(paths[1:], states[1:], strict=True):
-        notes += _compare(paths[0], header, path, state)
-    numbers: dict[str, int] = {}
-    for state in states:
-        for entry in sorted(state.entries.values(), key=lambda e: e.index):
-            if entry.key and state is states[0]:
-                numbers[entry.key] = entry.index
-    taken = set(numbers.values())
-    free = (i for i in range(sum(len(state.entries) for state in states) + 1) if i not in taken)
-    for state in states[1:]:
-        for entry in sorted(state.entries.values(), key=lambda e: e.index):
-            if entry.key and entry.key not in numbers:
-                numbers[entry.key] = next(free)
+    notes = _notes(paths, states)
+    numbers = _numbers(states)
     chosen, conflicts = _chosen(paths, states)
     total = max([len(numbers), *(state.total for state in states)])
-    seq, offset = 0, 0.0
-
-    def numbered(event: Event, **fields: Any) -> Any:
-        nonlocal seq
-        made = msgspec.structs.replace(event, seq=seq, mono=round(event.mono + offset, 6), **fields)
-        seq += 1
-        return made
-
-    for part, (path, state) in enumerate(zip(paths, states, strict=True)):
-        own = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
-        last: Event = header
-        for event in JournalReader(path):
-            last = event
-            match event:
-                case RunStarted() if part == 0:
-                    yield numbered(event, total=total)
-                case RunStarted():
-                    yield numbered(_resumed(event, part))
-                case CandidateProposed():
-                    yield numbered(event, index=own[event.index])
-                case CandidateAliased() if event.index in own and event.same_as in own:
-                    yield numbered(event, index=own[event.index], same_as=own[event.same_as])
-                case ArtifactBuilt() | GroupSplit():
-                    yield numbered(event, indices=tuple(own[i] for i in event.indices if i in own))
-                case FinalOrdered() if len(paths) == 1:
-                    entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)
-                    yield numbered(event, entries=entries)
-                case DeviceReady():
-                    yield numbered(event)
-                case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
-                    pass  # of that run, and not of the merged one
-                case _ if (index := getattr(event, "index", None)) is None:
-                    yield numbered(event)
-                case _ if index in own and chosen.get(state.entries[state.first(index).index].key, part) in (
-                    part,
-                    None,
-                ):
-                    yield numbered(event, index=own[index])
-        if part == len(paths) - 1:
-            if len(paths) > 1:
-                notes.append(f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out")
+    sequence = _Sequence()
+    for number, (path, state) in enumerate(zip(paths, states, strict=True)):
+        indices = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
+        part = _Part(number, state, indices, chosen, alone=len(paths) == 1)
+        last: Event | None = states[0].header
+        for last in JournalReader(path):
+            if (kept := _kept(last, part, total)) is not None:
+                yield sequence.next(kept)
+        assert last is not None
+        if number == len(paths) - 1:
             for note in notes + conflicts:
-                yield numbered(Warned(seq=0, time=last.time, mono=last.mono, message=note))
-        yield numbered(_ended(last, state, alone=len(paths) == 1))
-        offset += last.mono
+                yield sequence.next(Warned(seq=0, time=last.time, mono=last.mono, message=note))
+        yield sequence.next(_ended(last, state, alone=part.alone))
+        sequence.end_part(last.mono)
+
+
+def _numbers(states: Sequence[State]) -> dict[str, int]:
+    """Return the merged run's index of each configuration, by its key.
+
+    The first journal's are kept. What only later ones have gets the indices that are free, in order.
+    """
+    first, *later = [[e for _, e in sorted(state.entries.items()) if e.key] for state in states]
+    numbers = {entry.key: entry.index for entry in first}
+    taken = set(numbers.values())
+    free = (index for index in itertools.count() if index not in taken)
+    for entry in itertools.chain.from_iterable(later):
+        if entry.key not in numbers:
+            numbers[entry.key] = next(free)
+    return numbers
+
+
+def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
+    """Return what the merged run has in place of `event`; None where that is nothing."""
+    own = part.indices
+    match event:
+        case RunStarted():
+            return msgspec.structs.replace(event, total=total) if part.number == 0 else _resumed(event, part.number)
+        case CandidateProposed():
+            return msgspec.structs.replace(event, index=own[event.index])
+        case CandidateAliased() if event.index in own and event.same_as in own:
+            return msgspec.structs.replace(event, index=own[event.index], same_as=own[event.same_as])
+        case ArtifactBuilt() | GroupSplit():
+            return msgspec.structs.replace(event, indices=tuple(own[i] for i in event.indices if i in own))
+        case FinalOrdered() if part.alone:
+            entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)
+            return msgspec.structs.replace(event, entries=entries)
+        case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
+            return None  # of that run, and not of the merged one
+        case DeviceReady():
+            return event
+    index: int | None = getattr(event, "index", None)
+    if index is None:
+        return event
+    return msgspec.structs.replace(event, index=own[index]) if index in own and part.counts(index) else None
 
 
 def _ended(last: Event, state: State, *, alone: bool) -> RunFinished | RunInterrupted:
@@ -142,6 +175,20 @@ def _state(path: str) -> State:
     for event in JournalReader(path):
         state.apply(event)
     return state
+
+
+def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
+    """Return what may not compare, and what is left out. Raises `JournalError` where the work is not the same."""
+    if len(paths) == 1:
+        return []
+    header = states[0].header
+    assert header is not None
+    notes = [
+        note
+        for path, state in zip(paths[1:], states[1:], strict=True)
+        for note in _compare(paths[0], header, path, state)
+    ]
+    return [*notes, f"merged from {len(paths)} journals: {', '.join(paths)}; the finals of each are left out"]
 
 
 def _compare(first: str, header: RunStarted, path: str, state: State) -> list[str]:

@@ -107,6 +107,23 @@ def test_arguments_hash_alike_in_every_process() -> None:
     assert hash(ProfileArgs(rep=3)) != hash(ProfileArgs(rep=4))
 
 
+def test_arguments_by_position_go_where_the_signature_says() -> None:
+    """tilelang's `set_profile_args` has `backend` last, and its `ProfileArgs` fourth."""
+    in_order = [1, 2, 3.0, "normal", doubled, None, 0.1, 0.2, 0.3, True, None, False, "cupti"]
+    given = dict(zip(names(AutoTuner.set_profile_args)[1:], in_order, strict=True))
+    made = AutoTuner(scaled, BLOCKS).set_profile_args(*in_order)
+    assert vars(made.profile_args) == given and made.profile_args == ProfileArgs(**given)
+    assert ProfileArgs(1, 2, 3, "cupti").backend == "cupti"
+    assert all(p.kind is p.KEYWORD_ONLY for n, p in inspect.signature(autotune).parameters.items() if n != "func")
+
+
+@pytest.mark.parametrize("function", [AutoTuner.run, AutoTuner.set_profile_args, autotune])
+def test_an_argument_that_does_not_exist_is_named(function: Any) -> None:
+    first = None if function is autotune else AutoTuner(scaled, BLOCKS)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wamup'"):
+        function(first, wamup=1, **({"configs": BLOCKS} if function is autotune else {}))
+
+
 def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, atune.compat.tilelang; print([m for m in ('tilelang', 'torch', 'tvm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

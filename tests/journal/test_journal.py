@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
+from anyio.abc import TaskStatus
 from event_streams import Stream, write
 from processes import environment
 
@@ -218,19 +220,20 @@ def test_closing_frees_the_lock_although_an_abandoned_sync_still_has_the_file_op
 
 
 HOLDER = """
-import sys, time
+import sys
 from event_streams import Stream
 from atune.journal.writer import Journal
 journal = Journal.create(sys.argv[1])
 journal.append(Stream().events[0])
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def test_another_writer_is_refused_until_it_is_gone_also_by_sigkill(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, env=environment()) as holder:
+    command = [sys.executable, "-c", HOLDER, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         for open_it in (Journal.create, Journal.reopen):
             with pytest.raises(JournalError, match="being written by another run"):
@@ -249,32 +252,35 @@ def test_callers_that_come_together_share_a_sync(tmp_path: Path, backend: str, m
     calls: list[int] = []
     first_may_end = threading.Event()
 
-    def fsync(fd: int) -> None:
-        calls.append(journal._written)
-        assert len(calls) > 1 or first_may_end.wait(10)
-
     async def main() -> None:
         acknowledged: list[int] = []
+        first_began = anyio.Event()
 
-        async def write_and_sync(event: AnyEvent) -> None:
+        def fsync(fd: int) -> None:
+            calls.append(journal._written)
+            if len(calls) == 1:
+                anyio.from_thread.run_sync(first_began.set)
+                assert first_may_end.wait(10)
+
+        async def write_and_sync(event: AnyEvent, *, task_status: TaskStatus[None]) -> None:
             journal.append(event)
+            task_status.started()
             await journal.sync()
             acknowledged.append(event.seq)
 
+        monkeypatch.setattr(os, "fsync", fsync)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write_and_sync, EVENTS[0])
-            while not calls:
-                await anyio.sleep(0.001)
+            await tasks.start(write_and_sync, EVENTS[0])
+            await first_began.wait()
             for event in EVENTS[1:10]:
-                tasks.start_soon(write_and_sync, event)
-                await anyio.sleep(0.001)
+                await tasks.start(write_and_sync, event)
+            await anyio.wait_all_tasks_blocked()
             assert acknowledged == [] and calls == [1]
             first_may_end.set()
         assert sorted(acknowledged) == list(range(10))
         await journal.sync()  # nothing new: no call
 
     with Journal.create(tmp_path / "j") as journal:
-        monkeypatch.setattr(os, "fsync", fsync)
         anyio.run(main, backend=backend)
     assert calls == [1, 10]
 
@@ -285,21 +291,27 @@ def test_a_cancelled_sync_returns_at_once_and_the_next_caller_syncs(
 ) -> None:
     release, calls = threading.Event(), []
 
-    def fsync(fd: int) -> None:
-        calls.append(fd)
-        assert len(calls) > 1 or release.wait(10)
-
     async def main() -> None:
-        started = anyio.current_time()
-        with anyio.move_on_after(0.05) as scope:
-            await journal.sync()
-        assert scope.cancelled_caught and anyio.current_time() - started < 1
+        began = anyio.Event()
+
+        def fsync(fd: int) -> None:
+            calls.append(fd)
+            if len(calls) == 1:
+                anyio.from_thread.run_sync(began.set)
+                assert release.wait(10)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(journal.sync)
+            await began.wait()
+            cancelled = anyio.current_time()
+            tasks.cancel_scope.cancel()
+        assert tasks.cancel_scope.cancelled_caught and anyio.current_time() - cancelled < 1
         await journal.sync()
         release.set()
 
     with Journal.create(tmp_path / "j") as journal:
         journal.append(EVENTS[0])
-        monkeypatch.setattr(os, "fsync", fsync)
         anyio.run(main, backend=backend)
     assert len(calls) == 2
 

@@ -1,12 +1,12 @@
-"""`CompileArgs` and `ProfileArgs`: how candidates are compiled, and how they are checked and timed."""
+"""What tilelang's tuner is asked: how candidates are compiled, how they are checked and timed, how a run goes."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 
@@ -31,35 +31,33 @@ class CompileArgs:
         """Compile one PrimFunc with tilelang; returns its `JITKernel`."""
         import tilelang
 
-        return tilelang.compile(
-            program,
-            out_idx=self.out_idx,
-            execution_backend=self.execution_backend,
-            target=self.target,
-            target_host=self.target_host,
-            verbose=self.verbose,
-            pass_configs=self.pass_configs,
-            compile_flags=list(self.compile_flags) if self.compile_flags else None,
-        )
+        flags = list(self.compile_flags) if self.compile_flags else None
+        return tilelang.compile(program, **{**vars(self), "compile_flags": flags})
 
     def __hash__(self) -> int:
         return _stable_hash(self)
 
 
 @dataclass(frozen=True)
-class ProfileArgs:
-    """How candidates are checked and timed.
-
-    `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
-    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
-    `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
-    new ones.
-    """
+class Timing:
+    """How long candidates are timed."""
 
     warmup: int = 25
     rep: int = 100
     timeout: float = 30
+
+
+@dataclass(frozen=True)
+class Timer:
+    """What candidates are timed with."""
+
     backend: str = "event"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What candidates are called with, and compared with."""
+
     supply_type: Any = "auto"
     ref_prog: Callable[..., Any] | None = None
     supply_prog: Callable[..., Any] | None = None
@@ -70,8 +68,88 @@ class ProfileArgs:
     manual_check_prog: Callable[..., Any] | None = None
     cache_input_tensors: bool | None = None
 
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a run spreads compiling and measuring; None leaves it to the engine."""
+
+    use_pipeline: bool | None = None
+    enable_grouped_compile: bool | None = None
+    group_compile_size: int | None = None
+    benchmark_devices: Sequence[int] | None = None
+    benchmark_multi_gpu: bool | None = None
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Whether plainly slow candidates get few samples; None leaves it to the engine."""
+
+    early_stop: bool | None = None
+    early_stop_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """Which parameters of the kernel do not call for another tuning with another value."""
+
+    do_not_specialize: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class GivenTiming:
+    """A run's own `Timing`; None where it is not given."""
+
+    warmup: int | None = None
+    rep: int | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Decorated:
+    """What is tuned. `func` stands there for those who forget the parentheses, and are told."""
+
+    func: Any = None
+    _: KW_ONLY
+    configs: Any
+
+
+# tilelang's interfaces take these in orders of their own: a dataclass has the fields of its last base first.
+
+
+@dataclass(frozen=True)
+class ProfileArgs(Checks, Timer, Timing):
+    """How candidates are checked and timed.
+
+    `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
+    one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
+    `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
+    new ones.
+    """
+
     def __hash__(self) -> int:
         return _stable_hash(self)
+
+
+@dataclass(frozen=True)
+class SetProfileArgs(Timer, Checks, Timing):
+    """The arguments of `AutoTuner.set_profile_args`: `ProfileArgs` in another order."""
+
+
+@dataclass(frozen=True)
+class RunArgs(EarlyStop, Pipeline, GivenTiming):
+    """The arguments of `AutoTuner.run`. None: not given, and then `set_profile_args` or the engine decides."""
+
+
+@dataclass(frozen=True)
+class AutotuneArgs(Timer, Pipeline, EarlyStop, Specialization, Checks, Timing, Decorated):
+    """The arguments of `autotune`."""
+
+    timeout: float = 100
+
+
+def values_of(arguments: Any, kind: type) -> dict[str, Any]:
+    """Return those of `arguments` that a record of that kind has, by name."""
+    return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)}
 
 
 def _stable_hash(arguments: Any) -> int:

@@ -10,11 +10,12 @@ from typing import Any
 from atune.api.cached_tune import discover, run_cached
 from atune.api.tuner import run
 from atune.compat.tilelang import environment
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs
 from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
 from atune.compat.tilelang.capture import get_autotune_inputs
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFailed, warn_once
-from atune.compat.tilelang.plan import RunArgs, plan, resolved_target
+from atune.compat.tilelang.parameters import method_takes
+from atune.compat.tilelang.plan import plan, resolved_target
 from atune.compat.tilelang.problem import Problem, described
 from atune.compat.tilelang.result import AutotuneResult, of_winner
 from atune.errors import NoWinner, SpaceError
@@ -78,48 +79,21 @@ class AutoTuner:
         resolved_target(self.compile_args.target)  # a mistake is told here
         return self
 
-    def set_profile_args(
-        self,
-        warmup: int = 25,
-        rep: int = 100,
-        timeout: float = 30,
-        supply_type: Any = "auto",
-        ref_prog: Callable[..., Any] | None = None,
-        supply_prog: Callable[..., Any] | None = None,
-        rtol: float = 1e-2,
-        atol: float = 1e-2,
-        max_mismatched_ratio: float = 0.01,
-        skip_check: bool = False,
-        manual_check_prog: Callable[..., Any] | None = None,
-        cache_input_tensors: bool | None = None,
-        backend: str = "event",
-    ) -> AutoTuner:
+    @method_takes(SetProfileArgs)
+    def set_profile_args(self, *args: Any, **kwargs: Any) -> AutoTuner:
         """Say how candidates are checked and timed; `run` uses it. See `ProfileArgs`."""
+        profile = ProfileArgs(**vars(SetProfileArgs(*args, **kwargs)))
         captured = get_autotune_inputs()
         if captured is not None:
             self._captured = list(captured)
-            if supply_prog is not None:
+            if profile.supply_prog is not None:
                 warn_once("supply_prog", "is not asked inside `with set_autotune_inputs(...)`, whose tensors are used")
-        elif supply_prog is not None and str(getattr(supply_type, "name", supply_type)).lower() != "auto":
+        elif profile.supply_prog is not None and _name_of(profile.supply_type) != "auto":
             warn_once("supply_type", "has no effect beside supply_prog, whose tensors are used")
-        if manual_check_prog is not None and ref_prog is None:
+        if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
+        self.profile_args = profile
         self._profiled = True
-        self.profile_args = ProfileArgs(
-            warmup=warmup,
-            rep=rep,
-            timeout=timeout,
-            backend=backend,
-            supply_type=supply_type,
-            ref_prog=ref_prog,
-            supply_prog=supply_prog,
-            rtol=rtol,
-            atol=atol,
-            max_mismatched_ratio=max_mismatched_ratio,
-            skip_check=skip_check,
-            manual_check_prog=manual_check_prog,
-            cache_input_tensors=cache_input_tensors,
-        )
         return self
 
     def set_kernel_parameters(
@@ -129,19 +103,8 @@ class AutoTuner:
         args, kwargs = k_parameters
         self._kernel_parameters = tuple(args), dict(kwargs)
 
-    def run(
-        self,
-        warmup: int | None = None,
-        rep: int | None = None,
-        timeout: float | None = None,
-        use_pipeline: bool | None = None,
-        enable_grouped_compile: bool | None = None,
-        group_compile_size: int | None = None,
-        benchmark_devices: Sequence[int] | None = None,
-        benchmark_multi_gpu: bool | None = None,
-        early_stop: bool | None = None,
-        early_stop_factor: float | None = None,
-    ) -> AutotuneResult:
+    @method_takes(RunArgs)
+    def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Tune, and return the winner.
 
         `warmup`, `rep`, `timeout`: in place of those of `set_profile_args`. `use_pipeline`: False measures when all
@@ -152,18 +115,7 @@ class AutoTuner:
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for what cannot work, `TuningFailed` when no
         configuration worked.
         """
-        asked = RunArgs(
-            warmup,
-            rep,
-            timeout,
-            use_pipeline,
-            enable_grouped_compile,
-            group_compile_size,
-            benchmark_devices,
-            benchmark_multi_gpu,
-            early_stop,
-            early_stop_factor,
-        )
+        asked = RunArgs(*args, **kwargs)
         planned = plan(self.compile_args, self.profile_args if self._profiled else None, asked)
         configs = self._configs()
         arguments = self._arguments()
@@ -287,6 +239,10 @@ def _tunable(fn: Any) -> Any:
     if not callable(fn):
         raise ArgumentError(f"from_kernel takes the function that makes the kernel, got {fn!r}")
     return fn
+
+
+def _name_of(supply_type: Any) -> str:
+    return str(getattr(supply_type, "name", supply_type)).lower()
 
 
 def _compile_args_of(fn: Any) -> CompileArgs:

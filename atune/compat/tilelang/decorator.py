@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from atune.compat.tilelang.arguments import AutotuneArgs, EarlyStop, Pipeline, ProfileArgs, Specialization, values_of
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
+from atune.compat.tilelang.parameters import takes
 from atune.compat.tilelang.result import AutotuneResult
 from atune.decorator.arguments import raw_key
 from atune.model.candidate import RESERVED
@@ -106,32 +108,8 @@ class AutoTuneImpl:
         return f"<autotuned {self.__name__}: {len(self.results)} tuned>"
 
 
-def autotune(
-    func: Any = None,
-    *,
-    configs: Any,
-    warmup: int = 25,
-    rep: int = 100,
-    timeout: float = 100,
-    supply_type: Any = "auto",
-    ref_prog: Callable[..., Any] | None = None,
-    supply_prog: Callable[..., Any] | None = None,
-    rtol: float = 1e-2,
-    atol: float = 1e-2,
-    max_mismatched_ratio: float = 0.01,
-    skip_check: bool = False,
-    manual_check_prog: Callable[..., Any] | None = None,
-    cache_input_tensors: bool | None = None,
-    do_not_specialize: Sequence[str] | None = None,
-    early_stop: bool | None = None,
-    early_stop_factor: float | None = None,
-    use_pipeline: bool | None = None,
-    enable_grouped_compile: bool | None = None,
-    group_compile_size: int | None = None,
-    benchmark_devices: Sequence[int] | None = None,
-    benchmark_multi_gpu: bool | None = None,
-    backend: str = "event",
-) -> Any:
+@takes(AutotuneArgs)
+def autotune(func: Any = None, **options: Any) -> Any:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
     `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either. The others
@@ -140,33 +118,11 @@ def autotune(
 
     Raises `ArgumentError` where it is not given a kernel function under `@tilelang.jit`.
     """
+    given = AutotuneArgs(func, **options)
     if func is not None:
         raise ArgumentError("autotune needs its configs: write @autotune(configs=...) above @tilelang.jit")
-    profile = {
-        "warmup": warmup,
-        "rep": rep,
-        "timeout": timeout,
-        "supply_type": supply_type,
-        "ref_prog": ref_prog,
-        "supply_prog": supply_prog,
-        "rtol": rtol,
-        "atol": atol,
-        "max_mismatched_ratio": max_mismatched_ratio,
-        "skip_check": skip_check,
-        "manual_check_prog": manual_check_prog,
-        "cache_input_tensors": cache_input_tensors,
-        "do_not_specialize": do_not_specialize,
-        "backend": backend,
-    }
-    run = {
-        "use_pipeline": use_pipeline,
-        "enable_grouped_compile": enable_grouped_compile,
-        "group_compile_size": group_compile_size,
-        "benchmark_devices": benchmark_devices,
-        "benchmark_multi_gpu": benchmark_multi_gpu,
-        "early_stop": early_stop,
-        "early_stop_factor": early_stop_factor,
-    }
+    profile = values_of(given, ProfileArgs) | values_of(given, Specialization)
+    run = values_of(given, Pipeline) | values_of(given, EarlyStop)
 
     def decorated(impl: Any) -> AutoTuneImpl:
         if not hasattr(impl, "get_tir"):
@@ -174,7 +130,7 @@ def autotune(
                 "@autotune goes above @tilelang.jit, over a kernel function; "
                 f"it was given {getattr(impl, '__name__', impl)!r}"
             )
-        return AutoTuneImpl(impl, configs, profile, run)
+        return AutoTuneImpl(impl, given.configs, profile, run)
 
     return decorated
 

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atune.compat.tilelang import environment
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs
 from atune.compat.tilelang.notices import ArgumentError, warn_once
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
 NO_DEADLINE_S = 7 * 24 * 3600.0
-DEFAULT_WARMUP, DEFAULT_REP, DEFAULT_TIMEOUT_S = 25, 100, 180.0
-
-
-@dataclass(frozen=True)
-class RunArgs:
-    """The arguments of `AutoTuner.run`. None: not given, and then `set_profile_args` or the engine decides."""
-
-    warmup: int | None = None
-    rep: int | None = None
-    timeout: float | None = None
-    use_pipeline: bool | None = None
-    enable_grouped_compile: bool | None = None
-    group_compile_size: int | None = None
-    benchmark_devices: Sequence[int] | None = None
-    benchmark_multi_gpu: bool | None = None
-    early_stop: bool | None = None
-    early_stop_factor: float | None = None
+RUN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -46,14 +29,7 @@ class Plan:
     benchmark: BenchmarkSettings
 
     def options(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "devices": self.devices,
-            "pipeline": self.pipeline,
-            "progress": self.progress,
-            "compile": self.compile,
-            "benchmark": self.benchmark,
-        }
+        return dict(vars(self))
 
 
 def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> Plan:
@@ -61,7 +37,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
 
     Warm-up, repeats and deadline are `run`'s where given, else the profile's, else tilelang's defaults of a run.
     """
-    known = profile or ProfileArgs(warmup=DEFAULT_WARMUP, rep=DEFAULT_REP, timeout=DEFAULT_TIMEOUT_S)
+    known = profile or ProfileArgs(timeout=RUN_TIMEOUT_S)
     timeout = known.timeout if run.timeout is None else run.timeout
     if run.early_stop_factor is not None:
         if run.early_stop_factor < 1.0:
