@@ -39,7 +39,10 @@ def adopt_orphans() -> None:
 
 
 def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
-    """Run `command` to its end and wait for every descendant, also for those it left; kill all past `timeout_s`."""
+    """Run `command` to its end and wait for every descendant, also for those it left; kill all past `timeout_s`.
+
+    All are killed too when this is interrupted: they are in process groups of their own, and no terminal reaches them.
+    """
     adopt_orphans()
     before = _children_cpu_s()
     log = cwd / "output.txt"
@@ -53,6 +56,9 @@ def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeo
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             timed_out = True
+        except BaseException:
+            _end_all(grace_s=0.0)
+            raise
         wall_s = time.perf_counter() - clock
         _end_all(grace_s=0.0 if timed_out else 10.0)
         process.wait()

@@ -36,6 +36,7 @@ BENCH = Path(__file__).resolve().parent
 SPACES = {
     "gemm288": str(BENCH.parent / "examples" / "gemm.py") + ":WORKLOAD",
     "roller20": str(BENCH.parent / "examples" / "gemm_roller.py") + ":WORKLOAD",
+    "attention": str(BENCH / "attention.py") + ":WORKLOAD",
 }
 MODES: dict[str, dict[str, bool]] = {
     "default": {},

@@ -56,6 +56,7 @@ def sleep(payload: bytes) -> bytes:
 
 
 def hold_gil(payload: bytes) -> bytes:
+    print("holding the GIL", flush=True)
     ctypes.PyDLL(None).sleep(60)
     return b""
 

@@ -64,6 +64,25 @@ print(done.timed_out, done.output.strip(), counted._children(), time.monotonic()
     assert python(code).split() == ["True", "begun", "[]", "True"]
 
 
+def test_an_interruption_ends_all_that_was_started(tmp_path: Path) -> None:
+    """Once the process has begun, which is when it opens the pipe, the benchmark is interrupted."""
+    os.mkfifo(tmp_path / "begun")
+    sleeper = f"import subprocess\nopen({str(tmp_path / 'begun')!r}, 'w').close()\nsubprocess.run(['sleep', '300'])\n"
+    code = f"""
+import os, pathlib, sys, threading, counted, _thread
+def interrupt():
+    open({str(tmp_path / "begun")!r}).close()
+    _thread.interrupt_main()
+threading.Thread(target=interrupt).start()
+try:
+    command, folder = [sys.executable, "-S", "-c", {sleeper!r}], pathlib.Path({str(tmp_path)!r})
+    counted.run_counted(command, env=dict(os.environ), cwd=folder, timeout_s=60)
+except KeyboardInterrupt:
+    print(counted._children())
+"""
+    assert python(code).split() == ["[]"]
+
+
 def test_atune_is_started_by_its_command_line() -> None:
     command = vs_tilelang.atune_command(options("--warmup", "1", "--rep", "7"), Path("j.jsonl"))
     text = " ".join(command)
@@ -84,7 +103,7 @@ def test_modes_are_arguments_of_tilelangs_tuner() -> None:
     assert vs_tilelang.tilelang_job(options("--check", "on"), "default", Path("a"))["check"] is True
 
 
-@pytest.mark.parametrize(("space", "total"), [("gemm288", 288), ("roller20", 20)])
+@pytest.mark.parametrize(("space", "total"), [("gemm288", 288), ("roller20", 20), ("attention", 27)])
 def test_tilelangs_tuner_takes_the_same_space(space: str, total: int) -> None:
     work = load(parse_file_ref(vs_tilelang.space_of(space)))
     tuner = vs_tilelang.make_tuner(work, check=True, rtol=0.02, target=SM_90A)
@@ -97,7 +116,7 @@ def test_tilelangs_tuner_takes_the_same_space(space: str, total: int) -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(SystemExit, match="'fast' is unknown; there are default, pipeline"):
         vs_tilelang.chosen_tuners("atune,fast")
-    with pytest.raises(SystemExit, match=r"'gemm' is none of gemm288, roller20, and no FILE\.py:NAME"):
+    with pytest.raises(SystemExit, match=r"'gemm' is none of gemm288, roller20, attention, and no FILE\.py:NAME"):
         vs_tilelang.space_of("gemm")
     with pytest.raises(SystemExit, match="does not run without a GPU"):
         vs_tilelang.main(["--target", "c", "--tuners", "default,atune", "--space", "gemm288"])

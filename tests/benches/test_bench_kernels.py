@@ -21,14 +21,21 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 @pytest.mark.anyio
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
-    ("name", "total", "chosen"),
-    [("FAULTY", 29, [0, 2, 5, 8, 11, 14, 17, 20, 23, 26]), ("SMALL", 1, [0]), ("LARGE", 1, [0]), ("EVEN", 128, [0])],
+    ("ref", "total", "chosen"),
+    [
+        ("kernels.py:FAULTY", 29, [0, 2, 5, 8, 11, 14, 17, 20, 23, 26]),
+        ("kernels.py:SMALL", 1, [0]),
+        ("kernels.py:LARGE", 1, [0]),
+        ("kernels.py:EVEN", 128, [0]),
+        ("attention.py:WORKLOAD", 27, [0, 8, 9, 18, 26]),
+    ],
 )
 async def test_kernels_of_the_benchmarks_compile(
-    name: str, total: int, chosen: list[int], anyio_backend: object
+    ref: str, total: int, chosen: list[int], anyio_backend: object
 ) -> None:
+    file, _, name = ref.partition(":")
     backend = LocalBackend(
-        FileRef(str(BENCH / "kernels.py"), name), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
+        FileRef(str(BENCH / file), name), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
     )
     async with backend.open():
         spec = await backend.describe()

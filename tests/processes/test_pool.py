@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,10 +42,10 @@ def targets_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Modules whose import takes long, holds the GIL in native code, fails, crashes or leaves."""
+    """Modules whose import holds the GIL in native code, waits at the pipe `gate`, fails or crashes."""
     for name, text in {
-        "gil_at_import": "import ctypes\nctypes.PyDLL(None).sleep(30)",
-        "sleep_at_import": "import time\ntime.sleep(0.4)",
+        "gil_at_import": "import ctypes\nprint('holding the GIL', flush=True)\nctypes.PyDLL(None).sleep(30)",
+        "waiting_at_import": f"open({str(tmp_path / 'gate')!r}).read()",
         "fail_at_import": "raise RuntimeError('broken install')",
         "crash_at_import": "import os\nprint('about to crash', flush=True)\nos.kill(os.getpid(), 11)",
     }.items():
@@ -109,6 +110,21 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def told(run_dir: str, text: str) -> int:
+    """Return how many of the server and its workers have printed `text`."""
+    logs = [*Path(run_dir).glob("*.stderr"), *Path(run_dir).glob("*.log")]
+    return sum(text in log.read_text(errors="replace") for log in logs)
+
+
+def childless() -> bool:
+    """Whether every child of this process has been waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 2.0) -> bool:
@@ -264,16 +280,22 @@ async def test_cancel_during_call(run_dir: str) -> None:
 
 
 @every_loop
-@pytest.mark.parametrize("entry", ["hold_gil", "run_compiler", "sleep"])
-async def test_cancel_of_everything(run_dir: str, entry: str) -> None:
+@pytest.mark.parametrize(
+    ("entry", "begun"), [("hold_gil", "holding the GIL"), ("run_compiler", ""), ("sleep", "going to sleep")]
+)
+async def test_cancel_of_everything(run_dir: str, entry: str, begun: str) -> None:
     """The scope around the server is cancelled: all groups are gone, within a second, whatever they do."""
     groups: list[int] = []
     with anyio.CancelScope() as scope:
         async with ForkServer(run_dir=run_dir) as server, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon((await server.spawn("test")).call, f"pool_targets:{entry}", b"60")
-            await anyio.sleep(0.3)
-            groups, start = server.pids(), time.monotonic()
+            groups = server.pids()
+            if begun:
+                assert await until(lambda: told(run_dir, begun) == 3)
+            else:
+                assert await until(lambda: list(processes(groups).values()).count("cc1plus") == 3)
+            start = time.monotonic()
             assert len(processes(groups)) >= 4
             scope.cancel()
     assert scope.cancelled_caught
@@ -312,6 +334,7 @@ async def test_cancel_during_spawn(run_dir: str) -> None:
 async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float) -> None:
     servers: list[ForkServer] = []
     groups: list[int] = []
+    before = descriptors()
 
     async def work() -> None:
         async with ForkServer(run_dir=run_dir) as server:
@@ -328,27 +351,48 @@ async def test_asyncio_cancel_which_knows_no_shields(run_dir: str, delay: float)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await until(lambda: not processes(groups))
-    await asyncio.sleep(0.1)  # for asyncio to reap
+    assert await until(lambda: childless() and descriptors() == before)  # the server is reaped behind the task
 
 
 async def test_entering_does_not_wait_and_the_loop_goes_on(run_dir: str, slow_modules: str) -> None:
+    """The preload is held at a pipe's other end until the server was entered and the loop has ticked for a while."""
+    gate = Path(slow_modules, "gate")
+    os.mkfifo(gate)
     ticks: list[float] = []
+    writers: list[int] = []
+    workers: list[Worker] = []
+
+    def importing() -> bool:
+        with suppress(OSError):  # nobody reads yet
+            if not writers:
+                writers.append(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
 
     async def tick() -> None:
         while True:
             ticks.append(time.monotonic())
             await anyio.sleep(0.005)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tick)
-        start = time.monotonic()
-        async with ForkServer(preload=["sleep_at_import"], run_dir=run_dir) as server:
-            assert time.monotonic() - start < 0.2
-            worker = await server.spawn("test")
-            assert time.monotonic() - start > 0.4
-            assert server.preload_s is not None and 0.4 < server.preload_s < 1
-            await worker.call("pool_targets:echo", b"x")
-        tasks.cancel_scope.cancel()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tick)
+            start = time.monotonic()
+            async with ForkServer(preload=["waiting_at_import"], run_dir=run_dir) as server:
+                async with anyio.create_task_group() as spawning:
+
+                    async def spawn() -> None:
+                        workers.append(await server.spawn("test"))
+
+                    spawning.start_soon(spawn)
+                    assert await until(importing)
+                    held, before = time.monotonic(), len(ticks)
+                    assert await until(lambda: len(ticks) > before + 20)
+                    assert not workers and server.preload_s is None
+                    held = time.monotonic() - held
+                    os.close(writers[0])
+                assert server.preload_s is not None and held < server.preload_s < time.monotonic() - start
+                await workers[0].call("pool_targets:echo", b"x")
+            tasks.cancel_scope.cancel()
     assert max(b - a for a, b in pairwise(ticks)) < 0.1
 
 
@@ -371,7 +415,7 @@ async def test_preload_that_fails(run_dir: str, slow_modules: str, module: str, 
 async def test_server_killed_from_outside(run_dir: str) -> None:
     async with ForkServer(run_dir=run_dir) as server:
         workers = [await server.spawn("test") for _ in range(3)]
-        groups, start = server.pids(), time.monotonic()
+        groups = server.pids()
 
         async def expect_lost(worker: Worker, entry: str) -> None:
             with pytest.raises(WorkerLost):
@@ -380,7 +424,8 @@ async def test_server_killed_from_outside(run_dir: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(expect_lost, workers[0], "pool_targets:hold_gil")
             tasks.start_soon(expect_lost, workers[1], "pool_targets:sleep")
-            await anyio.sleep(0.1)
+            assert await until(lambda: told(run_dir, "holding the GIL") == told(run_dir, "going to sleep") == 1)
+            start = time.monotonic()
             os.kill(groups[0], signal.SIGKILL)
         assert time.monotonic() - start < 1
         assert await until(lambda: not processes(groups))
@@ -484,9 +529,10 @@ def test_sigkill_of_the_parent(run_dir: str, slow_modules: str, mode: str, anyio
         assert parent.stdout
         child, *groups = json.loads(parent.stdout.readline())
         try:
-            count = {"preload": 1, "compiler": 9}.get(mode.removesuffix("-forked"), 3)
+            mode = mode.removesuffix("-forked")
+            count, holding = {"preload": (1, 1), "compiler": (9, 0), "gil": (3, 2), "idle": (3, 0)}[mode]
             assert wait_for(lambda: len(processes(groups)) == count), processes(groups)
-            time.sleep(0.3)
+            assert wait_for(lambda: told(run_dir, "holding the GIL") == holding)
             parent.kill()
             assert wait_for(lambda: not processes(groups), 2), processes(groups)
         finally:

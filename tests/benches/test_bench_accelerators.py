@@ -1,0 +1,301 @@
+"""`bench/accelerators.py` over scripted runs: order, ratios and their intervals, the time limit, failures, resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import accelerators
+import pytest
+from counted import Finished
+
+from atune.journal.events import FinalOrdered, RunFinished, RunStarted
+from atune.journal.writer import Journal
+from atune.model.device import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+HELP = "  --accelerate A  which\n  --proof, --no-proof  of the winner\n"
+CICC, HEADERS = "auto,-cicc", "auto,-headers"
+
+
+def write_journal(path: str, started: float, begun_s: float, ordered_s: float, finished_s: float) -> None:
+    """Write a run's journal; its header comes half a second after the run has begun."""
+
+    def at(seq: int, seconds: float) -> dict[str, Any]:
+        return {"seq": seq, "time": started + seconds, "mono": seconds - begun_s}
+
+    events = [
+        RunStarted(
+            **at(0, begun_s + 0.5), schema=1, workload="w", origin="", fingerprint="", space="", total=2, arguments={},
+            target=Target("c", ""), devices=(), strategy="exhaustive", settings={}, versions={},
+        ),
+        FinalOrdered(**at(1, ordered_s), device="cpu", entries=()),
+        RunFinished(**at(2, finished_s), wall_s=finished_s - begun_s, reason="exhausted"),
+    ]  # fmt: skip
+    with Journal.create(path) as journal:
+        for event in events:
+            journal.append(event)
+
+
+@dataclass
+class Scripted:
+    """Answers for `run_counted`: wall seconds by what is asked of accelerators, or what else became of a run."""
+
+    wall_s: dict[str, float | Callable[[int], float]] = field(default_factory=dict)
+    winners: dict[str, dict[str, int]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """By the variant and its how-manieth run, from 0: an exit status, ``hangs``, ``silent`` or an exception."""
+    now: float = 1000.0
+    asked: list[str] = field(default_factory=list)
+    commands: list[list[str]] = field(default_factory=list)
+    environments: list[dict[str, str]] = field(default_factory=list)
+    cores: list[int] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def __call__(self, command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
+        words = list(command)
+        assert not list(Path(env["XDG_CACHE_HOME"]).iterdir()), "the cache is not empty"
+        Path(env["XDG_CACHE_HOME"], "used").touch()
+        asked = words[words.index("--accelerate") + 1] if "--accelerate" in words else env["PYTHONPATH"].split(":")[0]
+        warm = "--budget" in words
+        n = self.asked.count(asked)
+        if not warm:
+            self.asked.append(asked)
+            self.commands.append(words)
+            self.environments.append(env)
+            self.cores.append(len(os.sched_getaffinity(0)))
+        wall_s = self.wall_s.get(asked, 10.0)
+        wall_s = wall_s(n) if callable(wall_s) else wall_s
+        end = None if warm else self.ends.get((asked, n))
+        if isinstance(end, BaseException):
+            raise end
+        if end == "hangs" or wall_s > timeout_s:
+            self.now += timeout_s
+            return Finished(0, timeout_s, 1.0, 0.0, True, '{"half of it": ')
+        self.now += wall_s
+        if isinstance(end, int):
+            return Finished(end, wall_s, 1.0, 0.0, False, "reading\natune: error: it broke\n")
+        write_journal(words[words.index("--journal") + 1], 50.0, 1.0, wall_s / 2, wall_s / 2 + 0.25)
+        winner = self.winners.get(asked, {"block": 64})
+        said = {"best_config": winner, "latency_ms": winner["block"] / 64, "measured": 2, "failed": 0, "proven": True}
+        return Finished(0, wall_s, 2 * wall_s, 50.0, False, "" if end == "silent" else f"a note\n{json.dumps(said)}\n")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """Have no process started: neither runs, nor looks at checkouts."""
+    script = Scripted()
+    monkeypatch.setattr(accelerators, "run_counted", script)
+    monkeypatch.setattr(accelerators, "inspect", lambda root: accelerators.Checkout(str(root), "", HELP))
+    monkeypatch.setattr(accelerators, "known_accelerators", lambda: ("headers", "cicc"))
+    return script
+
+
+def run(script: Scripted, *arguments: str) -> int:
+    return accelerators.main(["--spaces", "roller20", *arguments], clock=script.clock)
+
+
+def written(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
+    return found
+
+
+def row(text: str, label: str) -> list[str]:
+    """Return the cells of the last table's row that begins with `label`."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith(f"| {label} |")
+    ][-1]
+
+
+def test_each_round_begins_with_another_and_every_run_is_its_own(scripted: Scripted, tmp_path: Path) -> None:
+    assert run(scripted, "--rounds", "4", "--out", str(tmp_path), "--tune-options", "--n-final 0") == 0
+    rounds = [scripted.asked[i : i + 3] for i in range(0, 12, 3)]
+    assert rounds == [["auto", HEADERS, CICC], [HEADERS, CICC, "auto"], [CICC, "auto", HEADERS], rounds[0]]
+    places = [(one["round"], one["place"], one["variant"]) for one in written(tmp_path)["runs"]]
+    assert places[3:6] == [(1, 0, "headers"), (1, 1, "cicc"), (1, 2, "auto")]
+    text = " ".join(scripted.commands[0])
+    assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm_roller.py:WORKLOAD --target cuda")
+    assert text.endswith("--accelerate auto --n-final 0 --no-proof --quiet --json")
+    assert len({env["XDG_CACHE_HOME"] for env in scripted.environments}) == 12
+
+
+def test_what_the_environment_says_of_accelerators_does_not_count(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_ACCELERATE", "off")
+    assert run(scripted, "--rounds", "1", "--proof", "--accelerators", "all,cicc") == 0
+    assert scripted.asked == ["auto", "off", CICC]
+    assert not any("ATUNE_ACCELERATE" in env for env in scripted.environments)
+    assert not any("--no-proof" in command for command in scripted.commands)
+
+
+def test_ratios_are_those_of_a_round(scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine gets slower from round to round; what is off costs the same share in each."""
+    shares = [1.2, 1.3, 1.1, 1.5, 1.4]
+    scripted.wall_s = {"auto": lambda n: 10.0 + n, CICC: lambda n: (10.0 + n) * shares[n], HEADERS: lambda n: 10.0 + n}
+    scripted.winners = {CICC: {"block": 128}}
+    assert run(scripted, "--out", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    assert text == (tmp_path / "table.md").read_text()
+    cicc, headers = row(text, "cicc"), row(text, "headers")
+    assert cicc[:4] == ["cicc", "12.0 14.3 13.2 19.5 19.6", "5", "1.300 (1.100–1.500)"]
+    assert cicc[5:] == ["1.300 (1.100–1.500)", "2.000 (2.000–2.000)", "0 of 5", "0 of 5"]
+    assert headers[2:4] == ["5", "1.000 (1.000–1.000)"] and headers[7] == "5 of 5"
+    assert row(text, "nothing")[1] == "10.0 11.0 12.0 13.0 14.0"
+    assert "- of 5 pairs: 93.8 %, the least and the largest ratio: too few pairs for 95 %" in text
+    assert "| cicc | 1.300 (1.100–1.500) | yes: roller20 |" in text
+    assert "| headers | 1.000 (1.000–1.000) | no |" in text
+    assert "- cicc: block=128: 2.0000, 2.0000, 2.0000, 2.0000, 2.0000 ms" in text
+
+
+def test_seconds_to_the_result_count_from_the_start_of_the_process(scripted: Scripted, tmp_path: Path) -> None:
+    """The journal's header and its clock begin later than the process."""
+    assert run(scripted, "--rounds", "1", "--out", str(tmp_path)) == 0
+    one = written(tmp_path)["runs"][0]
+    assert (one["wall_s"], one["ordered_s"], one["result_s"], one["cpu_s"]) == (10.0, 5.0, 5.25, 20.0)
+    assert one["best_config"] == {"block": 64} and one["latency_ms"] == 1.0 and one["proven"] is True
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high", "confidence"),
+    [(2, 0, 1, 0.5), (5, 0, 4, 0.9375), (6, 0, 5, 0.96875), (9, 1, 7, 0.9609375), (20, 5, 14, 0.9586105)],
+)
+def test_the_interval_is_the_narrowest_that_holds_the_median(n: int, low: int, high: int, confidence: float) -> None:
+    """Conover's table of order statistics; with fewer than six values it is the least and the largest."""
+    found = accelerators.interval([float(i) for i in reversed(range(n))])
+    assert found[:3] == (low, (n - 1) / 2, high) and found[3] == pytest.approx(confidence)
+
+
+def test_runs_that_fail_are_told_and_make_no_pair(
+    scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.ends = {(CICC, 0): 2, (HEADERS, 1): "hangs", ("auto", 2): "silent"}
+    assert run(scripted, "--rounds", "4", "--timeout", "40", "--out", str(tmp_path)) == 1
+    text = capsys.readouterr().out
+    assert row(text, "cicc")[1:4] == ["failed 10.0 10.0 10.0", "2", "1.000 (1.000–1.000)"]
+    assert [row(text, label)[-1] for label in ("nothing", "headers", "cicc")] == ["1 of 4"] * 3
+    assert "- roller20, round 1, cicc: exit status 2: reading | atune: error: it broke" in text
+    assert "- roller20, round 2, headers: killed after 40 s" in text
+    assert "- roller20, round 3, auto: no winner: " in text
+    assert [bool(one["error"]) for one in written(tmp_path)["runs"]].count(True) == 3
+
+
+def test_a_run_that_the_time_limit_would_cut_is_not_begun(
+    scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """15 s are left for the sixth run, and the longest so far took 16; all that was run began with one thrown away."""
+    scripted.wall_s = {HEADERS: lambda n: 16.0 if n == 1 else 10.0}
+    assert run(scripted, "--time-limit", "81", "--out", str(tmp_path)) == 0
+    assert len(scripted.asked) == 5 and scripted.now - 1000 == 66
+    assert written(tmp_path)["stopped"] == "--time-limit 81 s was reached"
+    assert "**Not all of 5 rounds: --time-limit 81 s was reached.**" in capsys.readouterr().out
+
+
+def test_a_run_that_the_time_limit_cuts_says_nothing_of_its_variant(scripted: Scripted, tmp_path: Path) -> None:
+    scripted.ends = {(CICC, 1): "hangs"}
+    assert run(scripted, "--time-limit", "75", "--out", str(tmp_path)) == 0
+    assert scripted.now - 1000 == 75
+    found = written(tmp_path)
+    assert len(found["runs"]) == 4 and not any(one["error"] for one in found["runs"]) and found["stopped"]
+
+
+def test_an_interruption_keeps_what_is_done_and_resuming_runs_the_rest(
+    scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The round that it broke off is run anew as a whole; results of other spaces stay."""
+    scripted.ends = {("auto", 1): KeyboardInterrupt()}
+    run(scripted, "--rounds", "2", "--out", str(tmp_path))
+    assert len(written(tmp_path)["runs"]) == 5 and written(tmp_path)["stopped"] == "interrupted"
+    scripted.ends, before = {}, len(scripted.asked)
+    assert run(scripted, "--rounds", "2", "--out", str(tmp_path), "--resume") == 0
+    assert scripted.asked[before:] == [HEADERS, CICC, "auto"]
+    assert accelerators.main(
+        ["--spaces", "gemm288", "--rounds", "1", "--out", str(tmp_path), "--resume"], clock=scripted.clock
+    ) == 0  # fmt: skip
+    found = written(tmp_path)
+    assert [one["space"] for one in found["runs"]] == ["roller20"] * 6 + ["gemm288"] * 3 and not found["stopped"]
+    assert "| headers | 1.000 (1.000–1.000) | 1.000 | no |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="was run with"):
+        run(scripted, "--out", str(tmp_path), "--resume", "--rep", "7")
+
+
+def test_a_space_may_name_its_cores(scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.sched_getaffinity(0)
+    assert accelerators.main(["--spaces", "roller20@1", "--rounds", "1", "--out", str(tmp_path)]) == 0
+    assert set(scripted.cores) == {1} and os.sched_getaffinity(0) == here
+    assert "## roller20@1, 1 core\n" in (tmp_path / "table.md").read_text()
+    with pytest.raises(SystemExit, match="roller20@4096: 4096 cores are asked for"):
+        accelerators.main(["--spaces", "roller20@4096"])
+
+
+def test_two_checkouts_are_compared_by_what_each_can(
+    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The older one has no --no-proof; both tune this checkout's space."""
+    other = tmp_path / "before"
+    scripted.wall_s = {str(ROOT): 9.0, str(other): 10.0}
+    scripted.winners = {str(other): {"block": 32}}
+    helps = {ROOT: HELP, other: "  --journal J\n"}
+    monkeypatch.setattr(accelerators, "inspect", lambda root: accelerators.Checkout(str(root), "c0ffee", helps[root]))
+    assert run(scripted, "--baseline", str(other), "--rounds", "2") == 0
+    assert scripted.asked == [str(other), str(ROOT), str(ROOT), str(other)]
+    assert ["--no-proof" in command for command in scripted.commands] == [False, True, True, False]
+    assert not any("--accelerate" in command for command in scripted.commands)
+    assert {command[4] for command in scripted.commands} == {f"{ROOT}/examples/gemm_roller.py:WORKLOAD"}
+    text = capsys.readouterr().out
+    assert row(text, "this")[1:4] == ["9.0 9.0", "2", "0.900 (0.900–0.900)"]
+    assert row(text, "this")[6:] == ["2.000 (2.000–2.000)", "0 of 2", "0 of 2"]
+    assert "- other: block=32: 0.5000, 0.5000 ms\n- this: block=64: 1.0000, 1.0000 ms" in text
+    assert "left out where the command line can" in text and "costs 10 %" not in text
+
+
+def test_mistakes_are_named(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="'z3' is unknown; there are headers, cicc"):
+        run(scripted, "--accelerators", "z3")
+    with pytest.raises(SystemExit, match="--resume needs --out"):
+        run(scripted, "--resume")
+    monkeypatch.setattr(accelerators, "inspect", lambda root: accelerators.Checkout(str(root), "", "--accelerated"))
+    with pytest.raises(SystemExit, match="has no --accelerate; --baseline DIR compares without it"):
+        run(scripted)
+
+
+def test_it_runs_as_a_script() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "accelerators.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--baseline" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_compared_on_the_cpu(tmp_path: Path) -> None:
+    """Nothing is scripted: this checkout is compared with itself, over two candidates."""
+    command = [sys.executable, str(ROOT / "bench" / "accelerators.py"), "--baseline", str(ROOT), "--target", "c"]
+    command += ["--spaces", f"{ROOT}/examples/gemm_cpu.py:WORKLOAD", "--rounds", "1", "--rep", "3"]
+    done = subprocess.run(
+        [*command, "--tune-options", "--budget 2", "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    other, this = written(tmp_path)["runs"]
+    assert (other["variant"], this["variant"]) == ("other", "this")
+    for one in (other, this):
+        assert one["outcomes"]["measured"] == 2 and one["best_config"] and one["latency_ms"] > 0
+        assert 0 < one["ordered_s"] <= one["result_s"] < one["wall_s"] and one["cpu_s"] > 0
+    assert row(done.stdout, "this")[2] == "1"
+
+
+def test_a_folder_without_atune_is_no_checkout(tmp_path: Path) -> None:
+    """Python would take atune from elsewhere."""
+    with pytest.raises(SystemExit, match=f"{tmp_path} is no checkout of atune: "):
+        accelerators.inspect(tmp_path)
+    found = accelerators.inspect(ROOT)
+    assert found.root == str(ROOT) and found.knows("--journal") and not found.knows("--journ")
