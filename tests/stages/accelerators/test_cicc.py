@@ -26,7 +26,7 @@ from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
 from atune.processes.server import services
-from atune.stages.accelerators import cicc
+from atune.stages.accelerators import cicc, cicc_server
 from atune.stages.compile.device_source import MICROSOFT, Flavour, parts, tilelang_paths
 from atune.stages.compile.lowering import Blob
 from atune.system.folders import short_path
@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder of a run that has a server for Hopper."""
     run_dir = tmp_path_factory.mktemp("run")
-    found = cicc.Server(HOPPER, cicc.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
+    found = cicc_server.Server(HOPPER, cicc_server.includes_for(HOPPER.arch), str(tmp_path_factory.mktemp("server")))
     found.link(str(run_dir))
     yield run_dir
     found.kill()
@@ -77,8 +77,8 @@ def code(elf: bytes) -> dict[str, bytes]:
 def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
     """Return nvcc's binary of `source`, compiled with tilelang's command."""
     where = tilelang_paths()
-    command = cicc.nvcc_command(flavour, [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR])
-    path = folder / cicc.NAME
+    command = cicc_server.nvcc_command(flavour, [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR])
+    path = folder / cicc_server.NAME
     path.write_text(source)
     subprocess.run([*command, str(path), "-o", f"{path}.cubin"], check=True, timeout=100, stderr=subprocess.DEVNULL)
     return Path(f"{path}.cubin").read_bytes()
@@ -118,22 +118,22 @@ async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path
     also = [*gemm, f"{INCLUDES}#include <tl_templates/cuda/atomic.h>\n{atomic}"]
     assert "mma_sync" in also[0]
     for source in also:
-        assert not set(parts(source).includes) <= set(cicc.includes_for(HOPPER.arch))
+        assert not set(parts(source).includes) <= set(cicc_server.includes_for(HOPPER.arch))
         with ThreadPoolExecutor(2) as threads:
             both = list(threads.map(lambda one: cicc.compile_remotely(one, HOPPER, str(server)), [source] * 2))
-        made = {path: path.stat().st_mtime_ns for path in (server / cicc.FOLDER).glob("more-*.ii")}
+        made = {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
         ours = code(cicc.compile_remotely(source, HOPPER, str(server)))
         assert sum(name.startswith(".text.") for name in ours) == 1 and [code(one) for one in both] == [ours] * 2
         assert ours == code(by_nvcc(source, HOPPER, tmp_path))
-        assert made == {path: path.stat().st_mtime_ns for path in (server / cicc.FOLDER).glob("more-*.ii")}
-    assert len(made) == 2 and not [path for path in (server / cicc.FOLDER).glob("more-*") if path.is_dir()]
+        assert made == {path: path.stat().st_mtime_ns for path in (server / cicc_server.FOLDER).glob("more-*.ii")}
+    assert len(made) == 2 and not [path for path in (server / cicc_server.FOLDER).glob("more-*") if path.is_dir()]
 
 
 @pytest.mark.slow  # headers are parsed for another device
 @pytest.mark.anyio
 async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
     flavour = Flavour(AMPERE.arch, fast_math=True)
-    server = cicc.Server(flavour, cicc.includes_for(flavour.arch), str(tmp_path))
+    server = cicc_server.Server(flavour, cicc_server.includes_for(flavour.arch), str(tmp_path))
     try:
         server.link(str(tmp_path))
         gemm = {**GEMM, "swizzle": True}
@@ -143,7 +143,7 @@ async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> 
         for source in (*printed, exponential):
             ours = cicc.compile_remotely(source, flavour, str(tmp_path))
             assert code(ours) == code(by_nvcc(source, flavour, tmp_path))
-        with pytest.raises(cicc.CiccError, match="parsed for sm_80, fast math True"):
+        with pytest.raises(cicc_server.CiccError, match="parsed for sm_80, fast math True"):
             cicc.compile_remotely(exponential, AMPERE, str(tmp_path))
     finally:
         server.kill()
@@ -151,7 +151,7 @@ async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> 
 
 def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
     """Text of the user's, by `T.import_source`; a group has that of each member."""
-    server = cicc.Server(HOPPER, parts(INCLUDES).includes, str(tmp_path), OWN)
+    server = cicc_server.Server(HOPPER, parts(INCLUDES).includes, str(tmp_path), OWN)
     try:
         server.link(str(tmp_path))
         kernel = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = own(x[0]); }\n'
@@ -161,7 +161,7 @@ def test_text_before_the_headers_is_parsed_with_them(tmp_path: Path) -> None:
             assert code(cicc.compile_remotely(source, HOPPER, str(tmp_path))) == code(by_nvcc(source, HOPPER, tmp_path))
         for source in (INCLUDES + kernel, MICROSOFT + INCLUDES, OWN.replace("3", "4") + MICROSOFT + INCLUDES):
             assert not server.fits(HOPPER, source)
-            with pytest.raises(cicc.CiccError, match="other text before"):
+            with pytest.raises(cicc_server.CiccError, match="other text before"):
                 cicc.compile_remotely(source, HOPPER, str(tmp_path))
     finally:
         server.kill()
@@ -172,7 +172,7 @@ def test_a_header_that_was_edited_is_parsed_again(tmp_path: Path, monkeypatch: p
     header.write_text("#define FACTOR 2\n")
     monkeypatch.setenv("CPATH", str(tmp_path))
     (tmp_path / "server").mkdir()
-    server = cicc.Server(AMPERE, ("<mine.cuh>",), str(tmp_path / "server"))
+    server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(tmp_path / "server"))
     server.kill()
     assert server.up_to_date()
     os.utime(header, (time.time() + 5,) * 2)
@@ -202,7 +202,7 @@ def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
         target = Target({"kind": "cuda", "arch": "sm_90a"})
         with pytest.raises(Stop):
             tilelang_callback_cuda_compile("// nothing", target, {"tl.enable_fast_math": fast_math})
-        expected = cicc.nvcc_command(
+        expected = cicc_server.nvcc_command(
             Flavour("sm_90a", fast_math), [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         )
         assert seen.pop()[: len(expected)] == expected
@@ -235,7 +235,7 @@ def test_many_compile_at_once(server: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_more_is_refused_with_the_reason(server: Path, source: str, why: str) -> None:
-    with pytest.raises(cicc.CiccError) as raised:
+    with pytest.raises(cicc_server.CiccError) as raised:
         cicc.compile_remotely(source, HOPPER, str(server))
     assert why in str(raised.value)
     assert not list(server.glob("cicc-*"))
@@ -256,7 +256,7 @@ def test_a_child_that_ends_early_is_a_failure(server: Path) -> None:
 
     with ThreadPoolExecutor(1) as threads:
         killed = threads.submit(kill)
-        with pytest.raises(cicc.CiccError, match="its process ended"):
+        with pytest.raises(cicc_server.CiccError, match="its process ended"):
             cicc.compile_remotely(LONG, HOPPER, str(server))
         killed.result()
     assert code(cicc.compile_remotely(INCLUDES + KERNEL.format(name="k", factor=2), HOPPER, str(server)))
@@ -285,13 +285,13 @@ def test_a_compile_ends_with_the_one_who_asked(server: Path) -> None:
     wait_until(lambda: not children(pid), 0.5, "the end of cicc's child")
 
     # One who is gone before the child looks is noticed, too.
-    place = short_path(str(server / cicc.FOLDER))
+    place = short_path(str(server / cicc_server.FOLDER))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, place as short:
         folder = server / "gone"
         folder.mkdir()
-        (folder / cicc.BODY).write_text(LONG)
+        (folder / cicc_server.BODY).write_text(LONG)
         os.kill(pid, signal.SIGSTOP)
-        connection.connect(f"{short}/{cicc.SOCKET}")
+        connection.connect(f"{short}/{cicc_server.SOCKET}")
         connection.sendall(os.fsencode(folder) + b"\0")
     os.kill(pid, signal.SIGCONT)
     time.sleep(0.5)
@@ -306,7 +306,7 @@ def server_of(run_dir: Path) -> int:
 
 def _is_server(process: Path, run_dir: Path) -> bool:
     try:
-        return os.readlink(process / "cwd") == os.path.realpath(run_dir / cicc.FOLDER) and bool(
+        return os.readlink(process / "cwd") == os.path.realpath(run_dir / cicc_server.FOLDER) and bool(
             os.readlink(process / "exe")
         )
     except OSError:
