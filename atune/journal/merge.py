@@ -26,6 +26,7 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
     Warned,
+    WinnerProven,
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
@@ -104,6 +105,8 @@ def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
                 case FinalOrdered() if len(paths) == 1:
                     entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)
                     yield numbered(event, entries=entries)
+                case WinnerProven() if len(paths) > 1:
+                    pass  # as with the finals: that journal's winner need not be the merged one's
                 case DeviceReady():
                     yield numbered(event)
                 case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
