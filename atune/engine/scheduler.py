@@ -223,20 +223,23 @@ class CompileState:
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
         shares = SHARES * self.lanes if self.lanes > 1 else 1.0
-        return min(MAX_GROUP, self._work_left(LOWERING, enough=MAX_GROUP * shares) / shares)
+        queues = self.queues
+        return min(MAX_GROUP, self._left_of(queues.ready + queues.deferred, LOWERING, MAX_GROUP * shares) / shares)
 
     def _even(self) -> int:
-        """Return the work of the largest group that leaves no free worker without one: of what is left to compile."""
-        free = max(1, self.lanes - self.hints.resting - self.counts.building - self.counts.ahead)
-        return max(1, math.ceil(self._work_left(0.0, enough=MAX_GROUP * free) / free))
+        """Return the largest work of a group that leaves none of the free workers without one, of likely winners."""
+        counts = self.counts
+        free = max(1, self.lanes - self.hints.resting - counts.building - counts.ahead)
+        return max(1, math.ceil(self._left_of(self.queues.ready, 0.0, MAX_GROUP * free) / free))
 
-    def _work_left(self, lowering: float, enough: float) -> float:
-        """Sum up the compiles that are left, and `lowering` for each candidate to lower."""
-        known = self.queues.ready + self.queues.deferred
+    def _left_of(self, known: Sequence[Lowered], lowering: float, enough: float) -> float:
+        """Sum up the compiles of `known` and of all that are to be lowered yet, which takes `lowering` each.
+
+        Those are taken to be as heavy as what is known. What is known counts as far as `enough`.
+        """
         work = self.work.of_all(known, enough)
-        to_lower = max(self._left, 0) + self.counts.lowering
-        each = work / len(known) if known else 1.0  # the rest is taken to be as heavy as what is known
-        return work + to_lower * (each + lowering)
+        each = work / len(known) if known else 1.0
+        return work + (max(self._left, 0) + self.counts.lowering) * (each + lowering)
 
     def _split(self, queue: Sequence[Lowered]) -> float:
         free = max(1, self.lanes - self.counts.busy)
