@@ -12,8 +12,11 @@ import anyio
 import anyio.to_thread
 
 from atune.api.tuner import run_blocking
-from atune.engine.interfaces import Backend, CompileLane, GroupFailed
-from atune.engine.scheduler import CompileState, Lower, halves
+from atune.engine.compile_stage import Compiling
+from atune.engine.interfaces import Backend
+from atune.engine.run_state import Signals
+from atune.engine.scheduler import CompileState
+from atune.engine.screen import Verdict
 from atune.errors import AtuneError
 from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
@@ -95,6 +98,38 @@ def compile_all(
     return run_blocking(work)
 
 
+class _Collected:
+    """The compile stage's answers, by candidate. Nothing is measured: no candidate is likely to lose."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Artifact | Failure] = {}
+        self.same_as: dict[int, int] = {}
+
+    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+        return "go", ""
+
+    def same(self, lane: str, index: int, same_as: int) -> None:
+        self.same_as[index] = same_as
+
+    def pruned(self, lane: str, index: int, why: str) -> None:
+        pass  # `lowered` prunes none
+
+    def failed(self, lane: str, failure: Failure) -> None:
+        self.answers[failure.index] = failure
+
+    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
+        pass  # its parts are built
+
+    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+        self.answers.update((artifact.index, artifact) for _, artifact in members)
+
+    def settled(self, index: int) -> bool:
+        return index in self.answers
+
+    def end(self) -> None:
+        pass
+
+
 async def compiled(
     backend: Backend, candidates: Sequence[Candidate], group_size: int | None = None
 ) -> dict[int, Artifact | Failure]:
@@ -102,64 +137,21 @@ async def compiled(
 
     Candidates that lower to the same code share one artifact.
     """
-    lanes = backend.compile_lanes(len(candidates))
-    state = CompileState(
-        lanes=len(lanes), devices=0, total=len(candidates), group_size=group_size, waiting=len(candidates)
-    )
-    state.proposing = False
-    waiting = list(reversed(candidates))
-    answers: dict[int, Artifact | Failure] = {}
-    codes: dict[str, int] = {}
-    same: dict[int, int] = {}
-    changed = anyio.Event()
-
-    def wake() -> None:
-        nonlocal changed
-        changed.set()
-        changed = anyio.Event()
-
-    async def lower(lane: CompileLane) -> None:
-        candidate = waiting.pop()
-        state.waiting -= 1
-        state.lowering += 1
-        answer = await lane.lower(candidate)
-        known = None
-        if isinstance(answer, Failure):
-            answers[candidate.index] = answer
-        elif (first := codes.setdefault(answer.code_key, candidate.index)) != candidate.index:
-            same[candidate.index] = first
-        elif (known := await lane.find(answer)) is not None:
-            answers[candidate.index] = known
-        else:
-            state.ready.append(answer)
-        state.lowering -= 1
-        state.seen += 1
-
-    async def build(lane: CompileLane, group: tuple[Lowered, ...]) -> None:
-        state.building += 1
-        try:
-            answers.update({answer.index: answer for answer in await lane.build(group)})
-        except GroupFailed:
-            state.retry += halves(group)
-        state.building -= 1
-
-    async def work(lane: CompileLane) -> None:
-        while not state.finished:
-            state.hold, state.hold_first = backend.hold_builds()
-            job = state.next_job()
-            if job is None:
-                await changed.wait()
-                continue
-            state.busy += 1
-            await (lower(lane) if isinstance(job, Lower) else build(lane, job.group))
-            state.busy -= 1
-            wake()
-
-    backend.on_change(wake)
-    async with anyio.create_task_group() as tasks:
-        for lane in lanes:
-            tasks.start_soon(work, lane)
-    return answers | {index: answers[first] for index, first in same.items()}
+    backend.accelerators(len(candidates))
+    lanes, signals, found = backend.compile_lanes(len(candidates)), Signals(), _Collected()
+    signals.measured.set()  # there is nothing to measure
+    backend.on_change(signals.wake)
+    propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
+    with propose:
+        for candidate in candidates:
+            propose.send_nowait(candidate)
+    state = CompileState(len(lanes), devices=0, total=len(candidates), group_size=group_size, proposing=False)
+    with proposals:
+        compiling = Compiling(signals, state, proposals, found, hints=backend.hints)
+        async with anyio.create_task_group() as tasks:
+            for lane in lanes:
+                tasks.start_soon(compiling.serve, lane)
+    return found.answers | {index: found.answers[first] for index, first in found.same_as.items()}
 
 
 def _raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:

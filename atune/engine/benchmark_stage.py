@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
@@ -241,6 +242,18 @@ class Measuring:
             self._in_use -= 1
         if self._in_use == 0:
             raise DevicesLost(f"device {lane.name} is given up: {reason}; no device is left")
+
+    async def again(self, artifact: Artifact) -> bool:
+        """Check, time and record a candidate that was measured, with another library; False where no device is left."""
+        before = self.run.artifacts.pop(artifact.index)
+        with suppress(DevicesLost):
+            for lane in self.usable():
+                self._again.clear()
+                await self._measure(lane, artifact)
+                if not self._again:
+                    return True
+        self.run.artifacts[artifact.index] = before
+        return False
 
     async def restarted(self, lane: DeviceLane, reason: str) -> bool:
         """Try to get a device back whose process ended before or in the final."""

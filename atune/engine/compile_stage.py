@@ -1,51 +1,81 @@
-"""The compile side of a run: what a free compile worker does next, and what becomes of the answer."""
+"""The compile side of a run: what a free compile worker does next, and what becomes of the answer.
+
+It knows no device and no journal: where answers go is its `Answers`' part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.finalists import Finalists
-from atune.engine.interfaces import Backend, CompileLane, GroupFailed
-from atune.engine.run_state import Run
+from atune.engine.interfaces import CompileHints, CompileLane, GroupFailed
+from atune.engine.run_state import Signals
 from atune.engine.scheduler import CompileState, Job, Lower, halves
-from atune.engine.screen import screen
-from atune.journal.events import (
-    ArtifactBuilt,
-    BuildFailed,
-    CandidateAliased,
-    CandidateLowered,
-    CandidatePruned,
-    GroupSplit,
-)
+from atune.engine.screen import Verdict
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
+
+Ahead = Callable[[CompileLane], Awaitable[None]]
+"""Work for a worker that has nothing else to do."""
+
+
+class Answers(Protocol):
+    """What becomes of the candidates. `lane` is the name of the worker that had one."""
+
+    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+        """Take note of a lowered candidate, and judge it."""
+        ...
+
+    def same(self, lane: str, index: int, same_as: int) -> None:
+        """Take note that a candidate has the code of another: it needs no more work."""
+        ...
+
+    def pruned(self, lane: str, index: int, why: str) -> None: ...
+
+    def failed(self, lane: str, failure: Failure) -> None: ...
+
+    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
+        """Take note that a group failed as a whole."""
+        ...
+
+    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+        """Take a library with `members` in it, and hand them on as soon as there is room."""
+        ...
+
+    def settled(self, index: int) -> bool:
+        """Tell whether a candidate needs no more work, in any stage."""
+        ...
+
+    def end(self) -> None:
+        """Take note that no more will be built."""
+        ...
 
 
 class Compiling:
     """Lowers and builds on all compile lanes, as the scheduler decides.
 
-    `codes`: candidates by the key of their code, as far as an earlier part of the run knew them.
+    `hints` tells what scheduling should know while so many devices measure. `ahead` returns what a worker may do that
+    nothing else needs. `codes`: candidates by the key of their code, as far as an earlier part of the run knew them.
     """
 
     def __init__(
         self,
-        run: Run,
-        backend: Backend,
+        signals: Signals,
         state: CompileState,
         proposals: MemoryObjectReceiveStream[Candidate],
-        deliver: MemoryObjectSendStream[Artifact],
-        codes: dict[str, int],
-        finalists: Finalists,
+        answers: Answers,
+        *,
+        hints: Callable[[int], CompileHints],
+        ahead: Callable[[], Ahead | None] = lambda: None,
+        codes: Mapping[str, int] = {},
     ) -> None:
-        self.run, self.backend, self.state = run, backend, state
-        self.emit = run.recorder.emit
-        self.finalists = finalists
-        self._proposals, self._deliver = proposals, deliver
+        self.signals, self.state, self.answers = signals, state, answers
+        self._proposals, self._hints, self._ahead = proposals, hints, ahead
         self._codes = dict(codes)
-        self._families: set[str] = set()
         self._likely: set[int] = set()
         """Candidates that may well lead and were not measured when last looked at."""
 
@@ -53,180 +83,121 @@ class Compiling:
         """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
         while True:
             self.look()
-            known = self.state.leaders_known and not self.run.stopping and not self._likely_leaders_left()
-            part = self.finalists.next_part() if known else ()
-            job = None if part else self.state.next_job()
-            if job is not None:
-                await self._do(lane, job)
-            elif part or (self.state.spare and not self.run.stopping and (part := self.finalists.next_part())):
-                await self._compile_ahead(lane, part)
-            elif self.state.finished and self.run.measured.is_set():
+            work = self._next(lane)
+            if work is not None:
+                await work()
+            elif self.state.finished and self.signals.measured.is_set():
                 return
             else:
-                await self.run.changed()
+                await self.signals.changed()
+
+    async def ended(self) -> None:
+        """Wait until nothing is left to compile and all of it is handed on; then tell."""
+        self.look()
+        while not self.state.finished or self.state.counts.busy:
+            await self.signals.changed()
+            self.look()
+        self.signals.compiled.set()
+        self.answers.end()
+        self.signals.wake()
+
+    def look(self) -> None:
+        """Bring the scheduler's state up to date."""
+        if self.signals.stopping:
+            self._drop_queues()
+        self.state.queues.waiting = self._proposals.statistics().current_buffer_used
+        self.state.hints = self._hints(self.signals.measuring)
+
+    def _next(self, lane: CompileLane) -> Callable[[], Awaitable[None]] | None:
+        state, going_on = self.state, not self.signals.stopping
+        if going_on and state.leaders_known and not self._likely_leaders_left() and (ahead := self._ahead()):
+            return partial(self._do_ahead, lane, ahead)
+        if (job := state.next_job()) is not None:
+            return partial(self._do, lane, job)
+        if going_on and state.spare and (ahead := self._ahead()):
+            return partial(self._do_ahead, lane, ahead)
+        return None
 
     async def _do(self, lane: CompileLane, job: Job) -> None:
-        self.state.busy += 1
+        self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
-                self.state.taken += job.count
+                self.state.counts.taken += job.count
                 await self._lower(lane, [self._proposals.receive_nowait() for _ in range(job.count)])
             else:
                 await self._build(lane, job.group, job.reason)
         finally:
-            self.state.busy -= 1
-            self.run.wake()
+            self.state.counts.busy -= 1
+            self.signals.wake()
 
-    async def _compile_ahead(self, lane: CompileLane, part: tuple[int, ...]) -> None:
-        self.state.ahead += 1
+    async def _do_ahead(self, lane: CompileLane, ahead: Ahead) -> None:
+        self.state.counts.ahead += 1
         try:
-            await self.finalists.make(lane, part)
+            await ahead(lane)
         finally:
-            self.state.ahead -= 1
-            self.run.wake()
+            self.state.counts.ahead -= 1
+            self.signals.wake()
 
     async def _lower(self, lane: CompileLane, candidates: Sequence[Candidate]) -> None:
-        left = len(candidates)
-        self.state.lowering += left
+        left, counts = len(candidates), self.state.counts
+        counts.lowering += left
         try:
             for candidate in candidates:
-                if not self.run.stopping:
+                if not self.signals.stopping:
                     await self._lower_one(lane, candidate)
                 left -= 1
-                self.state.lowering -= 1
-                self.state.seen += 1
-                self.run.wake()
+                counts.lowering -= 1
+                counts.seen += 1
+                self.signals.wake()
         finally:
-            self.state.lowering -= left
-            self.state.seen += left
+            counts.lowering -= left
+            counts.seen += left
 
     async def _lower_one(self, lane: CompileLane, candidate: Candidate) -> None:
         answer = await lane.lower(candidate)
         if isinstance(answer, Failure):
-            self._build_failed(lane, answer)
+            self.answers.failed(lane.name, answer)
             return
-        verdict, why = screen(answer.facts, self.run.limits)
-        self.emit(
-            CandidateLowered,
-            lane=lane.name,
-            index=answer.index,
-            code_key=answer.code_key,
-            facts=answer.facts,
-            seconds=answer.seconds,
-            deferred=why if verdict == "defer" else "",
-        )
-        self.state.related |= bool(answer.compile_key) and answer.compile_key in self._families
-        self._families.add(answer.compile_key)
+        verdict, why = self.answers.lowered(lane.name, answer)
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
-            self.emit(CandidateAliased, lane=lane.name, index=answer.index, same_as=same_as)
-            self.run.outcomes.settled(candidate.index)
+            self.answers.same(lane.name, answer.index, same_as)
         elif verdict == "prune":
-            self.emit(CandidatePruned, lane=lane.name, index=answer.index, reason=why)
-            self.run.outcomes.settled(candidate.index)
-        elif (known := await self.find(lane, answer)) is not None:
-            await self._deliver.send(known)
-        elif verdict == "defer":
-            self.state.deferred.append(answer)
+            self.answers.pruned(lane.name, answer.index, why)
+        elif (known := await lane.find(answer)) is not None:  # deferring such a candidate saves nothing
+            await self.answers.built(lane.name, [(answer, known)], "compiled before")
         else:
-            self.state.ready.append(answer)
-            self._likely.add(answer.index)
-
-    def _build_failed(self, lane: CompileLane, failure: Failure) -> None:
-        """Record a candidate that did not make it through lowering or building."""
-        self.emit(
-            BuildFailed,
-            lane=lane.name,
-            index=failure.index,
-            kind=failure.kind,
-            message=failure.message,
-            detail=failure.detail,
-        )
-        self.run.outcomes.settled(failure.index)
-
-    async def find(self, lane: CompileLane, lowered: Lowered) -> Artifact | None:
-        """Return the candidate's library where an earlier run built it; deferring such a candidate saves nothing."""
-        known = await lane.find(lowered)
-        if known is not None:
-            self.finalists.remember(lowered, known)
-            file = known.path.rpartition("/")[2]
-            self.emit(
-                ArtifactBuilt,
-                lane=lane.name,
-                indices=(known.index,),
-                file=file,
-                seconds=0.0,
-                reason="compiled before",
-                compiler=known.compiler,
-                why=known.why,
-            )
-        return known
+            self.state.add(answer, deferred=verdict == "defer")
+            if verdict == "go":
+                self._likely.add(answer.index)
 
     async def _build(self, lane: CompileLane, group: tuple[Lowered, ...], reason: str) -> None:
-        self.state.building += 1
+        self.state.counts.building += 1
         try:
             built = await lane.build(group)
         except GroupFailed as failed:
-            self.emit(
-                GroupSplit, lane=lane.name, indices=tuple(lowered.index for lowered in group), message=failed.message
-            )
-            self.state.retry += halves(group)
+            self.answers.split(lane.name, group, failed.message)
+            self.state.queues.retry += halves(group)
             return
         finally:
-            self.state.building -= 1
-        good = [answer for answer in built if isinstance(answer, Artifact)]
+            self.state.counts.building -= 1
         for failure in (answer for answer in built if isinstance(answer, Failure)):
-            self._build_failed(lane, failure)
-        if good:
-            indices, first = tuple(a.index for a in good), good[0]
-            file = first.path.rpartition("/")[2]
-            self.emit(
-                ArtifactBuilt,
-                lane=lane.name,
-                indices=indices,
-                file=file,
-                seconds=first.seconds,
-                reason=reason,
-                compiler=first.compiler,
-                why=first.why,
-                words=first.words,
-            )
-        for lowered, answer in zip(group, built, strict=True):
-            if isinstance(answer, Artifact):
-                self.finalists.remember(lowered, answer)
-        for artifact in good:
-            await self._deliver.send(artifact)
+            self.answers.failed(lane.name, failure)
+        both = zip(group, built, strict=True)
+        if good := [(lowered, answer) for lowered, answer in both if isinstance(answer, Artifact)]:
+            await self.answers.built(lane.name, good, reason)
 
     def _likely_leaders_left(self) -> bool:
-        self._likely = {index for index in self._likely if self.run.recorder.state.outcome(index) is None}
+        self._likely = {index for index in self._likely if not self.answers.settled(index)}
         return bool(self._likely)
 
-    async def ended(self) -> None:
-        """Wait until nothing is left to compile and all of it is delivered; then the devices learn it."""
-        self.look()
-        while not self.state.finished or self.state.busy:
-            await self.run.changed()
-            self.look()
-        self.run.compiled.set()
-        self._deliver.close()
-        self.run.wake()
-
-    def look(self) -> None:
-        """Bring the scheduler's state up to date."""
-        if self.run.stopping:
-            self._drop_queues()
-        self.state.waiting = self._proposals.statistics().current_buffer_used
-        self.state.hold, self.state.hold_first = self.backend.hold_builds()
-        self.state.resting = self.backend.resting(self.run.measuring)
-        self.state.sharing = self.backend.sharing()
-
     def _drop_queues(self) -> None:
-        self.state.ready.clear()
-        self.state.deferred.clear()
-        self.state.retry.clear()
+        queues = self.state.queues
+        queues.ready.clear()
+        queues.deferred.clear()
+        queues.retry.clear()
         while True:
             try:
                 self._proposals.receive_nowait()
             except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
                 break
-        self.state.waiting = 0

@@ -3,8 +3,8 @@
     strategy ─▶ proposals ─▶ compile lanes ─▶ artifacts ─▶ device lanes ─▶ final
 
 Proposals and artifacts are bounded memory object streams; what a free compile lane does next is the scheduler's
-decision. The engine itself never compiles, loads or runs anything: `compiling` and `measuring` serve the lanes,
-`finals` holds the final.
+decision. The engine itself never compiles, loads or runs anything: `compile_stage` and `benchmark_stage` serve the
+lanes, `final` holds the final, and `proof` has its winner compiled plain.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
 from atune.engine.plan import Plan, finished, plan_new, plan_rest, space_hash
+from atune.engine.proof import Proofs, ProofStage
+from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.errors import AtuneError
@@ -43,7 +45,7 @@ from atune.journal.recorder import Recorder
 from atune.journal.state import State
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
-from atune.model.device import DeviceInfo, DeviceLimits
+from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
@@ -91,49 +93,49 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        run = self._run
         async with self.backend.open():
             spec, plan = await self._describe()
-            if plan is None:
-                return
-            run.outcomes.tell = plan.strategy.tell
-            compile_lanes, device_lanes = self.backend.compile_lanes(plan.proposable), self.backend.device_lanes()
-            self.backend.on_change(run.wake)
-            self.backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
-            scheduled = CompileState(
-                lanes=len(compile_lanes),
-                devices=len(device_lanes),
-                total=len(plan.redo) + plan.proposable,
-                group_size=self.compile.group_size,
-                pipeline=self.pipeline,
-                in_a_row=self.backend.in_a_row,
-            )
-            propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * len(compile_lanes))
-            depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
-            deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-            n_final = self.benchmark.n_final if self.compile.compiler == "auto" else 0
-            finalists = Finalists(run, plan.candidates, n_final, len(compile_lanes))
-            compiling = Compiling(run, self.backend, scheduled, proposals, deliver, plan.codes, finalists)
-            measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
-            final = FinalStage(
-                run, self.benchmark, measuring, compiling, finalists, compile_lanes, plan.candidates, self.find
-            )
-            async with anyio.create_task_group() as syncing:
-                syncing.start_soon(run.outcomes.keep_synced)
-                async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._keep_time)
-                    tasks.start_soon(self._propose, plan, scheduled, propose)
-                    for compile_lane in compile_lanes:
-                        tasks.start_soon(compiling.serve, compile_lane)
-                    tasks.start_soon(measuring.serve, artifacts)
-                    await compiling.ended()
-                    await run.measured.wait()
-                    finalists.drop_overtaken()
-                await run.outcomes.acknowledge()
-                await final.hold()
-                syncing.cancel_scope.cancel()
-            await self._finish(spec)
+            if plan is not None:
+                await self._work(plan)
+                await self._finish(spec)
         await self.recorder.sync()
+
+    async def _work(self, plan: Plan) -> None:
+        """Compile and measure what is left to do, hold the final, and prove its winner."""
+        run, backend = self._run, self.backend
+        run.outcomes.tell = plan.strategy.tell
+        compile_lanes, device_lanes = backend.compile_lanes(plan.to_compile), backend.device_lanes()
+        backend.on_change(run.wake)
+        backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
+        n, n_final = len(compile_lanes), self.benchmark.n_final
+        scheduled = CompileState(n, len(device_lanes), plan.to_compile, self.compile.group_size, self.pipeline)
+        propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
+        depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
+        deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
+        finalists = Finalists(run, plan.candidates, n_final, n)
+        proofs = Proofs(run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, lanes=n)
+        answers = Recorded(run, finalists, deliver)
+        compiling = Compiling(
+            run, scheduled, proposals, answers,
+            hints=backend.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
+        )  # fmt: skip
+        measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
+        final = FinalStage(run, self.benchmark, measuring, finalists, compile_lanes, plan.candidates, self.find)
+        async with anyio.create_task_group() as syncing:
+            syncing.start_soon(run.outcomes.keep_synced)
+            async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_time)
+                tasks.start_soon(self._propose, plan, scheduled, propose)
+                for compile_lane in compile_lanes:
+                    tasks.start_soon(compiling.serve, compile_lane)
+                tasks.start_soon(measuring.serve, artifacts)
+                await compiling.ended()
+                await run.measured.wait()
+                finalists.drop_overtaken()
+                proofs.drop_overtaken()
+            await run.outcomes.acknowledge()
+            await ProofStage(run, proofs, measuring, compile_lanes, final.hold).settle()
+            syncing.cancel_scope.cancel()
 
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
         """Learn what to tune and on what, and record the start; no plan where nothing is left of a run before."""
@@ -147,6 +149,22 @@ class Engine:
             target, devices = await self.backend.discover()
         spec = specs[0]
         self._run.spec, self._run.limits = spec, _common_limits(devices)
+        header, state = self._header(spec, target, devices), self.recorder.state
+        if state.header is None:
+            plan = plan_new(spec, self.strategy_name, self.seed, self.budget)
+            active, unused = self.backend.accelerators(plan.to_compile)
+            self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
+        else:
+            now = RunStarted(seq=0, time=0, mono=0, **header)
+            plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
+            if finished(state, self.budget) and plan.empty:
+                return spec, None
+            self._resume(state, plan, header["versions"])
+        self._run.outcomes.sync_soon()
+        return spec, plan
+
+    def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
+        """Return the fields of `RunStarted` that are known before there is a plan."""
         settings = {
             "compile": msgspec.to_builtins(self.compile),
             "benchmark": msgspec.to_builtins(self.benchmark),
@@ -154,7 +172,7 @@ class Engine:
             "seed": self.seed,
             "budget": msgspec.to_builtins(self.budget),
         }
-        header: dict[str, Any] = {
+        return {
             "schema": SCHEMA,
             "workload": spec.name,
             "origin": spec.origin,
@@ -169,27 +187,22 @@ class Engine:
             "settings": settings,
             "versions": self.backend.versions(),
         }
-        state = self.recorder.state
-        if state.header is None:
-            plan = plan_new(spec, self.strategy_name, self.seed, self.budget)
-            self.recorder.emit(RunStarted, **header)
-        else:
-            now = RunStarted(seq=0, time=0, mono=0, **header)
-            plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
-            if finished(state, self.budget) and plan.empty:
-                return spec, None
-            self._resume(state, plan, header["versions"])
-        self._run.outcomes.sync_soon()
-        return spec, plan
 
     def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
         """Record that a further part begins, and settle what needs no work."""
         emit, journal = self.recorder.emit, self.recorder.journal
         if journal is not None and journal.torn_bytes:
             emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-        part = state.resumed.part + 1 if state.resumed else 1
-        total = plan.total if plan.total != state.total else None
-        emit(RunResumed, part=part, versions=versions, total=total, accepted=plan.accepted)
+        active, unused = self.backend.accelerators(plan.to_compile)
+        emit(
+            RunResumed,
+            part=state.resumed.part + 1 if state.resumed else 1,
+            versions=versions,
+            total=plan.total if plan.total != state.total else None,
+            accepted=plan.accepted,
+            accelerators=active,
+            unused=dict(unused),
+        )
         for index, device in plan.suspects.items():
             message = "suspect: the whole program died twice while this candidate was being measured"
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
@@ -219,8 +232,7 @@ class Engine:
         self._run.wake()
 
     async def _finish(self, spec: WorkloadSpec) -> None:
-        state, winner = self.recorder.state, None
-        built = state.final.entries[0].index if state.final else next((m.index for m in state.ranked()), None)
+        built, winner = self.recorder.state.winner, None
         if built in self._run.artifacts:
             try:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])

@@ -8,13 +8,12 @@ import anyio
 import anyio.to_thread
 
 from atune.engine.benchmark_stage import BETWEEN, Measuring
-from atune.engine.compile_stage import Compiling
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileLane, DeviceLane
 from atune.engine.ranking import final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import ArtifactBuilt, FinalOrdered, Warned
+from atune.journal.events import FinalOrdered, Warned
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -31,8 +30,7 @@ class FinalStage:
     """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
 
     `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `finalists`
-    has those whose code is not just what tilelang makes (which shared their compile, or NVRTC compiled) compiled as
-    tilelang does it, before they are timed.
+    has those whose code was made for others, too, compiled as tilelang does it, before they are timed.
     """
 
     def __init__(
@@ -40,54 +38,74 @@ class FinalStage:
         run: Run,
         benchmark: BenchmarkSettings,
         measuring: Measuring,
-        compiling: Compiling,
         finalists: Finalists,
         compile_lanes: Sequence[CompileLane],
         candidates: Mapping[int, Candidate],
         find: Find,
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.compiling, self.finalists = measuring, compiling, finalists
+        self.measuring, self.finalists = measuring, finalists
         self.compile_lanes, self.candidates, self.find = compile_lanes, candidates, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
+        self._tried: set[int] = set()
+        """Finalists whose library as tilelang makes it was tried on a device."""
 
     async def hold(self) -> None:
-        """Time the best few in turn, with the default and the slowest beside them, while nothing compiles."""
-        state = self.state
-        ranked = [m.index for m in state.ranked()]
-        if self.benchmark.n_final == 0 or len(ranked) < 2 or state.final is not None:
-            await self._recover(ranked[:1] if state.final is None else [state.final.entries[0].index])
+        """Time the best few in turn, with the default and the slowest beside them, while nothing compiles.
+
+        A final that stands is not held again: then the winner's library is got, as far as it is missing.
+        """
+        ranked = [m.index for m in self.state.ranked()]
+        if self.benchmark.n_final == 0 or len(ranked) < 2 or self.state.final is not None:
+            await self._get_winner()
             return
         usable = self.measuring.usable()
         if not usable:
             self.emit(Warned, message=NO_FINAL)
             return
         contenders = ranked[: self.benchmark.n_final]
-        chosen = contenders + ranked[-1:]
-        if state.header is not None and state.header.default is not None:
-            chosen += [i for i in ranked if state.first(i) is state.first(state.header.default)]
-        chosen = list(dict.fromkeys(chosen))
+        chosen = self._chosen(ranked)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
         contenders = [i for i in contenders if i in self.run.artifacts]
         if len(chosen) < 2 or not contenders:
             return
         lane = next((lane for lane in usable if lane.alive), usable[0])
-        if not (lane.alive or await self.measuring.restarted(lane, BETWEEN)):
+        ready = lane.alive or await self.measuring.restarted(lane, BETWEEN)
+        if not ready or not await self._again_as_tilelang(lane, contenders):
             self.emit(Warned, message=NO_FINAL)
             return
-        if not await self._again_as_tilelang(lane, contenders):
-            self.emit(Warned, message=NO_FINAL)
+        await self._time(lane, chosen, contenders)
+
+    def _chosen(self, ranked: Sequence[int]) -> list[int]:
+        """Return the leaders, the slowest, and the default where it was measured."""
+        chosen, header, first = [*ranked[: self.benchmark.n_final], ranked[-1]], self.state.header, self.state.first
+        if header is not None and header.default is not None:
+            chosen += [i for i in ranked if first(i) is first(header.default)]
+        return list(dict.fromkeys(chosen))
+
+    async def _get_winner(self) -> None:
+        winner = self.state.winner
+        if winner is None:
             return
+        await self._recover([winner])
+        lanes = [lane for lane in self.measuring.usable() if lane.alive]
+        if winner in self.run.artifacts and lanes and self.state.final is not None:
+            await self._again_as_tilelang(lanes[0], [winner])
+
+    async def _time(self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]) -> None:
+        """Time and record the final, once more where the device is lost in it."""
         for attempt in range(2):
             try:
                 entries, reference = await self._rounds(lane, chosen, contenders)
-                break
             except WorkerError as error:
                 if attempt or not await self.measuring.restarted(lane, str(error)):
                     self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
                     return
-        self.emit(FinalOrdered, lane=lane.name, device=lane.name, entries=tuple(entries), reference=reference)
+            else:
+                device = lane.name
+                self.emit(FinalOrdered, lane=device, device=device, entries=tuple(entries), reference=reference)
+                return
 
     async def _rounds(
         self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]
@@ -108,25 +126,26 @@ class FinalStage:
 
     async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
         """Put libraries as tilelang makes them in the place of others, where they work; False if the device is lost."""
-        artifacts = self.run.artifacts
-        await self.finalists.complete(self.compile_lanes)
-        for one in [self.finalists.made[index] for index in contenders if index in self.finalists.made]:
-            if isinstance(one, Artifact):
-                answer = await self._tried(lane, one)
-                if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
-                    return False
-                if isinstance(answer, Measurement):
-                    artifacts[one.index] = one
-                    continue
-                why = answer.message
-            else:
-                why = one.message
-            message = f"candidate {one.index} may differ, in the final, from what tilelang compiles"
-            self.emit(Warned, message=f"{message}: compiled as tilelang does it, it does not work ({why})")
+        artifacts, made = self.run.artifacts, self.finalists.made
+        await self.finalists.complete(self.compile_lanes, contenders)
+        for index in contenders:
+            if artifacts[index].exact or index in self._tried or index not in made:
+                continue
+            self._tried.add(index)
+            one = made[index]
+            answer = await self._measured(lane, one) if isinstance(one, Artifact) else one
+            if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
+                return False
+            if isinstance(one, Artifact) and isinstance(answer, Measurement):
+                artifacts[index] = one
+            elif isinstance(answer, Failure):
+                message = f"candidate {index} may differ, in the final, from what tilelang compiles"
+                why = f"compiled as tilelang does it, it does not work ({answer.message})"
+                self.emit(Warned, message=f"{message}: {why}")
         return True
 
     @staticmethod
-    async def _tried(lane: DeviceLane, artifact: Artifact) -> Measurement | Failure:
+    async def _measured(lane: DeviceLane, artifact: Artifact) -> Measurement | Failure:
         """Check and time `artifact` once more: it is another library than the one that was measured."""
         try:
             return await lane.measure(artifact)
@@ -162,14 +181,13 @@ class FinalStage:
             return lowered.message
         if lowered.code_key != self.state.entries[candidate.index].code_key:
             return "it has other code now"
-        if (known := await self.compiling.find(lane, lowered)) is not None:
-            self.run.artifacts[candidate.index] = known
-            return ""
-        [built] = await lane.build([lowered])
-        if isinstance(built, Failure):
-            return built.message
+        built, reason = await lane.find(lowered), "compiled before"
+        if built is None:
+            [answer] = await lane.build([lowered])
+            if isinstance(answer, Failure):
+                return answer.message
+            built, reason = answer, "measured before: again for the final"
         self.run.artifacts[candidate.index] = built
         self.finalists.remember(lowered, built)
-        where = {"indices": (candidate.index,), "file": built.path.rpartition("/")[2], "seconds": built.seconds}
-        self.emit(ArtifactBuilt, lane=lane.name, **where, reason="measured before: again for the final")
+        self.run.built(lane.name, [built], reason, built.seconds)
         return ""

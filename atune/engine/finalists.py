@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import anyio
 
+from atune.engine.compile_stage import Ahead
 from atune.engine.interfaces import CompileLane
 from atune.engine.run_state import Run
 from atune.errors import AtuneError
-from atune.journal.events import ArtifactBuilt
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 
@@ -54,13 +55,21 @@ class Finalists:
         ranked = self._ranked[1]
         return ranked[: self.n_final] if len(ranked) > 1 and state.final is None else []
 
-    def next_part(self) -> tuple[int, ...]:
-        """Return what a free worker should compile now; nothing where all leaders are made or under way."""
+    def next(self) -> Ahead | None:
+        """Return work for a worker that has nothing else to do."""
+        part = self.next_part()
+        return partial(self.make, part) if part else None
+
+    def next_part(self, leaders: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Return which of `leaders`, by default those of now, a free worker should compile; nothing where none is left.
+
+        Left are those that are neither made nor under way.
+        """
         if not self.n_final:
             return ()
         taken = {index for part, _ in self._under_way for index in part} | self.made.keys()
-        artifacts = self.run.artifacts
-        missing = [i for i in self.leaders() if i not in taken and i in artifacts and not artifacts[i].exact]
+        artifacts, wanted = self.run.artifacts, self.leaders() if leaders is None else leaders
+        missing = [i for i in wanted if i not in taken and i in artifacts and not artifacts[i].exact]
         return share(missing, self._failed, self.lanes, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
@@ -74,10 +83,9 @@ class Finalists:
             keep = {*leaders, *unknown[-KEPT // 2 :]}
             self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
 
-    async def make(self, lane: CompileLane, part: tuple[int, ...]) -> None:
+    async def make(self, part: tuple[int, ...], lane: CompileLane) -> None:
         """Compile `part` into one library. Cancelling, as `drop_overtaken` does, leaves nothing of it."""
-        recorder = self.run.recorder
-        began, answers = recorder.elapsed_s, list[Built]()
+        began, answers = self.run.recorder.elapsed_s, list[Built]()
         with anyio.CancelScope() as scope:
             self._under_way.append((part, scope))
             try:
@@ -95,12 +103,8 @@ class Finalists:
                 self._failed.add(one.index)
         good = [one for one in answers if isinstance(one, Artifact)]
         if good:
-            seconds = round(recorder.elapsed_s - began, 4)
-            file, indices = good[0].path.rpartition("/")[2], tuple(one.index for one in good)
-            recorder.emit(
-                ArtifactBuilt, lane=lane.name, indices=indices, file=file, seconds=seconds,
-                compiler=good[0].compiler, reason="compiled as tilelang does, for the final",
-            )  # fmt: skip
+            seconds = round(self.run.recorder.elapsed_s - began, 4)
+            self.run.built(lane.name, good, "compiled as tilelang does, for the final", seconds)
 
     def drop_overtaken(self) -> None:
         """Cancel what is under way of candidates of which none is a leader now: the final does not wait for it."""
@@ -109,12 +113,12 @@ class Finalists:
             if not set(part) & set(leaders):
                 scope.cancel()
 
-    async def complete(self, lanes: Sequence[CompileLane]) -> None:
-        """Compile what is missing, on all `lanes`."""
+    async def complete(self, lanes: Sequence[CompileLane], leaders: Sequence[int]) -> None:
+        """Compile what is missing of `leaders`, on all `lanes`."""
 
         async def work(lane: CompileLane) -> None:
-            while part := self.next_part():
-                await self.make(lane, part)
+            while part := self.next_part(leaders):
+                await self.make(part, lane)
 
         async with anyio.create_task_group() as tasks:
             for lane in lanes:

@@ -51,6 +51,11 @@ class Plan:
     accepted: tuple[str, ...] = ()
 
     @property
+    def to_compile(self) -> int:
+        """Candidates that will be compiled, at most."""
+        return len(self.redo) + self.proposable
+
+    @property
     def empty(self) -> bool:
         return not (self.proposable or self.redo or self.suspects or self.gone)
 

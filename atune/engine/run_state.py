@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
 
-from atune.journal.events import BestChanged, CandidateMeasured
+from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured
 from atune.journal.recorder import Recorder
 from atune.model.artifact import Artifact
 from atune.model.device import DeviceLimits
@@ -17,17 +17,10 @@ from atune.workload.workload import WorkloadSpec
 Tell = Callable[[int, float | None], None]
 
 
-class Run:
-    """One run, as its compile lanes, device lanes and final see it."""
+class Signals:
+    """What the parts of one run wake each other by, and whether it is to end."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.outcomes = Outcomes(recorder)
-        self.artifacts: dict[int, Artifact] = {}
-        """Libraries of the candidates that were measured: the final's."""
-        self.limits = DeviceLimits()
-        """Hard limits that every device has."""
-        self.spec: WorkloadSpec
+    def __init__(self) -> None:
         self.stopping = ""
         """Why nothing more is to be started; empty while the run goes on."""
         self.measuring = 0
@@ -46,6 +39,35 @@ class Run:
     async def changed(self) -> None:
         """Wait for the next `wake`."""
         await self._changed.wait()
+
+
+class Run(Signals):
+    """One run, as its compile lanes, device lanes and final see it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.outcomes = Outcomes(recorder)
+        self.artifacts: dict[int, Artifact] = {}
+        """Libraries of the candidates that were measured: the final's."""
+        self.limits = DeviceLimits()
+        """Hard limits that every device has."""
+        self.spec: WorkloadSpec
+
+    def built(self, lane: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
+        """Record a library that was built, or found, with all of `artifacts` in it."""
+        first = artifacts[0]
+        self.recorder.emit(
+            ArtifactBuilt,
+            lane=lane,
+            indices=tuple(artifact.index for artifact in artifacts),
+            file=first.path.rpartition("/")[2],
+            seconds=seconds,
+            reason=reason,
+            compiler=first.compiler,
+            why=first.why,
+            words=first.words if seconds else "",
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ carries its sequence number, wall-clock and monotonic time, and the lane (a work
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -52,6 +52,10 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
+    accelerators: tuple[str, ...] = ()
+    """``name@version`` of those that were active."""
+    unused: dict[str, str] = {}
+    """Why the others were not, by name."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -189,6 +193,17 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     reference: Timing | None = None
 
 
+class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):
+    """The winner's library is tilelang's own code."""
+
+    index: int
+    seconds: float
+    """Seconds of the plain compile that it was compared with; 0 where there was none in this run."""
+    how: Literal["plain", "compared", "replaced"]
+    """``plain``: compiled with no accelerator. ``compared``: the plain compile makes the same. ``replaced``: it does
+    not, and the plain library took its place."""
+
+
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
     """Something the user asked for works differently here, or may explain a surprise."""
 
@@ -221,6 +236,8 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """Size of the space, where it has grown since."""
     accepted: tuple[str, ...] = ()
     """What is not as it was and was accepted: a sentence each."""
+    accelerators: tuple[str, ...] = ()
+    unused: dict[str, str] = {}
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
@@ -232,8 +249,8 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
     | BuildFailed | GroupSplit | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured | BenchmarkStarted
-    | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | Warned | RunFinished
-    | RunInterrupted | RunResumed | JournalRepaired
+    | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | WinnerProven | Warned
+    | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

@@ -28,6 +28,7 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
     Warned,
+    WinnerProven,
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
@@ -147,6 +148,8 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
         case FinalOrdered() if part.alone:
             entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)
             return msgspec.structs.replace(event, entries=entries)
+        case WinnerProven() if not part.alone:
+            return None  # as with the finals: that journal's winner need not be the merged one's
         case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
             return None  # of that run, and not of the merged one
         case DeviceReady():

@@ -80,6 +80,8 @@ class TuneResult:
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
         self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
+        self.proven = self.finished and state.proven is not None and self._credited(state) == self.best_index
+        """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
         self.records = tuple(self._record(state, state.entries[index]) for index in sorted(state.entries))
         self._by_index = {record.index: record for record in self.records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
@@ -227,6 +229,10 @@ class TuneResult:
                 f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
             )
         return artifact
+
+    @staticmethod
+    def _credited(state: State) -> int | None:
+        return None if state.proven is None else state.first(state.proven.index).index
 
     def _speedup(self, slow: Record | None) -> Ratio | None:
         if slow is None or self.best_index is None:

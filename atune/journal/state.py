@@ -26,6 +26,7 @@ from atune.journal.events import (
     RunResumed,
     RunStarted,
     Warned,
+    WinnerProven,
 )
 from atune.model.artifact import Artifact, StaticFacts
 from atune.model.candidate import Config, thaw
@@ -72,6 +73,8 @@ class State:
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
         self.final: FinalOrdered | None = None
+        self.proven: WinnerProven | None = None
+        """The proof of this part's winner, once there is one."""
         self.finished: RunFinished | None = None
         """How the last part ended; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
@@ -86,7 +89,6 @@ class State:
         self.last_mono = 0.0
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
-        self._resumed_after_final = False
         self._ended_s = 0.0
         self._part_s = 0.0
         self._part_started = 0.0
@@ -117,8 +119,7 @@ class State:
             case BenchmarkStarted():
                 self._measuring[event.index] = event.device
             case CandidateMeasured():
-                if self._resumed_after_final:  # the final did not time this one: it no longer decides
-                    self.final, self._resumed_after_final = None, False
+                self.final = None  # it did not time this one, or this library of it: it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 self._settle(event)
@@ -135,7 +136,9 @@ class State:
             case ReferenceMeasured():
                 self.references[event.device] = event.timing
             case FinalOrdered():
-                self.final, self._resumed_after_final = event, False
+                self.final = event
+            case WinnerProven():
+                self.proven = event
             case Warned():
                 self.warnings.append(event.message)
             case RunFinished():
@@ -155,8 +158,7 @@ class State:
                 self.resumed = event
                 if event.total is not None:
                     self.totals.append(event.total)
-                self.finished = self.interrupted = None
-                self._resumed_after_final = self.final is not None
+                self.finished = self.interrupted = self.proven = None
 
     def entry(self, index: int) -> Entry:
         """Return what is known of candidate `index`: an empty entry, which is not kept, where that is nothing."""
@@ -189,6 +191,17 @@ class State:
             self._best = min(firsts, key=_rank).index if firsts else None
             self._best_is_stale = False
         return None if self._best is None else (self._best, _rank(self.entries[self._best])[0])
+
+    @property
+    def winner(self) -> int | None:
+        """The candidate that was built and ran of those that win: the final's first that still stands, else the best.
+
+        None while nothing is measured.
+        """
+        for entry in self.final.entries if self.final else ():
+            if isinstance(self.outcome(entry.index), CandidateMeasured):
+                return entry.index
+        return next((measured.index for measured in self.ranked()), None)
 
     def deaths(self, index: int) -> int:
         """Return how often the whole program died while candidate `index` was being measured, this part included."""

@@ -12,8 +12,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
-from atune.model.candidate import Config
+from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.system.folders import run_folder
@@ -80,6 +81,8 @@ class FakeBackend:
         """Groups in the order in which their building began, failed ones too."""
         self.as_tilelang: list[tuple[int, ...]] = []
         """Candidates that nvcc was asked to compile into one library, in the order in which that began."""
+        self.proved: list[int] = []
+        """Candidates in the order in which proving them began."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which their measuring began, by device."""
         self.best_known: list[float | None] = []
@@ -133,16 +136,11 @@ class FakeBackend:
     def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
         return self._compile_lanes
 
-    in_a_row = 1
+    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        return (("haste@1",), {}) if self.script.accelerated else ((), {"haste": "the script has none"})
 
-    def hold_builds(self) -> tuple[bool, bool]:
-        return False, False
-
-    def sharing(self) -> bool:
-        return False
-
-    def resting(self, measuring: int) -> int:
-        return 0
+    def hints(self, measuring: int) -> CompileHints:
+        return CompileHints()
 
     def on_change(self, wake: Callable[[], None]) -> None:
         pass
@@ -167,7 +165,7 @@ class FakeBackend:
         await self.clock.sleep(min(seconds, limit_s))
         return seconds <= limit_s
 
-    def new_library(self, group: Sequence[Lowered]) -> str:
+    def new_library(self, group: Sequence[Lowered | Candidate]) -> str:
         """Write a library: what its symbols compute, as data."""
         path = self._folder / f"{self._libraries}.so"
         self._libraries += 1

@@ -12,7 +12,7 @@ import msgspec
 
 from atune.engine.interfaces import GroupFailed
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.model.artifact import Artifact, Built, Failure, KernelParam, Lowered
+from atune.model.artifact import Artifact, Built, Failure, KernelParam, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -74,8 +74,12 @@ class FakeCompileLane:
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
         path = backend.new_library(group)
         return [
-            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, shared=script.shared) for m in group
-        ]
+            Artifact(
+                m.index, path, symbol_of(m.index), m.params, "c", seconds,
+                shared=script.shared, plain=not script.accelerated,
+            )
+            for m in group
+        ]  # fmt: skip
 
     async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         backend, script = self.backend, self.backend.script
@@ -87,10 +91,30 @@ class FakeCompileLane:
         if len(backend.as_tilelang) <= script.exact_losses:
             raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
         path = backend.new_library(group)
-        good = {m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc") for m in group}
+        plain = not script.accelerated
+        good = {
+            m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc", plain=plain)
+            for m in group
+        }
         for index in script.exact_fails:
             good.pop(index, None)
         return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
+
+    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+        backend, script, index = self.backend, self.backend.script, candidate.index
+        backend.proved.append(index)
+        if index in script.proven_before:
+            await backend.take(0.0)
+            return Proof(index)
+        with backend.running_as("prove"):
+            await backend.take(script.prove_s)
+        if len(backend.proved) <= script.prove_losses:
+            raise WorkerLost(f"{self.name} is scripted to be lost while it proves")
+        if index in script.prove_fails:
+            return Failure(index, "compile", "the plain compile is scripted to fail")
+        path, symbol = backend.new_library([candidate]), symbol_of(index)
+        plain = Artifact(index, path, symbol, measured.params, "c", script.prove_s, compiler="nvcc", plain=True)
+        return Proof(index, "the device code" if index in script.differs else "", plain, script.prove_s)
 
 
 class FakeDeviceLane:
@@ -134,6 +158,8 @@ class FakeDeviceLane:
         before = sum(i == index for done in backend.measured.values() for i in done) - 1
         seconds = seconds_of(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
+        if script.accelerated and artifact.plain:
+            kind = script.plain_fails.get(index)
         message = f"scripted to fail: {kind}"
         with backend.running_as("measure"):
             if not await backend.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
@@ -148,7 +174,7 @@ class FakeDeviceLane:
             return Failure(artifact.index, kind, message, "what the fake said", doubt)
         checked = script.reference_ms is not None and backend.benchmark.check
         early = script.first_ms.get(index) if not before else None
-        latency = script.latency_ms(config) if early is None else early
+        latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early
         timing = _timing(latency * script.slowdown.get(self.name, 1.0), backend.benchmark.n_repeat)
         return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
 
@@ -165,11 +191,11 @@ class FakeDeviceLane:
         backend.finals.append(indices)
         with backend.running_as("final"):
             await backend.take(0.1 * len(indices) / self.speed)
-        latency = script.final_ms or script.latency_ms
+        latencies = [script.latency_of(backend.configs[self._loaded(a)], plain=a.plain, final=True) for a in artifacts]
         noise = script.final_noise
         entries = [
             FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter"))
-            for i, ms in ((i, latency(backend.configs[i])) for i in indices)
+            for i, ms in zip(indices, latencies, strict=True)
         ]
         reference = script.reference_ms if with_reference else None
         return entries, None if reference is None else _timing(reference, rounds)

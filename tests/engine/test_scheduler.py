@@ -5,35 +5,48 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import pytest
 
+from atune.engine.compile_work import HEAVY_REGISTERS
+from atune.engine.interfaces import CompileHints
 from atune.engine.scheduler import (
     FEW_WORKERS,
     FIRST_GROUP,
     HEAVY_LEFT,
-    HEAVY_REGISTERS,
     MAX_GROUP,
     MAX_MEMBERS,
     MIN_GROUP,
     Build,
     CompileState,
+    Counts,
     Lower,
+    Queues,
     halves,
 )
-from atune.engine.scheduler import _work_of as work_of
 from atune.model.artifact import Lowered, StaticFacts
 
 
-def lowered(index: int, merge_key: str = "", family: str = "") -> Lowered:
-    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", compile_key=family)
+def lowered(index: int, merge_key: str = "", compile_key: str = "") -> Lowered:
+    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", compile_key=compile_key)
 
 
-def state(**fields: object) -> CompileState:
-    ready = [lowered(i) for i in range(int(str(fields.pop("ready", 0))))]
+def state(**fields: Any) -> CompileState:
+    """Return a state; queues, counts and hints are given by their own names, and `ready` as a number."""
+    ready = [lowered(i) for i in range(fields.pop("ready", 0))]
+
+    def taken(kind: type[Any], names: Iterable[str]) -> Any:
+        return kind(**{name: fields.pop(name) for name in [*names] if name in fields})
+
+    queues = taken(Queues, ("waiting", "deferred", "retry"))
+    queues.ready = ready
+    counts = taken(Counts, Counts.__dataclass_fields__)
+    hints = taken(CompileHints, CompileHints.__struct_fields__)
     values = {"lanes": 2, "devices": 1, "total": 100, **fields}
-    return CompileState(ready=ready, **values)  # type: ignore[arg-type]
+    return CompileState(queues=queues, counts=counts, hints=hints, **values)
 
 
 def with_accumulators(one: Lowered, registers: int | None) -> Lowered:
@@ -72,7 +85,7 @@ def test_workers_rest_while_devices_need_their_cores() -> None:
 def test_work_in_a_queue_is_not_the_end() -> None:
     for queue, value in (("ready", lowered(0)), ("deferred", lowered(0)), ("retry", (lowered(0),))):
         one = state(proposing=False)
-        getattr(one, queue).append(value)
+        getattr(one.queues, queue).append(value)
         assert not one.finished
 
 
@@ -80,43 +93,43 @@ def pairs(n: int) -> list[Lowered]:
     return [lowered(i, compile_key=f"f{i // 2}") for i in range(2 * n)]
 
 
-def test_a_family_goes_together_and_counts_once() -> None:
-    one = state(proposing=False, devices=0, sharing=True)
-    one.ready = pairs(8)
+def test_those_that_share_a_compile_go_together_and_count_once() -> None:
+    one = state(proposing=False, devices=0)
+    one.queues.ready = pairs(8)
     assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
-    apart = state(proposing=False, devices=0, sharing=True)
-    apart.ready = [lowered(i, compile_key=f"f{i % 8}") for i in range(16)]
+    apart = state(proposing=False, devices=0)
+    apart.queues.ready = [lowered(i, compile_key=f"f{i % 8}") for i in range(16)]
     assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
-    asked = state(proposing=False, group_size=3, sharing=True)
-    asked.ready = pairs(3)
+    asked = state(proposing=False, group_size=3)
+    asked.queues.ready = pairs(3)
     assert indices(asked.next_job()) == [0, 1, 2]  # candidates, as the user counts
 
 
-def test_a_family_is_as_many_compiles_as_candidates_where_nothing_is_shared() -> None:
-    one = state(proposing=False, devices=0, groups=9, sharing=False)
-    one.ready = [lowered(i, compile_key=f"f{i % 2}") for i in range(160)]
+def test_without_a_compile_key_each_candidate_is_a_compile_of_its_own() -> None:
+    one = state(proposing=False, devices=0, groups=9)
+    one.queues.ready = [lowered(i) for i in range(160)]
     assert len(indices(one.next_job())) == MAX_GROUP
-    one.sharing = True
+    one.queues.ready = [lowered(i, compile_key=f"f{i % 2}") for i in range(160)]
     assert len(indices(one.next_job())) == MAX_MEMBERS
 
 
-def test_the_first_group_does_not_wait_for_a_second_family() -> None:
+def test_the_first_group_does_not_wait_for_a_second_pair() -> None:
     one = state(waiting=50)
-    one.ready = pairs(1)
+    one.queues.ready = pairs(1)
     assert indices(one.next_job()) == [0, 1]
 
 
-def test_shares_count_families() -> None:
-    one = state(waiting=9, lowering=9, proposing=False, groups=9, sharing=True)
-    one.ready = pairs(8)
+def test_shares_count_compiles() -> None:
+    one = state(waiting=9, lowering=9, proposing=False, groups=9)
+    one.queues.ready = pairs(8)
     assert isinstance(one.next_job(), Lower)  # 8 and 9 pairs, and 18 candidates to lower: a third is 11 pairs
-    one.ready, one.waiting, one.lowering = pairs(12), 5, 5
+    one.queues.ready, one.queues.waiting, one.counts.lowering = pairs(12), 5, 5
     assert indices(one.next_job()) == list(range(18))  # 12 and 5 pairs, and 10 candidates: 9 pairs
 
 
 def test_heavy_ones_that_share_a_compile_go_together() -> None:
     deferred = [with_accumulators(low, 512) for low in pairs(4)]
-    one = state(proposing=False, deferred=deferred, sharing=True, lanes=FEW_WORKERS + 1)
+    one = state(proposing=False, deferred=deferred, lanes=FEW_WORKERS + 1)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -128,7 +141,7 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     assert indices(state(**late, deferred=[*light, *heavy], ready=9).next_job()) == [1]
     assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
     assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
-    assert isinstance(state(**late, deferred=[*heavy], hold=True).next_job(), Lower)
+    assert isinstance(state(**late, deferred=[*heavy], builds="first").next_job(), Lower)
     assert isinstance(state(**{**late, "seen": late["seen"] - 1}, deferred=[*heavy]).next_job(), Lower)
 
 
@@ -144,7 +157,7 @@ def test_with_few_workers_the_longest_compiles_begin_last() -> None:
 def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
     left = {"proposing": False, "deferred": [lowered(1)], "lanes": 4}
     assert state(**left).leaders_known and state(**left, ahead=1, busy=2).leaders_known
-    for more in ({"proposing": True}, {"waiting": 1}, {"lowering": 1}, {"ready": 1}, {"deferred": []}, {"hold": True}):
+    for more in ({"proposing": True}, {"waiting": 1}, {"lowering": 1}, {"ready": 1}, {"deferred": []}, {"builds": "first"}):
         assert not state(**{**left, **more}).leaders_known
     assert not state(**left, ahead=2).leaders_known  # the other half goes on
     assert not state(**left, ahead=1, busy=3).leaders_known
@@ -156,13 +169,11 @@ def test_a_proposed_candidate_is_lowered() -> None:
 
 
 def test_neighbours_go_to_one_worker_while_there_are_many() -> None:
-    assert state(waiting=4, in_a_row=2, taken=2).next_job() == Lower(2)
-    assert state(waiting=4, in_a_row=2, taken=3).next_job() == Lower(1)  # the second of two
-    assert state(waiting=4, in_a_row=2, taken=1).next_job() == Lower(1)  # all workers begin at once
-    assert state(waiting=1, in_a_row=2, taken=2).next_job() == Lower(1)
-    tail = {"waiting": 4, "in_a_row": 2, "taken": 4, "total": 9, "seen": 2}
-    assert state(**tail).next_job() == Lower(1)  # for all workers
-    assert state(**tail, related=True).next_job() == Lower(2)
+    assert state(waiting=4, row=2, taken=2).next_job() == Lower(2)
+    assert state(waiting=4, row=2, taken=3).next_job() == Lower(1)  # the second of two
+    assert state(waiting=4, row=2, taken=1).next_job() == Lower(1)  # all workers begin at once
+    assert state(waiting=1, row=2, taken=2).next_job() == Lower(1)
+    assert state(waiting=4, row=2, taken=4, total=9, seen=2).next_job() == Lower(2)  # to the end
     assert state(waiting=4).next_job() == Lower(1)
 
 
@@ -175,11 +186,11 @@ def test_the_first_group_is_small_and_one_a_device() -> None:
 
 
 def test_the_first_group_waits_for_what_comes_sooner_than_it_could_be_built() -> None:
-    held = state(ready=3, waiting=5, devices=1, hold=True, hold_first=True)
+    held = state(ready=3, waiting=5, devices=1, builds="none")
     assert isinstance(held.next_job(), Lower)
-    held.hold = held.hold_first = False
+    held.hints = CompileHints()
     assert indices(held.next_job()) == list(range(FIRST_GROUP))
-    assert indices(state(ready=3, waiting=5, devices=1, hold=True).next_job()) == list(range(FIRST_GROUP))
+    assert indices(state(ready=3, waiting=5, devices=1, builds="first").next_job()) == list(range(FIRST_GROUP))
 
 
 def test_without_the_pipeline_no_group_is_small_for_a_device() -> None:
@@ -207,7 +218,7 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
     heavy = [with_accumulators(lowered(9), 512)]
-    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "in_a_row": 2, "taken": 40, "lanes": 4}
+    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "row": 2, "taken": 40, "lanes": 4}
     assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
@@ -218,40 +229,40 @@ def test_without_a_device_the_first_groups_are_as_large_as_others() -> None:
 
 def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
     one = state(proposing=False, devices=0, lanes=FEW_WORKERS + 1)
-    one.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
-    assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3, 4], [2], [5]]
+    one.queues.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
+    assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3], [2], [4]]
 
 
 def test_a_share_has_a_lower_bound() -> None:
-    one = state(ready=3, waiting=3, total=6, seen=3, groups=1)
+    one = state(ready=3, waiting=3, total=6, seen=3, groups=1, busy=1, building=1)
     assert isinstance(one.next_job(), Lower)
-    one.ready.append(lowered(3))
+    one.queues.ready.append(lowered(3))
     assert len(indices(one.next_job())) == MIN_GROUP
 
 
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
     one = state(proposing=False, lanes=FEW_WORKERS + 1)
-    one.deferred = heavy_and_likely_losers()
+    one.queues.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(11)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
 
 
 def test_with_few_workers_the_heaviest_are_together_as_far_as_their_share_goes() -> None:
     one = state(proposing=False, groups=1)
-    one.deferred = heavy_and_likely_losers()
+    one.queues.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(7)]
     assert groups == [[1, 3, 0], [5, 2], [7], [4, 6], [8], [9], [10]]  # ever smaller: both end together
 
 
 def test_a_worker_with_nothing_else_to_begin_begins_the_deferred() -> None:
-    one = state(proposing=False, lowering=1, ready=1)
-    one.deferred = [lowered(9)]
+    one = state(proposing=False, lowering=3, ready=1)
+    one.queues.deferred = [lowered(9)]
     assert indices(one.next_job()) == [9]
 
 
 def test_deferred_groups_have_an_upper_bound() -> None:
     one = state(proposing=False)
-    one.deferred = [lowered(i) for i in range(200)]
+    one.queues.deferred = [lowered(i) for i in range(200)]
     assert len(indices(one.next_job())) == MAX_GROUP
 
 
@@ -259,20 +270,20 @@ def test_deferred_groups_have_an_upper_bound() -> None:
 def test_the_last_two_deferred_go_to_a_worker_each(lanes: int, busy: int, together: int) -> None:
     """Also to one that is not free yet: it will be before the first of them is compiled."""
     one = state(proposing=False, lanes=lanes, busy=busy, seen=100)
-    one.deferred = [with_accumulators(lowered(i), 256) for i in range(2)]
+    one.queues.deferred = [with_accumulators(lowered(i), 256) for i in range(2)]
     assert len(indices(one.next_job())) == together
 
 
 def test_the_rest_is_split_over_the_free_workers() -> None:
     one = state(ready=3, lanes=3, proposing=False, seen=100, groups=9)
     assert [indices(one.next_job()) for _ in range(1)] == [[0]]
-    one.busy = 2
+    one.counts.busy = one.counts.building = 2
     assert indices(one.next_job()) == [1, 2]
 
 
 def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> None:
     one = state(proposing=False, group_size=4)
-    one.ready = [lowered(i, "ab"[i % 2]) for i in range(7)]
+    one.queues.ready = [lowered(i, "ab"[i % 2]) for i in range(7)]
     assert indices(one.next_job()) == [0, 2, 4, 6] and indices(one.next_job()) == [1, 3, 5]
     assert one.next_job() is None and one.finished
 
@@ -280,24 +291,132 @@ def test_members_of_a_group_share_a_merge_key_and_the_oldest_goes_first() -> Non
 def test_a_group_size_asked_for_waits_until_it_is_full() -> None:
     one = state(group_size=4, ready=3, lowering=1)
     assert one.next_job() is None
-    one.ready.append(lowered(3))
+    one.queues.ready.append(lowered(3))
     assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 def test_parts_of_failed_groups_come_first() -> None:
     one = state(ready=20, waiting=5)
-    one.retry += halves([lowered(7), lowered(8), lowered(9)])
+    one.queues.retry += halves([lowered(7), lowered(8), lowered(9)])
     assert [indices(one.next_job()), indices(one.next_job())] == [[8, 9], [7]]
 
 
 def test_deferred_candidates_come_last() -> None:
     one = state(group_size=None, waiting=1)
-    one.deferred = [lowered(i) for i in range(8)]
+    one.queues.deferred = [lowered(i) for i in range(8)]
     assert isinstance(one.next_job(), Lower)
-    one.waiting, one.lowering = 0, 1
+    one.queues.waiting, one.counts.lowering = 0, 1
     assert one.next_job() is None
-    one.lowering, one.proposing = 0, False
+    one.counts.lowering, one.proposing = 0, False
     assert indices(one.next_job()) == [0, 1]  # a third for each of two workers
+
+
+def with_source(one: Lowered, length: int, registers: int | None = None) -> Lowered:
+    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, source_bytes=length))
+
+
+def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
+    few = state(ready=4, lanes=16, total=18, seen=4, groups=1)
+    assert indices(few.next_job()) == [0, 1]  # 18 for 16
+    alone = state(ready=3, waiting=9, lanes=16, total=18, seen=3, groups=5, building=14, busy=14)
+    assert isinstance(alone.next_job(), Lower)  # groups of four are not too large for two
+
+
+def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
+    assert indices(state(ready=1, lanes=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
+
+
+@pytest.mark.parametrize("asked", [None, 4])
+def test_eighteen_candidates_on_sixteen_workers_leave_none_idle(asked: int | None) -> None:
+    """As in a run that was seen: all are lowered at once, one compile takes 51 s. A group size asked for stays."""
+    one = CompileState(lanes=16, devices=1, total=18, group_size=asked)
+    proposals, free, now = list(range(18)), 16, 0.0
+    running: list[tuple[float, int, tuple[Lowered, ...] | list[int]]] = []
+    groups: list[tuple[float, list[int]]] = []
+    while True:
+        while free:
+            while proposals and one.queues.waiting < 32:
+                one.queues.waiting += bool(proposals)
+                proposals.pop(0)
+            one.proposing = bool(proposals)
+            if (job := one.next_job()) is None:
+                break
+            free -= 1
+            one.counts.busy += 1
+            if isinstance(job, Lower):
+                begun = list(range(one.counts.taken, one.counts.taken + job.count))
+                one.queues.waiting -= job.count
+                one.counts.taken += job.count
+                one.counts.lowering += job.count
+                heapq.heappush(running, (now + 1 + begun[0] / 100, begun[0], begun))
+            else:
+                one.counts.building += 1
+                groups.append((now, indices(job)))
+                seconds = sum(51.0 if member.index == 4 else 2.0 for member in job.group)
+                heapq.heappush(running, (now + seconds, job.group[0].index, job.group))
+        if not running:
+            break
+        now, _, what = heapq.heappop(running)
+        free += 1
+        one.counts.busy -= 1
+        if isinstance(what, list):
+            one.counts.lowering -= len(what)
+            one.counts.seen += len(what)
+            for index in what:
+                one.add(with_source(lowered(index), 400_000 if index == 4 else 9_000 + index))
+        else:
+            one.counts.building -= 1
+    assert one.finished and sorted(i for _, group in groups for i in group) == list(range(18))
+    sizes = [len(group) for _, group in groups]
+    if asked:
+        assert sizes == [4, 4, 4, 4, 2] and now > 57
+    else:
+        assert max(sizes) <= 2 and [4] in [group for _, group in groups]
+        assert now < 55  # its own 51 s, and what comes before it: a round of lowering, and no other compile
+        assert groups[-1][0] < 5
+
+
+def test_a_far_longer_source_stands_alone_and_comes_last() -> None:
+    one = state(proposing=False, devices=0)
+    for index in range(6):
+        one.add(with_source(lowered(index), 90_000 if index == 1 else 9_000))
+    assert [indices(one.next_job()) for _ in range(4)] == [[0, 2, 3], [4], [5], [1]]
+
+
+@pytest.mark.parametrize(("length", "median"), [(31_000, 1_000), (90_000, 30_000)])
+def test_a_source_that_is_short_or_as_its_neighbours_does_not_stand_alone(length: int, median: int) -> None:
+    one = state(proposing=False, devices=0, lanes=1)
+    for index in range(5):
+        one.add(with_source(lowered(index), length if index == 1 else median))
+    assert indices(one.next_job()) == [0, 1, 2, 3, 4]
+
+
+def test_of_several_that_come_last_the_longest_begins_first() -> None:
+    """None as heavy as another is left for the end by itself; those with many accumulators begin before the rest."""
+    one = state(proposing=False, devices=0)
+    for index, length in enumerate([9_000, 9_000, 9_000, 9_000, 40_000, 400_000, 90_000]):
+        one.add(with_source(lowered(index), length))
+    one.add(with_source(lowered(7), 9_000, 256), deferred=True)
+    groups = []
+    while (job := one.next_job()) is not None:
+        groups.append(indices(job))
+    assert groups[-4:] == [[5], [6], [4], [7]]
+
+
+def test_a_far_longer_source_is_begun_while_others_are_still_compiled() -> None:
+    """Last is when a worker finds nothing else to begin, not when all others are done."""
+    one = state(proposing=False, lanes=4, busy=3, building=2, lowering=1, groups=3)
+    for index, length in enumerate([9_000, 9_000, 400_000]):
+        one.add(with_source(lowered(index), length))
+    one.queues.ready = one.queues.ready[2:]
+    assert indices(one.next_job()) == [2]
+
+
+def test_a_far_longer_source_is_no_exception_to_a_group_size_asked_for() -> None:
+    one = state(proposing=False, group_size=4)
+    for index in range(4):
+        one.add(with_source(lowered(index), 400_000 if index == 1 else 9_000))
+    assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
@@ -319,9 +438,10 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     deferred = {i for i in range(total) if rng.random() < rng.choice([0, 0.1, 1])}
     dropped = {i for i in range(total) if rng.random() < 0.1}  # fails, is pruned or aliased in lowering
     relatives = rng.randint(1, 6)
-    accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by family
-    in_a_row = rng.choice([1, 2])
-    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8, in_a_row=in_a_row)
+    accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
+    row = rng.choice([1, 2])
+    lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
+    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8)
     proposals = list(range(total))
     buffer: list[int] = []
     built: Counter[int] = Counter()
@@ -331,61 +451,62 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
 
     def take() -> None:
         nonlocal number
-        while one.busy < lanes:
+        while one.counts.busy < lanes:
             while proposals and len(buffer) < 2 * lanes:
                 buffer.append(proposals.pop(0))
             one.proposing = bool(proposals)
-            one.waiting = len(buffer)
-            one.hold = bool(running) and rng.random() < 0.1  # something goes on that will end it
-            one.sharing = rng.random() < 0.5
+            one.queues.waiting = len(buffer)
+            held = bool(running) and rng.random() < 0.1  # something goes on that will end it
+            one.hints = CompileHints(row, rng.choice(["first", "none"]) if held else "all")
             job = one.next_job()
             if job is None:
                 return
             number += 1
-            one.busy += 1
+            one.counts.busy += 1
             if isinstance(job, Lower):
-                assert 1 <= job.count <= in_a_row
-                one.lowering += job.count
-                one.taken += job.count
-                row, buffer[: job.count] = buffer[: job.count], []
-                heapq.heappush(running, (now + rng.random(), number, row))
+                assert 1 <= job.count <= row
+                one.counts.lowering += job.count
+                one.counts.taken += job.count
+                begun, buffer[: job.count] = buffer[: job.count], []
+                heapq.heappush(running, (now + rng.random(), number, begun))
             else:
                 assert 1 <= len(job.group) <= (group_size or MAX_MEMBERS)
-                compiles = {(one.sharing and member.compile_key) or member.index: member for member in job.group}
+                compiles = {member.compile_key or member.index: member for member in job.group}
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "part of a failed group":
-                    assert len(compiles) <= (group_size or (1 if heavy and lanes > FEW_WORKERS else MAX_GROUP))
-                    work = sum(map(work_of, compiles.values()))
+                    alone = (heavy and lanes > FEW_WORKERS) or any(map(one.work.is_long, job.group))
+                    assert len(compiles) <= (group_size or (1 if alone else MAX_GROUP))
+                    work = sum(map(one.work.of, compiles.values()))
                     assert work <= MAX_GROUP or len(compiles) == 1 or group_size
                 assert len({member.merge_key for member in job.group}) == 1
-                one.building += 1
+                one.counts.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
 
     take()
     while running:
         now, _, what = heapq.heappop(running)
-        one.busy -= 1
+        one.counts.busy -= 1
         if isinstance(what, list):
-            one.lowering -= len(what)
-            one.seen += len(what)
+            one.counts.lowering -= len(what)
+            one.counts.seen += len(what)
             for index in what:
                 if index not in dropped:
-                    family = f"f{index // relatives}" if rng.random() < 0.9 else ""
-                    candidate = with_accumulators(
-                        lowered(index, str(index % keys), family), accumulators[index // relatives]
-                    )
-                    (one.deferred if index in deferred else one.ready).append(candidate)
+                    key = f"f{index // relatives}" if rng.random() < 0.9 else ""
+                    registers, length = accumulators[index // relatives], lengths[index // relatives]
+                    facts = StaticFacts(accumulators=registers, source_bytes=length)
+                    candidate = msgspec.structs.replace(lowered(index, str(index % keys), key), facts=facts)
+                    one.add(candidate, deferred=index in deferred)
         else:
-            one.building -= 1
+            one.counts.building -= 1
             members = {member.index for member in what}
             if not members & bad:
                 built.update(members)
             elif len(what) == 1:
                 failed.update(members)
             else:
-                one.retry += halves(what)
+                one.queues.retry += halves(what)
         take()
-    one.waiting = len(buffer)
+    one.queues.waiting = len(buffer)
     assert one.finished and not proposals and not buffer  # nobody waits for ever
     expected = set(range(total)) - dropped
     assert set(built) == expected - bad and set(failed) == expected & bad

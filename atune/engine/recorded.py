@@ -1,0 +1,64 @@
+"""Answers of a run's compile stage: recorded as events, kept for the final, and handed to the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyio.streams.memory import MemoryObjectSendStream
+
+from atune.engine.finalists import Finalists
+from atune.engine.run_state import Run
+from atune.engine.screen import Verdict, screen
+from atune.journal.events import BuildFailed, CandidateAliased, CandidateLowered, CandidatePruned, GroupSplit
+from atune.model.artifact import Artifact, Failure, Lowered
+
+
+class Recorded:
+    """The `Answers` of a run that measures. `deliver`: where artifacts go."""
+
+    def __init__(self, run: Run, finalists: Finalists, deliver: MemoryObjectSendStream[Artifact]) -> None:
+        self.run, self.finalists, self._deliver = run, finalists, deliver
+        self.emit = run.recorder.emit
+
+    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+        verdict, why = screen(lowered.facts, self.run.limits)
+        self.emit(
+            CandidateLowered,
+            lane=lane,
+            index=lowered.index,
+            code_key=lowered.code_key,
+            facts=lowered.facts,
+            seconds=lowered.seconds,
+            deferred=why if verdict == "defer" else "",
+        )
+        return verdict, why
+
+    def same(self, lane: str, index: int, same_as: int) -> None:
+        self.emit(CandidateAliased, lane=lane, index=index, same_as=same_as)
+        self.run.outcomes.settled(index)
+
+    def pruned(self, lane: str, index: int, why: str) -> None:
+        self.emit(CandidatePruned, lane=lane, index=index, reason=why)
+        self.run.outcomes.settled(index)
+
+    def failed(self, lane: str, failure: Failure) -> None:
+        index, kind = failure.index, failure.kind
+        self.emit(BuildFailed, lane=lane, index=index, kind=kind, message=failure.message, detail=failure.detail)
+        self.run.outcomes.settled(index)
+
+    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
+        self.emit(GroupSplit, lane=lane, indices=tuple(lowered.index for lowered in group), message=message)
+
+    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+        artifacts = [artifact for _, artifact in members]
+        self.run.built(lane, artifacts, reason, artifacts[0].seconds)
+        for lowered, artifact in members:
+            self.finalists.remember(lowered, artifact)
+        for artifact in artifacts:
+            await self._deliver.send(artifact)
+
+    def settled(self, index: int) -> bool:
+        return self.run.recorder.state.outcome(index) is not None
+
+    def end(self) -> None:
+        self._deliver.close()
