@@ -110,6 +110,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
+    code_key: str = ""
+    """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
 
     @property
     def exact(self) -> bool:
@@ -120,7 +122,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
 Built = Artifact | Failure
 
 
-class Proof(msgspec.Struct, frozen=True):
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """What compiling a candidate with every accelerator off came to, beside the library that was measured.
 
     `difference`: in what its sources or code sections differ; empty where they are the same. `plain`: the library of
