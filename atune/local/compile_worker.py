@@ -125,7 +125,7 @@ class LocalCompileLane:
         if isinstance(reply, _Mishap):
             return reply.of(candidate.index)
         proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
-        if isinstance(proof, Proof):
+        if isinstance(proof, Proof) and measured.code_key:  # else neither of them may be kept
             if proof.plain is not None:
                 await store.keep([proof.plain])
             if not proof.difference:
@@ -181,7 +181,7 @@ class LocalCompileLane:
 
 
 def _keyed(built: Built, lowered: Lowered, variant: str) -> Built:
-    """Return what was built of `lowered` with the key that the store has it under, where it may be kept."""
-    if isinstance(built, Failure) or not lowered.storable:
+    """Return what was built of `lowered` with the key that the store has it under, empty where it may not be kept."""
+    if isinstance(built, Failure):
         return built
-    return msgspec.structs.replace(built, code_key=lowered.code_key + variant)
+    return msgspec.structs.replace(built, code_key=lowered.code_key + variant if lowered.storable else "")

@@ -25,3 +25,6 @@ MEASURE = "atune.stages.measure.benchmark:"
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
 SERVICE_HEADER = "atune.stages.accelerators.service:header"
 SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
+
+SURVEY = "atune.stages.accelerators.registry:survey"
+"""No entry point of a worker: what `atune doctor` asks a process of its own."""

@@ -108,10 +108,10 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """Whether its device code was made for other kernels, too: then finalists are compiled again, each exactly."""
     plain: bool = False
     """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
-    source_key: str = ""
-    """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     code_key: str = ""
     """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
+    source_key: str = ""
+    """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
 
     @property
     def exact(self) -> bool:
