@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -28,15 +28,23 @@ async def lowered(
     async with backend.open():
         spec = await backend.describe()
         await backend.discover()
+        backend.accelerators(len(spec.configs))
         (lane,) = backend.compile_lanes(len(spec.configs))
         answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
         assert all(isinstance(answer, Lowered) for answer in answers), answers
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
             assert isinstance(answer, Lowered) and await lane.find(answer) is None
-        with anyio.fail_after(60):
-            while backend.service.warming:
-                await anyio.sleep(0.05)
+        await until(backend, lambda: not backend.service.warming, 60)
         yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
+
+
+async def until(backend: LocalBackend, condition: Callable[[], bool], within_s: float) -> None:
+    """Wait for `condition`, which follows from the compile service's state."""
+    with anyio.fail_after(within_s):
+        while not condition():
+            changed = anyio.Event()
+            backend.on_change(changed.set)
+            await changed.wait()
 
 
 def artifacts(built: list[object]) -> list[Artifact]:

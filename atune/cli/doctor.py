@@ -1,8 +1,13 @@
-"""What this machine can tune, what is missing, and what to do about it. Imports no torch, makes no CUDA context."""
+"""What this machine can tune, what is missing, and what to do about it. Imports no torch, makes no CUDA context.
+
+Which accelerators can be used is asked of a process of its own, which imports tilelang.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -15,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from atune.local.entry_points import SURVEY
+from atune.model.device import parse_target
 from atune.system.cores import usable_cores
 from atune.system.paths import cache_folder
 
@@ -28,6 +35,8 @@ TESTED = {
     "rich": ((13,), (16,)),
 }
 """Versions atune is tested with: from the first on, and below the second."""
+ACCELERATOR = "accelerator "
+SURVEY_TIMEOUT_S = 60.0
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -40,7 +49,10 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def examine() -> list[Check]:
-    """Look at Python, packages, compilers, GPUs, cores and the cache folder; the last two say what can be tuned."""
+    """Look at Python, packages, compilers, GPUs, cores, the cache folder and the accelerators.
+
+    The last two say what can be tuned.
+    """
     checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
     by_name = {check.name: check for check in checks}
     packages = [name for name in TESTED if by_name[name].found == "missing"]
@@ -51,7 +63,8 @@ def examine() -> list[Check]:
         missing_cuda.append("a GPU")
     if by_name["torch"].found.partition("+")[2].startswith("cpu"):
         missing_cuda.append("a torch with CUDA (this one is for the CPU only)")
-    return [*checks, _target("c", missing_c), _target("cuda", missing_cuda)]
+    accelerators = [] if packages else _accelerators(*_survey_of(by_name["nvcc"].ok, gpus))
+    return [*checks, *accelerators, _target("c", missing_c), _target("cuda", missing_cuda)]
 
 
 def can_tune(checks: Sequence[Check]) -> bool:
@@ -64,7 +77,8 @@ def render(checks: Sequence[Check]) -> str:
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
-        lines.append(f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}")
+        without = "unused " if check.name.startswith(ACCELERATOR) else "missing"
+        lines.append(f"{'ok     ' if check.ok else without}  {check.name:<{width}}  {check.found}")
         if check.advice:
             lines.append(f"{'':{width + 11}}{check.advice}")
     return "\n".join(lines)
@@ -185,6 +199,45 @@ def _cache() -> Check:
     free = shutil.disk_usage(there).free / 2**30
     advice = "under 1 GiB is free: compiled kernels may not fit" if free < 1 else ""
     return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
+
+
+def _survey_of(nvcc: bool, gpus: Sequence[Check]) -> tuple[str, ...]:
+    """Return the target whose accelerators count here, as `SURVEY` takes it: the CPU's where nothing compiles CUDA."""
+    if not nvcc:
+        return ("c", "")
+    found = re.search(r"\bsm_\d+\b", gpus[0].found) if gpus else None
+    target = parse_target(found.group()) if found else None
+    return ("cuda",) if target is None else (target.kind, target.arch)
+
+
+_ASK = """
+import importlib, json, sys
+path, module, name, *where = json.loads(sys.argv[1])
+sys.path[:] = path
+print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
+"""
+
+
+def _accelerators(*where: str) -> list[Check]:
+    """Return one finding for each accelerator; `where`: the target's kind and arch."""
+    from atune.local.workers import server_env  # needs packages that may be missing
+
+    module, _, name = SURVEY.partition(":")
+    if importlib.util.find_spec(module) is None:
+        return []
+    command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]
+    environment = {**os.environ, **server_env()}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SURVEY_TIMEOUT_S, check=True, env=environment
+        )
+        active, unused = json.loads(done.stdout.splitlines()[-1])  # tilelang may print something before
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        words = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        return [Check(f"{ACCELERATOR}any", False, f"cannot be told: {words[-1]}", "--accelerate off does without")]
+    versions = dict(one.rpartition("@")[::2] for one in active)
+    used = [Check(f"{ACCELERATOR}{name}", True, f"version {version}") for name, version in versions.items()]
+    return [*used, *(Check(f"{ACCELERATOR}{name}", False, why) for name, why in unused.items())]
 
 
 def _target(kind: str, missing: Sequence[str]) -> Check:

@@ -167,7 +167,6 @@ def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[s
 
 
 def _parser() -> argparse.ArgumentParser:
-    switch = argparse.BooleanOptionalAction
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -180,61 +179,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.set_defaults(command=_tune)
     tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
-    group = tune.add_argument_group("search")
-    group.add_argument("--strategy", choices=("exhaustive", "random"), default="exhaustive", help="(exhaustive)")
-    group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
-    group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")
-    group.add_argument(
-        "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
-    )
-    group = tune.add_argument_group("where")
-    group.add_argument("--target", default="auto", help="auto, cuda (or an arch such as sm_90a), or c (auto)")
-    group.add_argument("--devices", metavar="all|cpu|0,1", help="devices to measure on (all)")
-    group.add_argument("--device", action="append", metavar="ID", help="one device to measure on; repeatable")
-    group = tune.add_argument_group("compiling")
-    group.add_argument("--pipeline", action=switch, default=True, help="measure while others compile (on)")
-    group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
-    group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
-    group.add_argument("--backend", default="auto", help="auto, tvm_ffi (CUDA) or cython (CPU) (auto)")
-    group.add_argument(
-        "--store", action=argparse.BooleanOptionalAction, default=True, help="use and keep compiled libraries (yes)"
-    )
-    group.add_argument("--compiler", default="auto", help="of CUDA device code: auto, nvcc or cicc (auto)")
-    group.add_argument(
-        "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"
-    )
-    group = tune.add_argument_group("measuring")
-    group.add_argument(
-        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="a candidate (60)"
-    )
-    group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
-    group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
-    milliseconds = _number("milliseconds", whole=False)
-    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
-    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
-    group.add_argument("--method", default="auto", help="auto, events, cuda_graph, cupti or perf_counter (auto)")
-    group.add_argument("--adaptive", action=switch, default=True, help="few samples of what is plainly slow (on)")
-    group.add_argument(
-        "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"
-    )
-    group.add_argument(
-        "--n-final-limit", type=_number("rounds"), default=200, metavar="N", help="rounds of the final at most (200)"
-    )
-    group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
-    group.add_argument("--cache-inputs", action=switch, default=True, help="make inputs once a device (on)")
-    group.add_argument(
-        "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the inputs (0)"
-    )
-    group.add_argument(
-        "--standby", action=switch, default=None, help="keep a second process on each GPU (where memory is left)"
-    )
-    group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
-    group = tune.add_argument_group("output")
-    group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
-    group.add_argument("--table", action="store_true", help="print every candidate")
-    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
-    group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
+    _add_search(tune.add_argument_group("search"))
+    _add_where(tune.add_argument_group("where"))
+    _add_compiling(tune.add_argument_group("compiling"))
+    _add_measuring(tune.add_argument_group("measuring"))
+    _add_output(tune.add_argument_group("output"))
 
     add_journal_commands(commands, shown)
     add_cache_commands(commands, shown)
@@ -247,6 +196,83 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+_SWITCH = argparse.BooleanOptionalAction
+
+
+def _add_search(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--strategy", choices=("exhaustive", "random"), default="exhaustive", help="(exhaustive)")
+    group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
+    group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")
+    group.add_argument(
+        "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
+    )
+
+
+def _add_where(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--target", default="auto", help="auto, cuda (or an arch such as sm_90a), or c (auto)")
+    group.add_argument("--devices", metavar="all|cpu|0,1", help="devices to measure on (all)")
+    group.add_argument("--device", action="append", metavar="ID", help="one device to measure on; repeatable")
+
+
+def _add_compiling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--pipeline", action=_SWITCH, default=True, help="measure while others compile (on)")
+    group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
+    group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
+    group.add_argument("--backend", default="auto", help="auto, tvm_ffi (CUDA) or cython (CPU) (auto)")
+    group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (yes)")
+    group.add_argument(
+        "--accelerate",
+        default="auto",
+        metavar="HOW",
+        help="compile faster: auto, off, names such as cicc,headers, or auto less some (auto,-cicc) (auto)",
+    )
+    group.add_argument(
+        "--proof",
+        action=_SWITCH,
+        default=True,
+        help="compile the winner once more with every accelerator off, and compare (on)",
+    )
+    group.add_argument(
+        "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"
+    )
+
+
+def _add_measuring(group: argparse._ArgumentGroup) -> None:
+    milliseconds = _number("milliseconds", whole=False)
+    group.add_argument(
+        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="a candidate (60)"
+    )
+    group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
+    group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
+    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
+    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
+    group.add_argument("--method", default="auto", help="auto, events, cuda_graph, cupti or perf_counter (auto)")
+    group.add_argument("--adaptive", action=_SWITCH, default=True, help="few samples of what is plainly slow (on)")
+    group.add_argument(
+        "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"
+    )
+    group.add_argument(
+        "--n-final-limit", type=_number("rounds"), default=200, metavar="N", help="rounds of the final at most (200)"
+    )
+    group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
+    group.add_argument("--cache-inputs", action=_SWITCH, default=True, help="make inputs once a device (on)")
+    group.add_argument(
+        "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the inputs (0)"
+    )
+    group.add_argument(
+        "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (where memory is left)"
+    )
+    group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
+    group.add_argument("--table", action="store_true", help="print every candidate")
+    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
+    group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 
 
 if __name__ == "__main__":

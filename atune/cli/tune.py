@@ -52,7 +52,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             group_size=arguments.group_size,
             compile_timeout_s=arguments.compile_timeout,
             backend=arguments.backend,
-            compiler=arguments.compiler,
+            accelerate=arguments.accelerate,
+            prove=arguments.proof,
             store=arguments.store,
         ),
         "benchmark": BenchmarkSettings(

@@ -4,84 +4,90 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import anyio
-import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import GroupFailed
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout, translated
-from atune.local.device_worker import how_it_ended
-from atune.model.artifact import Artifact, Built, Failure, FailureKind, Lowered
+from atune.local.compile_service import CompileService
+from atune.local.entry_points import BUILD, LOWER, LOWER_ANEW, PROVE
+from atune.local.run_store import EXACT, RunStore
+from atune.local.workers import Workers, how_it_ended
+from atune.model.artifact import Artifact, Built, Failure, FailureKind, Lowered, Proof
 from atune.model.candidate import Candidate
-from atune.processes.messages import BuildJob
+from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
 
-if TYPE_CHECKING:
-    from atune.local.backend import LocalBackend
-
-EXACT = "-nvcc"
-"""Marks, in the artifact store, code as tilelang's own compile makes it, beside what a run first compiled. (nvcc alone
-made it once; the value is that of the stores there are.)"""
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """What the compile workers of a run have in common: what they are told, and whom they ask."""
+
+    session: Session
+    workers: Workers
+    store: RunStore
+    service: CompileService
+
+
+@dataclass(frozen=True)
+class _Mishap:
+    """Why a compile brought nothing."""
+
+    kind: FailureKind
+    message: str
+    detail: str
+
+    def of(self, index: int) -> Failure:
+        return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail)
 
 
 class LocalCompileLane:
     """One compile worker, replaced when it dies."""
 
-    def __init__(self, backend: LocalBackend, name: str, cpus: Sequence[int] | None) -> None:
-        self.backend, self.name, self.cpus = backend, name, cpus
+    def __init__(self, context: CompileContext, name: str, cpus: Sequence[int] | None) -> None:
+        self.context, self.name, self.cpus = context, name, cpus
         self._worker: Worker | None = None
-        self._built = 0
+        self._libraries = 0
 
     async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
-        limit = self.backend.compile.compile_timeout_s
-        index = candidate.index
-        entry = "atune.stages.compile.lowering:" + ("run_anew" if anew or self.backend.store is None else "run")
+        limit, index = self._limit_s, candidate.index
+        entry = LOWER_ANEW if anew or not self.context.store.used else LOWER
         try:
-            reply = await self._call(entry, msgspec.msgpack.encode(candidate), limit)
+            reply = await self._call(entry, msgspec.msgpack.encode(candidate))
         except WorkerTimeout as error:
-            return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail)
+            return _Mishap("timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail).of(index)
         except WorkerLost as error:
-            return Failure(index, "crash", f"lowering ended its process: {how_it_ended(error)}", error.detail)
+            return _Mishap("crash", f"lowering ended its process: {how_it_ended(error)}", error.detail).of(index)
         except RemoteError as error:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
-        if isinstance(lowered, Lowered) and not lowered.blob and anew is False and await self._stored(lowered) is None:
-            return await self.lower(candidate, anew=True)
-        return lowered
+        if isinstance(lowered, Failure) or lowered.blob or anew:
+            return lowered
+        kept = await self.context.store.find(lowered)
+        return lowered if kept is not None else await self.lower(candidate, anew=True)
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        found = await self._stored(lowered)
+        found = await self.context.store.find(lowered)
         if found is None:
-            self.backend.service.saw(lowered, self.backend.target)  # it decides once
+            self.context.service.saw(lowered, self.context.session.target)  # it decides once
         return found
-
-    async def _stored(self, lowered: Lowered, variant: str = "") -> Artifact | None:
-        store = self.backend.store
-        if store is None or not lowered.storable:
-            return None
-        try:
-            found = await anyio.to_thread.run_sync(store.find, lowered.code_key + variant, lowered.index)
-            if found is not None and lowered.blob and not variant:
-                await anyio.to_thread.run_sync(store.put_lowered, lowered)
-            return found
-        except OSError:
-            self.backend.store = None  # read-only, full or gone: this run does without
-            return None
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group`; those that an earlier run lowered, and that have no blob, come from the store."""
         answers: dict[int, Built] = {}
         for lowered in group:
             if not lowered.blob:
-                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                answers[lowered.index] = await self._stored(lowered) or gone
+                gone = _Mishap("codegen", "its library vanished from the artifact store; tune again", "")
+                answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
         if fresh := [lowered for lowered in group if lowered.blob]:
-            answers.update((built.index, built) for built in await self._compile(fresh))
+            built = await self._compile(fresh)
+            explain = self.context.service.explain
+            answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
     async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
@@ -90,7 +96,7 @@ class LocalCompileLane:
         groups: dict[str, list[Lowered]] = {}
         for candidate in candidates:
             lowered = known.get(candidate.index) or await self.lower(candidate)
-            found = await self._stored(lowered, EXACT) if isinstance(lowered, Lowered) else lowered
+            found = await self.context.store.find(lowered, EXACT) if isinstance(lowered, Lowered) else lowered
             if found is None and isinstance(lowered, Lowered) and not lowered.blob:
                 lowered = await self.lower(candidate, anew=True)
                 found = lowered if isinstance(lowered, Failure) else None
@@ -102,47 +108,80 @@ class LocalCompileLane:
             try:
                 built = await self._compile(group, exact=True)
             except GroupFailed as error:
-                built = [Failure(lowered.index, "codegen", str(error)) for lowered in group]
+                built = [_Mishap("codegen", str(error), "").of(lowered.index) for lowered in group]
             answers.update((one.index, one) for one in built)
         return [answers[candidate.index] for candidate in candidates]
 
+    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+        """Compile `candidate` with every accelerator off, and compare; what an earlier run proved is taken.
+
+        A crash or a deadline is a `Failure`. Where nothing differs the proof is kept, and the plain library always.
+        """
+        store = self.context.store
+        if await store.find_proof(measured):
+            return Proof(index=candidate.index)
+        job = ProofJob(candidate=candidate, measured=measured, path=self._new_library())
+        reply = await self._try(PROVE, msgspec.msgpack.encode(job))
+        if isinstance(reply, _Mishap):
+            return reply.of(candidate.index)
+        proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
+        if isinstance(proof, Proof) and measured.code_key:  # else neither of them may be kept
+            if proof.plain is not None:
+                await store.keep([proof.plain])
+            if not proof.difference:
+                await store.keep_proof(measured)
+        return proof
+
     async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
-        self._built += 1
-        path = os.path.join(made_folder(self.backend.run_dir, "artifacts"), f"{self.name}-{self._built}.so")
-        limit = self.backend.compile.compile_timeout_s
-        kind: FailureKind
-        job = BuildJob(tuple(group), path, self.backend.service.compiler, exact)
+        """Compile `group` into one library, and keep it. Raises `GroupFailed` where a group of several fails."""
+        service = self.context.service.ready
+        job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
+        reply = await self._try(BUILD, msgspec.msgpack.encode(job))
+        if isinstance(reply, _Mishap):
+            if len(group) > 1:
+                raise GroupFailed(reply.message)
+            return [reply.of(group[0].index)]
+        answers: list[Built] = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
+        variant = EXACT if exact else ""
+        built = [_keyed(one, lowered, variant) for lowered, one in zip(group, answers, strict=True)]
+        store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
+        await store.keep(good)
+        if not exact:
+            stored = {one.index for one in good if one.code_key}
+            for lowered in group:
+                if lowered.index in stored:
+                    await store.keep_lowered(lowered)
+        return built
+
+    async def _try(self, entry: str, job: bytes) -> bytes | _Mishap:
+        """Have the worker compile; return its answer, or why there is none."""
         try:
-            reply = await self._call("atune.stages.compile.codegen:run", msgspec.msgpack.encode(job), limit)
+            return await self._call(entry, job)
         except WorkerTimeout as error:
-            kind, message, detail = "timeout", f"compiling ran past compile_timeout_s={limit:g}", error.detail
+            return _Mishap("timeout", f"compiling ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
-            kind, message, detail = "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail
+            return _Mishap("crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
         except RemoteError as error:
-            kind, message, detail = "codegen", str(error), error.detail
-        else:
-            built = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
-            await self._keep(group, built, EXACT if exact else "")
-            if exact:
-                return list(built)
-            return [self.backend.service.explain(one) if isinstance(one, Artifact) else one for one in built]
-        if len(group) > 1:
-            raise GroupFailed(message)
-        return [Failure(group[0].index, kind, message, detail)]
+            return _Mishap("codegen", str(error), error.detail)
 
-    async def _keep(self, group: Sequence[Lowered], built: Sequence[Built], variant: str) -> None:
-        store = self.backend.store
-        both = zip(group, built, strict=True)
-        good = [(low, one) for low, one in both if isinstance(one, Artifact) and low.storable]
-        if store is not None and good:
-            try:
-                await anyio.to_thread.run_sync(store.put, [(low.code_key + variant, one) for low, one in good])
-                for low, _ in good if not variant else ():
-                    await anyio.to_thread.run_sync(store.put_lowered, low)
-            except OSError:
-                self.backend.store = None  # full or gone: this run does without
-
-    async def _call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
+    async def _call(self, entry: str, payload: bytes) -> bytes:
         if self._worker is None or not self._worker.alive:
-            self._worker = await self.backend.loaded(self.name, cpus=self.cpus, nice=COMPILE_NICE)
-        return await self._worker.call(entry, payload, timeout_s)
+            context = self.context
+            self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
+        return await self._worker.call(entry, payload, self._limit_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return self.context.session.compile.compile_timeout_s
+
+    def _new_library(self) -> str:
+        self._libraries += 1
+        folder = made_folder(self.context.session.run_dir, "artifacts")
+        return os.path.join(folder, f"{self.name}-{self._libraries}.so")
+
+
+def _keyed(built: Built, lowered: Lowered, variant: str) -> Built:
+    """Return what was built of `lowered` with the key that the store has it under, empty where it may not be kept."""
+    if isinstance(built, Failure):
+        return built
+    return msgspec.structs.replace(built, code_key=lowered.code_key + variant if lowered.storable else "")

@@ -1,4 +1,4 @@
-"""Which compiler makes the device code: nvcc, or one that has parsed the headers already. Decided from costs."""
+"""Whether parsing the headers ahead pays, or nvcc compiles, which parses them for each group. Decided from costs."""
 
 from __future__ import annotations
 
@@ -60,9 +60,8 @@ def _groups(candidates: int, lanes: int) -> int:
     return max(groups, min(candidates, lanes))
 
 
-def choose(candidates: int, lanes: int, costs: CompileCosts) -> tuple[str, str]:
-    """Return ``nvcc`` or ``cicc``, and why."""
+def choose(candidates: int, lanes: int, costs: CompileCosts) -> tuple[bool, str]:
+    """Return whether parsing the headers once pays, and why."""
     nvcc_s, parsed_s = estimate(candidates, lanes, costs)
-    name = "cicc" if parsed_s < nvcc_s else "nvcc"
     many = f"{candidates} candidates on {lanes} workers"
-    return name, f"{many}: about {nvcc_s:.1f} s with nvcc, {parsed_s:.1f} s with the headers parsed once"
+    return parsed_s < nvcc_s, f"{many}: about {nvcc_s:.1f} s with nvcc, {parsed_s:.1f} s with the headers parsed once"

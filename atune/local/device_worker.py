@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -20,33 +20,43 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Artifact, Failure, FailureKind
+from atune.local.entry_points import MEASURE
+from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
+from atune.model.artifact import Artifact, Failure
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
-from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared, Session
 from atune.processes.worker import Worker
 from atune.system.cores import usable_cores
 from atune.system.device_lock import DeviceLock
 
-if TYPE_CHECKING:
-    from atune.local.backend import LocalBackend
-
-LOAD_TIMEOUT_S = 300.0
-"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
 STANDBY_FREE_BYTES = 4 << 30
 """Memory that a GPU must have free, inputs made, before a second process is kept on it: its context takes 0.6 GiB."""
 STANDBY_PATIENCE_S = 1.0
 """Seconds that a process in the making waits for what is measured on its device: candidates are done sooner."""
-STAGE = "atune.stages.measure.benchmark:"
 SHARED_S = 2.0
 """Seconds of waiting for a device after which it is said that another run measures there, too."""
+
+
+@dataclass(frozen=True)
+class DeviceContext:
+    """What the devices' processes of a run have in common: what they are told, who starts them, and who is warned."""
+
+    session: Session
+    workers: Workers
+    warn: Callable[[str], None]
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that one candidate may take."""
+        return self.session.benchmark.benchmark_timeout_s
 
 
 class LocalDeviceLane:
     """One device's process. `start` replaces it, by the one that stands by where there is one."""
 
-    def __init__(self, backend: LocalBackend, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
-        self.backend, self.info, self.cpus = backend, info, cpus
+    def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
+        self.context, self.info, self.cpus = context, info, cpus
         self.name = info.id
         self.took_over = False
         self._worker: Worker | None = None
@@ -77,36 +87,27 @@ class LocalDeviceLane:
         return await self._prepare(artifact, first=True)
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
-        limit = self.backend.benchmark.benchmark_timeout_s
+        limit = self.context.limit_s
         if not self._prepared:
             await self._prepare(artifact, first=False)
-        index = artifact.index
+        request = Measure(artifact=artifact, best_ms=best_ms)
         try:
-            reply = await self._call("measure", msgspec.msgpack.encode(Measure(artifact, best_ms)), limit)
+            reply = await self._call("measure", msgspec.msgpack.encode(request), limit)
         except WorkerTimeout as error:
             late = round(time.monotonic() - self._called - limit, 4)
-            return Failure(
-                index, "timeout", f"ran past benchmark_timeout_s={limit:g}; killed", error.detail, kill_s=late
-            )
+            message = f"ran past benchmark_timeout_s={limit:g}; killed"
+            return Failure(index=artifact.index, kind="timeout", message=message, detail=error.detail, kill_s=late)
         except WorkerLost as error:
-            # SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
-            killed = "SIGKILL" in str(error)
-            kind: FailureKind = "worker_lost" if killed else "fault"
-            doubt = "the device's process was killed by SIGKILL, which no kernel sends" if killed else ""
-            return Failure(index, kind, f"the device's process died: {how_it_ended(error)}", error.detail, doubt)
+            return _lost(artifact.index, error)
         except RemoteError as error:
             raise translated(error) from error
         answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
         if isinstance(answer, Failure) and answer.kind == "fault":
             answered = time.monotonic()
             await self._stop()  # its context is beyond repair, although it answered
-            answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-        if (
-            isinstance(answer, Failure)
-            and answer.kind == "out_of_memory"
-            and answer.doubt
-            and self._standby is not None
-        ):
+            return msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
+        no_room = isinstance(answer, Failure) and answer.kind == "out_of_memory" and bool(answer.doubt)
+        if no_room and self._standby is not None:
             self._room_for_two = False
             await self._dismiss()
         return answer
@@ -114,10 +115,9 @@ class LocalDeviceLane:
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
-        limit = self.backend.benchmark.benchmark_timeout_s * (len(artifacts) + 1)
-        reply = await self._call(
-            "final", msgspec.msgpack.encode(Final(tuple(artifacts), rounds, with_reference)), limit
-        )
+        limit = self.context.limit_s * (len(artifacts) + 1)
+        request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
+        reply = await self._call("final", msgspec.msgpack.encode(request), limit)
         finals = msgspec.msgpack.decode(reply, type=Finals)
         return list(finals.entries), finals.reference
 
@@ -128,9 +128,10 @@ class LocalDeviceLane:
 
     async def _prepare(self, artifact: Artifact, *, first: bool) -> Timing | None:
         """Make the inputs and run the reference; time it for the `first` process, whose failure is the workload's."""
-        limit = self.backend.benchmark.benchmark_timeout_s
+        limit = self.context.limit_s
+        request = Prepare(artifact=artifact, timed=first)
         try:
-            reply = await self._call("prepare", msgspec.msgpack.encode(Prepare(artifact, timed=first)), limit)
+            reply = await self._call("prepare", msgspec.msgpack.encode(request), limit)
         except RemoteError as error:
             raise translated(error) from error
         except WorkerTimeout as error:
@@ -150,25 +151,27 @@ class LocalDeviceLane:
 
     def _keep_standby(self, free_bytes: int | None) -> None:
         """Begin to start a process that stands by, where that is wanted."""
-        wanted = self.backend.benchmark.standby
+        wanted = self.context.session.benchmark.standby
         if wanted is None:
             wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES and len(usable_cores()) > 2
-        if wanted and self._room_for_two and self._standby is None and self.backend.background is not None:
-            self._standby = _Standby(lambda: self._new(warm=True))
-            self.backend.background.start_soon(self._standby.make)
+        if wanted and self._room_for_two and self._standby is None:
+            standby = _Standby(lambda: self._new(warm=True))
+            if self.context.workers.start_soon(standby.make):
+                self._standby = standby
 
     async def _new(self, *, warm: bool = False) -> Worker:
         """Fork a process, pin it to the device and make its context; `warm` also loads what it will need."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
-        worker = await self.backend.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
+        worker = await self.context.workers.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
         try:
-            await self.backend.session(worker, self.info.id)
-            payload = msgspec.msgpack.encode(Begin(self.info, warm))
+            session = msgspec.structs.replace(self.context.session, device=self.info.id)
+            await self.context.workers.begin(worker, session)
+            payload = msgspec.msgpack.encode(Begin(device=self.info, warm=warm))
             # A context in the making may disturb what is timed beside it, but must not wait for a candidate that hangs.
             async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
                 if not warm:
                     self._note(waited_s)
-                reply = await worker.call(f"{STAGE}begin", payload, LOAD_TIMEOUT_S)
+                reply = await worker.call(f"{MEASURE}begin", payload, LOAD_TIMEOUT_S)
         except WorkerError:
             await worker.kill()
             raise
@@ -183,7 +186,7 @@ class LocalDeviceLane:
         async with self._lock.held() as waited_s:
             self._note(waited_s)
             self._called = time.monotonic()
-            return await worker.call(STAGE + entry, payload, timeout_s)
+            return await worker.call(MEASURE + entry, payload, timeout_s)
 
     def _note(self, waited_s: float | None) -> None:
         """Say, once, that the device is shared."""
@@ -195,7 +198,7 @@ class LocalDeviceLane:
         else:
             return
         self._noted = True
-        self.backend.warn(message)
+        self.context.warn(message)
 
     async def _stop(self) -> None:
         self._prepared = False
@@ -235,6 +238,16 @@ class _Standby:
         return self._worker if self._worker is not None and self._worker.alive else None
 
 
-def how_it_ended(error: WorkerLost) -> str:
-    """Return how a worker ended, without its name: failures of one kind are counted together."""
-    return str(error).rpartition(": ")[2]
+def _lost(index: int, error: WorkerLost) -> Failure:
+    """Return the failure of a candidate whose device's process died.
+
+    SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
+    """
+    killed = "SIGKILL" in str(error)
+    return Failure(
+        index=index,
+        kind="worker_lost" if killed else "fault",
+        message=f"the device's process died: {how_it_ended(error)}",
+        detail=error.detail,
+        doubt="the device's process was killed by SIGKILL, which no kernel sends" if killed else "",
+    )

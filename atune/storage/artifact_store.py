@@ -4,6 +4,7 @@
     artifacts/<sha256>.<symbol>.source     one member's source
     artifacts/codes/<code key>.json        where the code of a candidate is: library, symbol, how to call it
     artifacts/lowered/<ir key>.json        what a kernel was lowered to: its code's key, and the facts about it
+    artifacts/proofs/<code key>.json       that this code is what tilelang makes with every accelerator off
     artifacts/swept                        when files that lead nowhere were last removed
     artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
 
@@ -27,16 +28,23 @@ from pathlib import Path
 import msgspec
 
 from atune.model.artifact import Artifact, Lowered, source_path
-from atune.system.paths import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder
+from atune.system.paths import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
 
 MAX_BYTES = 4 << 30
 """Size that the store is cut back to, least recently used libraries first."""
 GRACE_S = 300.0
 """Libraries used this recently stay: their program may be about to pin them."""
-
-
 SWEEP_S = 86400.0
 """Seconds between two looks for files that lead nowhere: each reads the whole index."""
+INDEX = ("codes", "lowered", "proofs")
+SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{name}/*.json" for name in INDEX))
+"""Files that may lead nowhere."""
+
+
+class _Proven(msgspec.Struct, frozen=True):
+    """What a file of `proofs` says: its own name once more, so that a damaged file proves nothing."""
+
+    code_key: str
 
 
 class ArtifactStore:
@@ -66,7 +74,7 @@ class ArtifactStore:
             return None
         self._pin(library.name)
         return msgspec.structs.replace(
-            found, index=index, path=str(library), seconds=0.0, why="from the artifact store"
+            found, index=index, path=str(library), seconds=0.0, why="from the artifact store", code_key=code_key
         )
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
@@ -76,13 +84,25 @@ class ArtifactStore:
             if library is None:
                 library = self._keep_library(artifact)
             self._keep_source(artifact, library)
-            _write(self._code(code_key), msgspec.json.encode(msgspec.structs.replace(artifact, path=library.name)))
+            kept = msgspec.structs.replace(artifact, path=library.name, code_key=code_key)
+            _write(self._code(code_key), msgspec.json.encode(kept))
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Remember what a kernel was lowered to, whose library is kept here. Raises `OSError`."""
         path = lowered_file(self.folder, lowered.ir_key)
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
+
+    def find_proof(self, code_key: str) -> bool:
+        """Tell whether the code of `code_key` was proven to be tilelang's own. Raises `OSError`."""
+        try:
+            return msgspec.json.decode(self._proof(code_key).read_bytes(), type=_Proven).code_key == code_key
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return False
+
+    def put_proof(self, code_key: str) -> None:
+        """Remember that the code of `code_key`, whose library is kept here, is tilelang's own. Raises `OSError`."""
+        _write(self._proof(code_key), msgspec.json.encode(_Proven(code_key)))
 
     def keep(self, artifact: Artifact) -> Artifact:
         """Keep a winner's library and source; return the artifact as it stands here. Raises `OSError`."""
@@ -107,8 +127,8 @@ class ArtifactStore:
         """Remove what leads nowhere and was last written before `old`, so that nobody is about to complete it."""
         with contextlib.suppress(OSError):
             libraries = {path.stem for path in self.folder.glob("*.so")}
-            patterns = (".*.part", "codes/.*.part", "lowered/.*.part", "*.source", "codes/*.json", "lowered/*.json")
-            for path in itertools.chain.from_iterable(map(self.folder.glob, patterns)):
+            # Codes first: what was lowered, and what was proven, leads to those.
+            for path in itertools.chain.from_iterable(map(self.folder.glob, SWEPT)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime > old:
                         continue
@@ -121,6 +141,8 @@ class ArtifactStore:
         try:
             if path.parent.name == "lowered":
                 return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).code_key).exists()
+            if path.parent.name == "proofs":
+                return not self._code(path.stem).exists()
             return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
         except msgspec.MsgspecError:
             return True
@@ -153,6 +175,9 @@ class ArtifactStore:
 
     def _code(self, code_key: str) -> Path:
         return code_file(self.folder, code_key)
+
+    def _proof(self, code_key: str) -> Path:
+        return proof_file(self.folder, Path(code_key).name)  # a name, never a path that leads elsewhere
 
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()

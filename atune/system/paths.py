@@ -29,6 +29,11 @@ def lowered_file(folder: Path, ir_key: str) -> Path:
     return folder / "lowered" / f"{ir_key}.json"
 
 
+def proof_file(folder: Path, code_key: str) -> Path:
+    """Return where the artifact store in `folder` tells that this code was proven to be tilelang's own."""
+    return folder / "proofs" / f"{code_key}.json"
+
+
 def is_stored(path: str) -> bool:
     """Tell whether `path` is a library in that folder, no link out of it, whose content is what its name says."""
     real = Path(path).resolve()

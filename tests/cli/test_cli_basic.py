@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
         " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
         " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
-        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
+        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices --accelerate cicc,headers --no-proof"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -126,6 +127,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "tvm_ffi",
         9.5,
     )
+    assert (compiling.accelerate, compiling.prove) == ("cicc,headers", False)
     assert msgspec.structs.asdict(benchmark) | {
         "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
         "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
@@ -155,6 +157,9 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--budget soon", "budget 'soon'"),
         ("--budget 3 --topk 3", "--topk and --budget N"),
         ("--strategy guess", "--strategy"),
+        ("--accelerate fast", "accelerate 'fast': use auto, off, names from rewriting, "),
+        ("--accelerate off,cicc", "accelerate 'off,cicc': use auto"),
+        ("--accelerate=", "accelerate '': use auto"),
         ("--backend torch", "backend 'torch' is not supported"),
         ("--target hip", "target 'hip' is not supported"),
         ("--target metal", "target 'metal' is not supported"),
@@ -242,6 +247,37 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "missing  g++" in out and "apt-get install g++" in out and "it lacks g++" in out
 
 
+SURVEY = """
+print("tilelang says something on its import")
+
+def survey(kind="cuda", arch="sm_90a"):
+    return ("rewriting@2", "cicc@1"), {"headers": f"not for {kind} {arch}"}
+"""
+
+
+def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "surveyed.py").write_text(SURVEY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("atune.cli.doctor.SURVEY", "surveyed:survey")
+    main(["doctor", "--json"])
+    said = json.loads(capsys.readouterr().out)["checks"]
+    found = {check["name"].split()[1]: check for check in said if check["name"].startswith("accelerator ")}
+    assert [(name, check["ok"]) for name, check in found.items()] == [
+        ("rewriting", True), ("cicc", True), ("headers", False),
+    ]  # fmt: skip
+    assert found["cicc"]["found"] == "version 1"
+    cuda = shutil.which("nvcc") is not None
+    assert found["headers"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("unused   accelerator headers ") for line in lines)
+
+    (tmp_path / "surveyed.py").write_text("raise OSError('no disk')\n")
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("unused   accelerator any") and line.endswith("OSError: no disk") for line in lines)
+
+
 def test_help_and_version_are_quick_and_light() -> None:
     started = time.monotonic()
     done = subprocess.run(
@@ -258,7 +294,7 @@ def test_help_and_version_are_quick_and_light() -> None:
 
 
 SLOW_ENGINE = """
-import sys, types, anyio
+import sys, types, anyio, anyio.to_thread
 from event_streams import Stream
 from atune.journal.writer import Journal
 module = types.ModuleType("atune.api.tuner")
@@ -273,7 +309,7 @@ async def tune(workload, *, journal, on_event, **options):
         finally:
             with anyio.CancelScope(shield=True):
                 print("cleaning", flush=True)
-                await anyio.sleep(0.4)
+                await anyio.to_thread.run_sync(sys.stdin.readline)
                 print("clean", flush=True)
 module.tune = tune
 sys.modules["atune.api.tuner"] = module
@@ -289,7 +325,7 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     journal = str(tmp_path / "j.jsonl")
     command = [sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--json", "--quiet", "--journal", journal]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "running\n"
@@ -298,7 +334,7 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
         assert process.stdout.readline() == "cleaning\n"
         process.send_signal(signal.SIGINT)
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate("go on\n", timeout=10)
     assert process.returncode == 130 and time.monotonic() - started < 2
     assert out.startswith("clean\n")
     said = json.loads(out.splitlines()[-1])
@@ -333,7 +369,12 @@ runpy.run_module("atune", run_name="__main__", alter_sys=True)"""
             str(tmp_path / f"{step}.jsonl"),
         ]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"

@@ -70,6 +70,7 @@ async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **se
     async with backend.open():
         spec = await backend.describe()
         await backend.discover()
+        backend.accelerators(len(spec.configs))
         (lane,) = backend.compile_lanes()
         built: list[Any] = []
         for i, config in enumerate(spec.configs):
@@ -142,7 +143,7 @@ async def test_flags_pass_configs_and_verbose_reach_nvcc_in_groups_too(file: Pat
         assert "-DATUNE_MARK=1" in command and "--register-usage-level=5" in command
         assert ("--use_fast_math" in command) == (one.index == 2)
         assert "registers" in one.words
-    [(_, quiet, _), *_] = await build_all(file, compiler="nvcc")
+    [(_, quiet, _), *_] = await build_all(file, accelerate="off")
     assert isinstance(quiet, Artifact) and quiet.words == ""
 
 
@@ -153,10 +154,10 @@ async def test_flags_and_verbose_reach_gxx(file: Path) -> None:
 
 @needs_nvcc
 async def test_the_host_target_reaches_tilelang(file: Path) -> None:
-    [(given, one, _), *_] = await build_all(file, target_host="c", compiler="nvcc")
-    [(default, _, _), *_] = await build_all(file, compiler="nvcc")
+    [(given, one, _), *_] = await build_all(file, target_host="c", accelerate="off")
+    [(default, _, _), *_] = await build_all(file, accelerate="off")
     assert isinstance(one, Artifact) and given.code_key != default.code_key
-    [(_, refused, _), *_] = await build_all(file, target_host="no_such_host", compiler="nvcc")
+    [(_, refused, _), *_] = await build_all(file, target_host="no_such_host", accelerate="off")
     assert isinstance(refused, Failure) and refused.kind == "lower" and "no_such_host" in refused.message
 
 

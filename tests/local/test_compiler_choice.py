@@ -1,4 +1,4 @@
-"""Which compiler makes the device code, by what is measured of this machine."""
+"""Whether the compile service pays, by what is measured of this machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from atune.local.compiler_choice import CompileCosts, choose, estimate
 
 def test_the_choice_follows_the_costs() -> None:
     costs = CompileCosts()
-    assert choose(288, 15, costs)[0] == "cicc"
-    assert choose(48, 2, costs)[0] == "cicc"
-    assert choose(1, 1, costs)[0] == "nvcc"
+    assert choose(288, 15, costs)[0]
+    assert choose(48, 2, costs)[0]
+    assert not choose(1, 1, costs)[0]
     slow = msgspec.structs.replace(costs, header_s=4.0)
-    assert choose(15, 15, slow)[0] == "nvcc"  # one group each: all would wait for the headers
+    assert not choose(15, 15, slow)[0]  # one group each: all would wait for the headers
     _, why = choose(288, 15, costs)
     assert "288 candidates on 15 workers" in why
-    assert choose(2, 1, CompileCosts(header_s=0.0))[0] == "cicc"
+    assert choose(2, 1, CompileCosts(header_s=0.0))[0]
 
 
 def test_costs_scale_with_the_machine() -> None:

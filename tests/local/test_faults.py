@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fault_kernels import FAULTS
+from processes import wait_until
 
 from atune.api.tuner import tune
 from atune.journal import writer as journals
@@ -46,6 +47,14 @@ class Watched(LocalBackend):
         assert worker is not None
         os.kill(worker.pid, signal.SIGKILL)
 
+    def kill_sleeping_device(self) -> None:
+        """Kill it once the slow candidate sleeps."""
+        worker = self.lanes[0]._worker
+        assert worker is not None
+        where = Path(f"/proc/{worker.pid}/wchan")
+        wait_until(lambda: "nanosleep" in where.read_text(), 10, "the slow candidate")
+        self.kill_device()
+
 
 def watched(**options: Any) -> Watched:
     benchmark = BenchmarkSettings(benchmark_timeout_s=LIMIT_S, **options)
@@ -63,7 +72,7 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
         events.append(event)
         first = sum(isinstance(e, BenchmarkStarted) and e.index == slow for e in events) == 1
         if isinstance(event, BenchmarkStarted) and event.index == slow and first:
-            threading.Timer(0.2, backend.kill_device).start()
+            threading.Thread(target=backend.kill_sleeping_device).start()
 
     result = await tune(backend=backend, benchmark=backend.benchmark, journal=tmp_path / "j", on_event=listen)
     failed = {FAULTS[e.index]: e.kind for e in events if isinstance(e, BenchmarkFailed)}

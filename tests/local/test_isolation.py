@@ -54,7 +54,7 @@ def broken_compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         script = folder / name
         script.write_text(
             '#!/bin/sh\nfor a; do case "$a" in *.c|*.cpp) if [ -f "$a" ]; then\n'
-            f'grep -q {key("crashes the linker" + chr(39) + "s parent")} "$a" && kill -SEGV $PPID && sleep 1\n'
+            f'grep -q {key("crashes the linker" + chr(39) + "s parent")} "$a" && kill -SEGV $PPID && sleep 300\n'
             f'grep -q {key("sleeps in the linker")} "$a" && sleep 300\n'
             f'grep -q {key("no memory")} "$a" && ulimit -v 30000\n'
             f'fi;; esac; done\nPATH="${{PATH#*:}}" exec {name} "$@"\n'
@@ -112,7 +112,7 @@ async def test_every_culprit_fails_alone_on_the_cpu(broken_compilers: None) -> N
 
 @needs_nvcc
 async def test_culprits_fail_alone_on_cuda_with_nvcc() -> None:
-    settings = CompileSettings(workers=2, group_size=8, compiler="nvcc")
+    settings = CompileSettings(workers=2, group_size=8, accelerate="off")
     ends, events = await compiled("ON_GPU", "sm_90a", settings)
     assert ends == {
         **dict.fromkeys(GOOD - {"good 4"}, "built"),
@@ -131,7 +131,7 @@ async def test_a_crash_while_compiling_for_cuda_costs_one(broken_compilers: None
 
     With cicc, or with nvcc where that cannot be driven.
     """
-    ends, events = await compiled("ON_GPU_CRASH", "sm_90a", CompileSettings(workers=1, group_size=8, compiler="cicc"))
+    ends, events = await compiled("ON_GPU_CRASH", "sm_90a", CompileSettings(workers=1, group_size=8, accelerate="cicc"))
     assert ends == {**dict.fromkeys(GOOD - {"good 4"}, "built"), "crashes the linker's parent": "crash"}
     assert any(isinstance(e, GroupSplit) and len(e.indices) == 4 for e in events)
     built = [e for e in events if isinstance(e, ArtifactBuilt)]

@@ -9,6 +9,7 @@ import pytest
 from atune.local import backend as local
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
+from atune.processes.messages import Discovery
 from atune.system.cores import WORKER_BYTES, usable_memory_bytes, workers_that_fit
 from atune.workload.workload import FileRef
 
@@ -76,5 +77,5 @@ def test_lanes_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pyt
     for workers, lanes in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
         backend = local.LocalBackend(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
-        backend._target = Target("cuda", "sm_90a")
+        backend._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
         assert len(backend.compile_lanes()) == lanes

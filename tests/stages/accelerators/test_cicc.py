@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 from processes import wait_until
-from services import SOFTMAX, artifacts, children, given_up, lowered
+from services import SOFTMAX, artifacts, children, given_up, lowered, until
 
 import atune
 from atune.local.backend import LocalBackend
@@ -333,7 +332,7 @@ def check_loads(built: Sequence[Artifact]) -> None:
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     async with lowered(3, CompileSettings(workers=1)) as (backend, lane, group):
-        assert backend.service.compiler == "cicc", backend.service.why
+        assert backend.service.ready, backend.service.why
         built = artifacts(list(await lane.build(group)))
         assert [one.compiler for one in built] == ["cicc"] * 3 and all(one.exact for one in built)
         assert len({one.path for one in built}) == 1
@@ -345,15 +344,13 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         # A compile that is given up ends, with the one who asked.
         (server,) = children(backend.service.pid)
         await given_up(lane, group, server)
-        assert backend.service.compiler == "cicc"
+        assert backend.service.ready
         (again, *_) = artifacts(list(await lane.build(group)))
         assert again.compiler == "cicc"
 
         # Without the server nvcc takes over, and says why.
         os.kill(server, signal.SIGKILL)
-        with anyio.fail_after(5):
-            while backend.service.compiler:
-                await anyio.sleep(0.01)
+        await until(backend, lambda: not backend.service.ready, 5)
         (last, *_) = artifacts(list(await lane.build(group)))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
@@ -364,8 +361,8 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
     atune.shutdown()
     whys, pids = list[str](), list[int]()
     for n in range(3):
-        async with lowered(n + 1, CompileSettings(workers=1, compiler="cicc")) as (backend, lane, group):
-            assert backend.service.compiler == "cicc", backend.service.why
+        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (backend, lane, group):
+            assert backend.service.ready, backend.service.why
             built = artifacts(list(await lane.build(group[n:])))
             assert [one.compiler for one in built] == ["cicc"]
             whys.append(built[0].why)
@@ -386,13 +383,11 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
 
 @pytest.mark.anyio
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
-    async with lowered(1, CompileSettings(workers=1, compiler="cicc")) as (backend, lane, group):
-        assert backend.service.compiler
+    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, lane, group):
+        assert backend.service.ready
         service = backend.service.pid
         os.killpg(service, signal.SIGKILL)
-        with anyio.fail_after(5):
-            while backend.service.compiler:
-                await anyio.sleep(0.01)
+        await until(backend, lambda: not backend.service.ready, 5)
         (built,) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvcc"
         assert "SIGKILL" in built.why
@@ -400,7 +395,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 
 @pytest.mark.anyio
 async def test_flags_are_for_nvcc() -> None:
-    settings = CompileSettings(workers=1, compiler="cicc", flags=("-DATUNE_TEST=1",))
+    settings = CompileSettings(workers=1, accelerate="cicc", flags=("-DATUNE_TEST=1",))
     async with lowered(1, settings) as (_, lane, group):
         (built,) = artifacts(list(await lane.build(group)))
         assert built.compiler == "nvcc"
@@ -425,7 +420,7 @@ async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     async with lowered(2, CompileSettings(workers=1)) as (backend, lane, group):
-        assert backend.service.compiler == "", backend.service.why
+        assert not backend.service.ready, backend.service.why
         built = artifacts(list(await lane.build(group)))
         assert [one.compiler for one in built] == ["nvcc"] * 2
         assert "nvcc, because nvcc calls other programs" in built[0].why

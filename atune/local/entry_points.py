@@ -1,0 +1,30 @@
+"""The functions that processes of a run are asked to call, by import path, and what their servers import ahead."""
+
+from __future__ import annotations
+
+PRELOAD = (
+    "torch", "tilelang",
+    "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
+    "atune.stages.compile.lowering", "atune.stages.compile.codegen", "atune.stages.measure.benchmark",
+)  # fmt: skip
+"""What the fork server imports, once for all workers."""
+
+BEGIN = "atune.stages.session.session:begin"
+LOAD = "atune.stages.session.session:load_workload"
+DESCRIBE = "atune.stages.session.session:describe_workload"
+DISCOVER = "atune.stages.session.session:discover"
+
+LOWER = "atune.stages.compile.lowering:run"
+LOWER_ANEW = "atune.stages.compile.lowering:run_anew"
+BUILD = "atune.stages.compile.codegen:run"
+PROVE = "atune.stages.compile_jobs:prove"
+
+MEASURE = "atune.stages.measure.benchmark:"
+"""A device's process: followed by what it does, such as ``prepare``."""
+
+SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
+SERVICE_HEADER = "atune.stages.accelerators.service:header"
+SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
+
+SURVEY = "atune.stages.accelerators.registry:survey"
+"""No entry point of a worker: what `atune doctor` asks a process of its own."""

@@ -1,0 +1,154 @@
+"""The compile service's process: taken over from the run before or started, called, and left to the next run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+import msgspec
+
+from atune.errors import WorkerError
+from atune.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRELOAD
+from atune.local.workers import server_env
+from atune.processes.messages import ServiceReady
+from atune.processes.pool import ForkServer
+from atune.processes.server import ServerProcess, services
+from atune.processes.worker import Worker
+from atune.system.folders import server_folder
+
+PREPARE_TIMEOUT_S = 120.0
+LEAVE_S = 1.0
+PARSED = "parsed"
+"""Whether headers are parsed: among the facts that a process is left to the next run with."""
+
+
+class ServiceProcess:
+    """One process of the service, forked by a server of its own, which imports next to nothing.
+
+    `kind`: what another run must have in common to take it over. `kept`: what the run before left, if it did.
+    `arch`: what a new one parses headers for before a candidate is known, empty for this machine's GPU's; None waits.
+    `env` goes to the process, `nice` is added to its niceness.
+    """
+
+    def __init__(
+        self,
+        kind: tuple[object, ...],
+        *,
+        kept: ServerProcess | None,
+        arch: str | None,
+        env: Mapping[str, str],
+        nice: int,
+    ) -> None:
+        self.pid = 0
+        """The process, once there is one."""
+        self._kind, self._kept, self._arch, self._env, self._nice = kind, kept, arch, env, nice
+        self._request = b""
+        self._answered = False
+        self._idle = False
+        """Whether the process is in no call: then it can be left to the next run."""
+        self._wanted, self._leaving, self._left = anyio.Event(), anyio.Event(), anyio.Event()
+        self._scope = anyio.CancelScope()
+
+    async def run(self, *, anew: Callable[[], None], answered: Callable[[ServiceReady], None]) -> None:
+        """Run the process until it is left or given up.
+
+        `anew` is called where that of the run before has ended meanwhile and another is started, `answered` with what
+        it says to `listen`. Raises `WorkerError`, `OSError` or `MsgspecError` where the process ends before.
+        """
+        kept, self._kept = self._kept, None
+        try:
+            with self._scope:
+                try:
+                    await self._attach(kept, answered)
+                except (WorkerError, OSError):
+                    if kept is None or self._answered or self._leaving.is_set():
+                        raise
+                    anew()
+                    await self._attach(None, answered)
+        finally:
+            self._left.set()
+
+    def listen(self, request: bytes) -> None:
+        """Have the process compile for the run, once it has parsed what it is at: `request` is that of ``listen``."""
+        self._request = request
+        self._wanted.set()
+
+    def give_up(self) -> None:
+        """Leave the process to the next run, or end it where it is in a call."""
+        if self._idle or not self.pid:
+            self._leaving.set()
+        else:
+            self._scope.cancel()
+
+    async def leave(self) -> None:
+        """Leave the process to the next run, if it is in no call."""
+        if self._idle or self._leaving.is_set():
+            self._leaving.set()
+            with anyio.move_on_after(LEAVE_S):
+                await self._left.wait()
+
+    def close(self) -> None:
+        """End what the run before left, where it was never taken up."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.destroy()
+
+    async def _attach(self, kept: ServerProcess | None, answered: Callable[[ServiceReady], None]) -> None:
+        if kept is None and self._leaving.is_set():
+            return
+        process = kept or ServerProcess(SERVICE_PRELOAD, *server_folder(), env=server_env())
+        async with ForkServer(process=process, park=functools.partial(_park, self._kind)) as server:
+            env = {**self._env, "TMPDIR": str(process.folder)}  # it may outlive the run
+            worker = server.lasting or await server.spawn("service", env=env, nice=self._nice, lasting=True)
+            self.pid = worker.pid
+            await self._serve(worker, None if kept else self._arch, server.facts, answered)
+
+    async def _serve(
+        self,
+        worker: Worker,
+        arch: str | None,
+        facts: dict[str, bool],
+        answered: Callable[[ServiceReady], None],
+    ) -> None:
+        made_s = 0.0
+        if arch is not None and not self._leaving.is_set():
+            parsed = await _call(worker, SERVICE_HEADER, msgspec.msgpack.encode(arch))
+            made_s, facts[PARSED] = parsed.header_s, parsed.ok
+        if not await self._idle_until(self._wanted, worker):
+            return
+        answer = await _call(worker, SERVICE_LISTEN, self._request)
+        facts[PARSED] = answer.ok
+        self._answered = True
+        answered(msgspec.structs.replace(answer, header_s=answer.header_s or made_s))
+        if answer.ok:
+            await self._idle_until(anyio.Event(), worker)
+
+    async def _idle_until(self, event: anyio.Event, worker: Worker) -> bool:
+        """Wait for `event`; False where the run leaves before. Raises `WorkerError` where the process ends."""
+
+        async def until(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            tasks.cancel_scope.cancel()
+
+        self._idle = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                for wait in (event.wait, self._leaving.wait, worker.ended):
+                    tasks.start_soon(until, wait)
+        finally:
+            self._idle = False
+        if not worker.alive:
+            raise await worker.ended()
+        return not self._leaving.is_set()
+
+
+async def _call(worker: Worker, entry: str, request: bytes) -> ServiceReady:
+    return msgspec.msgpack.decode(await worker.call(entry, request, PREPARE_TIMEOUT_S), type=ServiceReady)
+
+
+def _park(kind: tuple[object, ...], process: ServerProcess) -> None:
+    if process.facts.get(PARSED) and process.lasting:
+        services.park(kind, process)
+    else:
+        process.destroy()

@@ -1,0 +1,132 @@
+"""The processes of one run, as the fork server makes them: workers that know the session, and questions asked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from anyio.abc import TaskGroup
+
+from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.local.entry_points import BEGIN, LOAD
+from atune.processes.messages import Session
+from atune.processes.pool import ForkServer
+from atune.processes.worker import Worker
+from atune.workload.workload import FileRef, WorkloadRef
+
+T = TypeVar("T")
+
+LOAD_TIMEOUT_S = 300.0
+"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
+SERVER_ENV = {
+    "TILELANG_DISABLE_CACHE": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
+    # and then no fork of the server could use it; NVML can be asked without that.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+"""glibc's tunable that has malloc ask for transparent huge pages: lowering, which allocates a lot of small things,
+took 6 to 15 % less time with them."""
+
+
+def server_env() -> dict[str, str]:
+    """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES in tunables:
+        return dict(SERVER_ENV)
+    return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+
+
+class Workers:
+    """Forks the workers of one run, once it is `attach`ed to a fork server.
+
+    `workload`: what they load, for messages.
+    """
+
+    def __init__(self, workload: WorkloadRef) -> None:
+        self._what = workload.origin if isinstance(workload, FileRef) else "the workload"
+        self._server: ForkServer
+        self._env: dict[str, str] = {}
+        self._background: TaskGroup | None = None
+
+    def attach(self, server: ForkServer, env: Mapping[str, str], background: TaskGroup) -> None:
+        """Fork from `server` from now on, with `env` on top of its environment; `background` ends with the run."""
+        self._server, self._env, self._background = server, dict(env), background
+
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
+        """Have `work` done beside the run; false where there is no run to do it beside."""
+        if self._background is None:
+            return False
+        self._background.start_soon(work)
+        return True
+
+    async def spawn(
+        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
+    ) -> Worker:
+        """Fork a worker of this run."""
+        return await self._server.spawn(lane, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
+
+    @staticmethod
+    async def begin(worker: Worker, session: Session) -> None:
+        """Tell a new worker what it works on."""
+        await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
+
+    async def loaded(self, lane: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
+        """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""
+
+        async def load() -> Worker:
+            worker = await self.spawn(lane, cpus=cpus, nice=nice)
+            try:
+                await self.begin(worker, session)
+                await worker.call(LOAD, b"", LOAD_TIMEOUT_S)
+            except WorkerError:
+                await worker.kill()
+                raise
+            return worker
+
+        return await self._again_if_killed(load)
+
+    async def ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
+        """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
+
+        async def ask() -> bytes:
+            worker = await self.spawn(lane)
+            try:
+                reply = await worker.call(entry, payload, LOAD_TIMEOUT_S)
+            except BaseException:
+                await worker.kill()
+                raise
+            if not self.start_soon(worker.kill):  # nobody waits until it is reaped
+                await worker.kill()
+            return reply
+
+        return await self._again_if_killed(ask)
+
+    async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Load the workload by `ask`, and once more where its process got SIGKILL, which comes from outside.
+
+        Raises `WorkloadError` for what the workload's code does to a process, and `WorkerError` the second time that
+        one was killed.
+        """
+        for last in (False, True):
+            try:
+                return await ask()
+            except RemoteError as error:
+                raise translated(error) from error
+            except WorkerLost as error:
+                if "SIGKILL" not in str(error):
+                    raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+                if last:
+                    message = f"the worker that loads {self._what} was lost twice: {how_it_ended(error)}"
+                    raise WorkerError(message, error.detail) from error
+            except WorkerTimeout as error:
+                raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+        raise AssertionError("the second loss raises")
+
+
+def how_it_ended(error: WorkerLost) -> str:
+    """Return how a worker ended, without its name: failures of one kind are counted together."""
+    return str(error).rpartition(": ")[2]

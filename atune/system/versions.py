@@ -1,0 +1,25 @@
+"""The versions that are installed of atune and of what decides its results."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from importlib import metadata
+
+from atune.version import __version__
+
+VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi", "z3-solver")
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of atune and of what decides its results: those at the first call, as modules stay too."""
+    return dict(_installed_versions())
+
+
+@functools.cache
+def _installed_versions() -> dict[str, str]:
+    found = {"atune": __version__}
+    for name in VERSIONED:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,164 @@
+"""Proving a winner plain: what is asked of the worker, what is kept, and what becomes of a worker that breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atune.errors import RemoteError, WorkerLost, WorkerTimeout
+from atune.local.backend import LocalBackend
+from atune.local.compile_service import CompileService
+from atune.local.compile_worker import CompileContext, LocalCompileLane
+from atune.local.entry_points import PROVE
+from atune.local.run_store import RunStore
+from atune.local.workers import Workers
+from atune.model.artifact import Artifact, Failure, Lowered, Proof
+from atune.model.candidate import Candidate, config_key
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.messages import ProofJob, Session
+from atune.storage.artifact_store import ArtifactStore
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.anyio
+WORKLOADS = Path(__file__).parents[1] / "workloads.py"
+CANDIDATE = Candidate(3, "key", {"x": 1})
+KEY, PLAIN_KEY = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Answering(LocalCompileLane):
+    """A compile worker that gives the answer that it has."""
+
+    answer: Any = None
+    asked: list[tuple[str, ProofJob]]
+
+    async def _call(self, entry: str, payload: bytes) -> bytes:
+        self.asked.append((entry, msgspec.msgpack.decode(payload, type=ProofJob)))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return msgspec.msgpack.encode(self.answer)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "store")
+
+
+@pytest.fixture
+def lane(tmp_path: Path, store: ArtifactStore) -> Answering:
+    ref, settings = FileRef("x.py", "X"), CompileSettings(compile_timeout_s=7)
+    session = Session(
+        ref=ref, target=Target("c"), compile=settings, benchmark=BenchmarkSettings(), run_dir=str(tmp_path)
+    )
+    context = CompileContext(
+        session=session, workers=Workers(ref), store=RunStore(store), service=CompileService(settings, "c")
+    )
+    made = Answering(context, "compile-0", None)
+    made.asked = []
+    return made
+
+
+def library(folder: Path, name: str, code_key: str) -> Artifact:
+    path = folder / f"{name}.so"
+    path.write_bytes(name.encode())
+    return Artifact(index=3, path=str(path), symbol="K", params=(), target="c", code_key=code_key)
+
+
+async def test_a_proof_and_the_plain_library_are_kept(lane: Answering, store: ArtifactStore, tmp_path: Path) -> None:
+    measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
+    lane.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
+    assert await lane.prove(CANDIDATE, measured) == proof
+    [(entry, job)] = lane.asked
+    assert entry == PROVE and (job.candidate, job.measured) == (CANDIDATE, measured)
+    assert Path(job.path).parent == tmp_path / "artifacts"
+    assert store.find_proof(KEY) and not store.find_proof(PLAIN_KEY)
+    found = store.find(PLAIN_KEY, 3)
+    assert found is not None and Path(found.path).read_bytes() == b"plain" and found.code_key == PLAIN_KEY
+
+    again = await lane.prove(CANDIDATE, measured)
+    assert again == Proof(index=3) and len(lane.asked) == 1  # nothing is proven twice
+
+
+async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
+    lane: Answering, store: ArtifactStore, tmp_path: Path
+) -> None:
+    measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
+    lane.answer = Proof(index=3, difference="the generated source", plain=plain)
+    assert await lane.prove(CANDIDATE, measured) == lane.answer
+    assert not store.find_proof(KEY) and store.find(PLAIN_KEY, 3) is not None
+    await lane.prove(CANDIDATE, measured)
+    assert len(lane.asked) == 2
+
+
+async def test_what_may_not_be_kept_is_proven_each_time(lane: Answering, tmp_path: Path) -> None:
+    """Code that includes the user's own files: no key covers it."""
+    measured, plain = library(tmp_path, "measured", ""), library(tmp_path, "plain", PLAIN_KEY)
+    lane.answer = Proof(index=3, plain=plain)
+    for _ in range(2):
+        assert await lane.prove(CANDIDATE, measured) == lane.answer
+    assert len(lane.asked) == 2 and not list((tmp_path / "store").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (WorkerTimeout("late", "words"), "timeout", "compiling ran past compile_timeout_s=7"),
+        (WorkerLost("compile-0-1 died in x: killed by SIGSEGV", "words"), "crash", "killed by SIGSEGV"),
+        (RemoteError("KeyError: 'x'", "words", "KeyError"), "codegen", "KeyError: 'x'"),
+    ],
+)
+async def test_a_worker_that_breaks_is_a_failure(
+    lane: Answering, tmp_path: Path, error: Exception, kind: str, message: str
+) -> None:
+    lane.answer = error
+    answer = await lane.prove(CANDIDATE, library(tmp_path, "measured", KEY))
+    assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "words")
+    assert message in answer.message
+
+
+async def test_what_the_worker_calls_a_failure_is_one(lane: Answering, store: ArtifactStore, tmp_path: Path) -> None:
+    lane.answer = Failure(index=3, kind="lower", message="the kernel raises now")
+    assert await lane.prove(CANDIDATE, library(tmp_path, "measured", KEY)) == lane.answer
+    assert not store.find_proof(KEY)
+
+
+async def test_without_a_store_it_is_proven_each_time(lane: Answering, tmp_path: Path) -> None:
+    lane.context = replace(lane.context, store=RunStore())
+    lane.answer = Proof(index=3)
+    for _ in range(2):
+        assert await lane.prove(CANDIDATE, library(tmp_path, "measured", KEY)) == Proof(index=3)
+    assert len(lane.asked) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atune.stages.compile_jobs") is None, reason="its entry point is not here")
+async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = {"factor": 2, "block": 16}
+    candidate = Candidate(0, config_key(config), config)
+    settings = CompileSettings(workers=1)
+    backend = LocalBackend(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
+    async with backend.open():
+        await backend.discover()
+        backend.accelerators(100)
+        (lane,) = backend.compile_lanes()
+        lowered = await lane.lower(candidate)
+        assert isinstance(lowered, Lowered) and await lane.find(lowered) is None
+        [measured] = await lane.build([lowered])
+        assert isinstance(measured, Artifact) and measured.code_key == lowered.code_key
+        proof = await lane.prove(candidate, measured)
+        assert isinstance(proof, Proof) and proof.difference == "" and proof.plain is not None, proof
+        assert Path(proof.plain.path).is_file() and proof.plain.plain and proof.seconds > 0
+        assert await lane.prove(candidate, measured) == Proof(index=0)
+        other = msgspec.structs.replace(measured, source_key="another", code_key="c" * 32)
+        refuted = await lane.prove(candidate, other)
+        assert isinstance(refuted, Proof) and refuted.difference == "the generated source"
