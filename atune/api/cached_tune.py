@@ -21,7 +21,6 @@ from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
-from atune.local.backend import installed_versions
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
@@ -30,6 +29,7 @@ from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey
 from atune.system.tuning_lock import TuningLock
+from atune.system.versions import installed_versions
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, WorkloadSpec, describe
 

@@ -128,7 +128,8 @@ class LocalBackend:
 
     def _question(self) -> bytes:
         """Return what discovery is asked."""
-        return msgspec.msgpack.encode((self.target_text, self.device_names, self.benchmark.mixed_devices))
+        mixed, n_final = self.benchmark.mixed_devices, self.benchmark.n_final
+        return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile, n_final))
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)

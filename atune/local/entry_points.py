@@ -5,18 +5,18 @@ from __future__ import annotations
 PRELOAD = (
     "torch", "tilelang",
     "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
-    "atune.stages.compile.lowering", "atune.stages.compile.codegen", "atune.stages.measure.benchmark",
+    "atune.stages.compile_jobs", "atune.stages.discovery", "atune.stages.measure.benchmark",
 )  # fmt: skip
 """What the fork server imports, once for all workers."""
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
 DESCRIBE = "atune.stages.session.session:describe_workload"
-DISCOVER = "atune.stages.session.session:discover"
+DISCOVER = "atune.stages.discovery:discover"
 
-LOWER = "atune.stages.compile.lowering:run"
-LOWER_ANEW = "atune.stages.compile.lowering:run_anew"
-BUILD = "atune.stages.compile.codegen:run"
+LOWER = "atune.stages.compile_jobs:lower"
+LOWER_ANEW = "atune.stages.compile_jobs:lower_anew"
+BUILD = "atune.stages.compile_jobs:build"
 PROVE = "atune.stages.compile_jobs:prove"
 
 MEASURE = "atune.stages.measure.benchmark:"

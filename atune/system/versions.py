@@ -8,7 +8,7 @@ from importlib import metadata
 
 from atune.version import __version__
 
-VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi", "z3-solver")
+VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
 def installed_versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from atune.stages.compile.alone import Cubin
 
 from atune import tune
 from atune.errors import TargetError, UsageError
@@ -20,7 +21,6 @@ from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.compile.alone import Cubin
 from atune.system.cores import WORKER_BYTES
 from atune.workload.workload import FileRef
 

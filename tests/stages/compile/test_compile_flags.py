@@ -81,7 +81,7 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
     """Asked for cicc, which takes no such flags: that candidate says why nvcc compiled it."""
-    settings = CompileSettings(workers=1, compiler="cicc")
+    settings = CompileSettings(workers=1, accelerate="cicc")
     backend = LocalBackend(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         lane, (plain, flagged) = await lowered_all(backend)
