@@ -105,7 +105,7 @@ async def lowered(
         with anyio.fail_after(60):
             while backend.service.warming:
                 await anyio.sleep(0.05)
-        assert backend.service.compiler, backend.service.why
+        assert backend.service.ready, backend.service.why
         yield backend, lane, found
 
 

@@ -89,7 +89,7 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
         assert await lane.find(plain) is None  # the store is empty: now cicc is started
         while backend.service.warming:
             await anyio.sleep(0.05)
-        if not backend.service.compiler:
+        if not backend.service.ready:
             pytest.skip(reason=backend.service.why)
         [first], [second] = await lane.build([plain]), await lane.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
