@@ -122,7 +122,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
 Built = Artifact | Failure
 
 
-class Proof(msgspec.Struct, frozen=True):
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """What compiling a candidate with every accelerator off came to, beside the library that was measured.
 
     `difference`: in what its sources or code sections differ; empty where they are the same. `plain`: the library of
