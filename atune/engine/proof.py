@@ -34,6 +34,7 @@ class Proofs:
 
     `candidates`: those of the space, by index. `wanted`: whether anything is to be proven that is not plain. `n_final`:
     how many leaders the final has. `lanes`: workers, of which a third at most prove ahead of the final.
+    `unmeasured`: whether devices have something to measure, beside which a proof costs nothing.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Proofs:
         wanted: bool,
         n_final: int,
         lanes: int,
+        unmeasured: Callable[[], bool],
     ) -> None:
+        self.unmeasured = unmeasured
         self.run, self.candidates, self.finalists, self.wanted = run, candidates, finalists, wanted
         self._ahead = min(max(1, lanes // 3), max(1, n_final))
         self._made: dict[tuple[str, str], Proof | Failure] = {}
@@ -56,7 +59,7 @@ class Proofs:
 
     def next(self) -> Ahead | None:
         """Return work for a worker that has nothing else to do: a leader to prove; None once all is measured."""
-        if not self.wanted or self.run.measured.is_set():
+        if not self.wanted or (self.run.compiled.is_set() and not self.unmeasured()):
             return None
         under_way = {index for index, _ in self._under_way}
         for index in self._leaders():

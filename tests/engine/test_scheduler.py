@@ -157,7 +157,14 @@ def test_with_few_workers_the_longest_compiles_begin_last() -> None:
 def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
     left = {"proposing": False, "deferred": [lowered(1)], "lanes": 4}
     assert state(**left).leaders_known and state(**left, ahead=1, busy=2).leaders_known
-    for more in ({"proposing": True}, {"waiting": 1}, {"lowering": 1}, {"ready": 1}, {"deferred": []}, {"builds": "first"}):
+    for more in (
+        {"proposing": True},
+        {"waiting": 1},
+        {"lowering": 1},
+        {"ready": 1},
+        {"deferred": []},
+        {"builds": "first"},
+    ):
         assert not state(**{**left, **more}).leaders_known
     assert not state(**left, ahead=2).leaders_known  # the other half goes on
     assert not state(**left, ahead=1, busy=3).leaders_known
