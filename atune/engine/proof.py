@@ -48,14 +48,13 @@ class Proofs:
         lanes: int,
         unmeasured: Callable[[], bool],
     ) -> None:
-        self.unmeasured = unmeasured
-        self.run, self.candidates, self.finalists, self.wanted = run, candidates, finalists, wanted
+        self.run, self.candidates, self.finalists = run, candidates, finalists
+        self.wanted, self.unmeasured = wanted, unmeasured
         self._ahead = min(max(1, lanes // 3), max(1, n_final))
         self._made: dict[tuple[str, str], Proof | Failure] = {}
-        """What proving a library came to, by its file and symbol; a failure that was the worker's once it came twice"""
+        """What proving a library came to, by its file and symbol; a lost worker counts as a failure the second time."""
         self._lost: dict[tuple[str, str], int] = {}
         self._under_way: list[tuple[int, anyio.CancelScope]] = []
-        self._ranked: tuple[int, list[int]] = (-1, [])
 
     def next(self) -> Ahead | None:
         """Return work for a worker that has nothing else to do: a leader to prove; None once all is measured."""
@@ -101,10 +100,7 @@ class Proofs:
                 self._made[key] = Failure(artifact.index, "worker_lost", str(error))
 
     def _leaders(self) -> list[int]:
-        state = self.run.recorder.state
-        if self._ranked[0] != state.last_seq:
-            self._ranked = state.last_seq, [measured.index for measured in state.ranked()[: self._ahead]]
-        return self._ranked[1]
+        return self.finalists.ranked()[: self._ahead]
 
     def _library(self, index: int) -> Artifact | None:
         """Return the library of a leader that will be the final's, where it is known and to be proven."""
