@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from event_streams import Stream
+from event_streams import Stream, write
 
 from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
@@ -26,12 +26,14 @@ from atune.journal.events import (
     decode,
     encode,
 )
+from atune.journal.merge import merge
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.journal.writer import read
 from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.report import report
 from atune.testing import FakeBackend, FakeClock, FakeCompileLane, Script
 
 pytestmark = pytest.mark.anyio
@@ -402,6 +404,21 @@ def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
     assert not proven(measured().proven(1).finished().resumed()) and not proven(Stream().finished())
     twins = Stream(total=2).ready().proposed(1).lowered(1, "c").built(1).measured(1, 1.0)
     assert proven(twins.proposed(0).lowered(0, "c").aliased(0, 1).proven(1).finished())  # credited to the first
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_the_report_tells_whether_the_winner_is_proven(tmp_path: Path, proven: bool) -> None:
+    stream = Stream(total=1).ready().candidate(0, 1.0)
+    page = report(write(tmp_path / "j", (stream.proven(0) if proven else stream).finished().events))
+    assert ("Proven plain" in page, "Not proven plain" in page) == (proven, not proven)
+
+
+def test_a_merged_journal_has_no_proof_but_that_of_a_single_one(tmp_path: Path) -> None:
+    paths = []
+    for n, latency in enumerate((2.0, 1.0)):
+        stream = Stream(total=1).ready().candidate(0, latency).proven(0).finished()
+        paths.append(write(tmp_path / f"{n}", stream.events))
+    assert merge(paths[:1]).proven and not merge(paths).proven
 
 
 def test_a_measurement_after_the_final_has_the_last_word() -> None:
