@@ -24,6 +24,7 @@ from atune.journal.events import (
     RunInterrupted,
     RunResumed,
     RunStarted,
+    WinnerProven,
 )
 from atune.journal.writer import Journal
 from atune.model.artifact import StaticFacts
@@ -106,6 +107,9 @@ class Stream:
         return self.add(
             FinalOrdered, device="cpu", entries=timed, reference=None if reference is None else timing(*reference)
         )
+
+    def proven(self, index: int, how: str = "compared") -> Stream:
+        return self.add(WinnerProven, index=index, seconds=1.0, how=how)
 
     def finished(self, wall_s: float = 1.0, **fields: Any) -> Stream:
         return self.add(RunFinished, wall_s=wall_s, reason="exhausted", **fields)

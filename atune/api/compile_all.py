@@ -75,7 +75,6 @@ def compile_all(
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:
-        load = importlib.import_module("atune.stages.measure.loader").load_kernel
         async with backend.open():
             await backend.discover()
             answers = await compiled(backend, candidates, settings.group_size)
@@ -84,18 +83,20 @@ def compile_all(
                     on_failure(candidates[index].config, answer)
             if not ignore_errors:
                 _raise_failures(candidates, answers)
-            kernels: list[Any] = []
-            for candidate in candidates:  # while their libraries are there
-                answer = answers[candidate.index]
-                found = None
-                if isinstance(answer, Artifact):
-                    found = await anyio.to_thread.run_sync(load, answer, spec.out_idx)
-                    found.config = dict(candidate.config)
-                    found.source = Path(source_path(answer.path, answer.symbol)).read_text()
-                kernels.append(found)
-            return kernels
+            return [await _loaded(one, answers[one.index], spec.out_idx) for one in candidates]
 
     return run_blocking(work)
+
+
+async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tuple[int, ...]) -> Any:
+    """Return a candidate's kernel, while its library is there; None for one that failed."""
+    if isinstance(answer, Failure):
+        return None
+    load = importlib.import_module("atune.stages.measure.loader").load_kernel
+    kernel = await anyio.to_thread.run_sync(load, answer, out_idx)
+    kernel.config = dict(candidate.config)
+    kernel.source = Path(source_path(answer.path, answer.symbol)).read_text()
+    return kernel
 
 
 class _Collected:

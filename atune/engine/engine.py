@@ -113,8 +113,11 @@ class Engine:
         depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        proofs = Proofs(run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, lanes=n)
         answers = Recorded(run, finalists, deliver)
+        proofs = Proofs(
+            run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, lanes=n,
+            unmeasured=answers.unmeasured,
+        )  # fmt: skip
         compiling = Compiling(
             run, scheduled, proposals, answers,
             hints=backend.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,

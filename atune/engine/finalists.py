@@ -49,11 +49,15 @@ class Finalists:
 
     def leaders(self) -> list[int]:
         """Return who would contend in the final if it began now, the fastest first; none where none would be held."""
+        ranked = self.ranked()
+        return ranked[: self.n_final] if len(ranked) > 1 and self.run.recorder.state.final is None else []
+
+    def ranked(self) -> list[int]:
+        """Return all that are measured, the fastest first."""
         state = self.run.recorder.state
         if self._ranked[0] != state.last_seq:
             self._ranked = state.last_seq, [measured.index for measured in state.ranked()]
-        ranked = self._ranked[1]
-        return ranked[: self.n_final] if len(ranked) > 1 and state.final is None else []
+        return self._ranked[1]
 
     def next(self) -> Ahead | None:
         """Return work for a worker that has nothing else to do."""

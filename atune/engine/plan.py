@@ -86,21 +86,13 @@ def plan_rest(
     """
     header = state.header
     assert header is not None
-    configs = [thaw(config) for config in spec.configs]
-    candidates, gone = _placed(state, header, configs)
+    candidates, gone = _placed(state, header, [thaw(config) for config in spec.configs])
     found = differences(header, state, now, devices)
     if lacking := sum(not isinstance(state.outcome(index), CandidatePruned) for index in gone):
         found.append(("space", f"{lacking} candidates of the journal are no longer in the space"))
     elif len(candidates) + len(gone) < state.total:
         found.append(("space", f"it had {state.total - len(gone)} candidates and has {len(candidates)}"))
-    refused = [(part, text) for part, text in found if part not in accept]
-    if refused:
-        lines = "".join(f"\n  {part}: {text}" for part, text in refused)
-        options = " ".join(f"--force-part {part}" for part in dict.fromkeys(part for part, _ in refused))
-        raise JournalError(
-            f"the journal is of other work, and cannot be gone on with:{lines}\n"
-            f"Give another journal, or accept this: {options} (from Python: force_parts=[…])"
-        )
+    _refuse([(part, text) for part, text in found if part not in accept])
     proposed = [entry for entry in state.entries.values() if entry.key]
     plan = Plan(
         candidates,
@@ -129,6 +121,17 @@ def plan_rest(
         else:
             plan.redo.append(candidates[here[0].index])
     return plan
+
+
+def _refuse(found: Sequence[tuple[str, str]]) -> None:
+    """Raise `JournalError` for differences that nobody accepted."""
+    if found:
+        lines = "".join(f"\n  {part}: {text}" for part, text in found)
+        options = " ".join(f"--force-part {part}" for part in dict.fromkeys(part for part, _ in found))
+        raise JournalError(
+            f"the journal is of other work, and cannot be gone on with:{lines}\n"
+            f"Give another journal, or accept this: {options} (from Python: force_parts=[…])"
+        )
 
 
 def finished(state: State, budget: Budget) -> bool:

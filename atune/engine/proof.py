@@ -34,6 +34,7 @@ class Proofs:
 
     `candidates`: those of the space, by index. `wanted`: whether anything is to be proven that is not plain. `n_final`:
     how many leaders the final has. `lanes`: workers, of which a third at most prove ahead of the final.
+    `unmeasured`: whether devices have something to measure, beside which a proof costs nothing.
     """
 
     def __init__(
@@ -45,18 +46,19 @@ class Proofs:
         wanted: bool,
         n_final: int,
         lanes: int,
+        unmeasured: Callable[[], bool],
     ) -> None:
-        self.run, self.candidates, self.finalists, self.wanted = run, candidates, finalists, wanted
+        self.run, self.candidates, self.finalists = run, candidates, finalists
+        self.wanted, self.unmeasured = wanted, unmeasured
         self._ahead = min(max(1, lanes // 3), max(1, n_final))
         self._made: dict[tuple[str, str], Proof | Failure] = {}
-        """What proving a library came to, by its file and symbol; a failure that was the worker's once it came twice"""
+        """What proving a library came to, by its file and symbol; a lost worker counts as a failure the second time."""
         self._lost: dict[tuple[str, str], int] = {}
         self._under_way: list[tuple[int, anyio.CancelScope]] = []
-        self._ranked: tuple[int, list[int]] = (-1, [])
 
     def next(self) -> Ahead | None:
         """Return work for a worker that has nothing else to do: a leader to prove; None once all is measured."""
-        if not self.wanted or self.run.measured.is_set():
+        if not self.wanted or (self.run.compiled.is_set() and not self.unmeasured()):
             return None
         under_way = {index for index, _ in self._under_way}
         for index in self._leaders():
@@ -98,10 +100,7 @@ class Proofs:
                 self._made[key] = Failure(artifact.index, "worker_lost", str(error))
 
     def _leaders(self) -> list[int]:
-        state = self.run.recorder.state
-        if self._ranked[0] != state.last_seq:
-            self._ranked = state.last_seq, [measured.index for measured in state.ranked()[: self._ahead]]
-        return self._ranked[1]
+        return self.finalists.ranked()[: self._ahead]
 
     def _library(self, index: int) -> Artifact | None:
         """Return the library of a leader that will be the final's, where it is known and to be proven."""

@@ -19,6 +19,8 @@ class Recorded:
     def __init__(self, run: Run, finalists: Finalists, deliver: MemoryObjectSendStream[Artifact]) -> None:
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
+        self._delivered: set[int] = set()
+        """Candidates that were handed on and had no outcome when last looked at."""
 
     def lowered(self, lane: str, lowered: Lowered) -> Verdict:
         verdict, why = screen(lowered.facts, self.run.limits)
@@ -55,7 +57,13 @@ class Recorded:
         for lowered, artifact in members:
             self.finalists.remember(lowered, artifact)
         for artifact in artifacts:
+            self._delivered.add(artifact.index)
             await self._deliver.send(artifact)
+
+    def unmeasured(self) -> bool:
+        """Tell whether devices have something to measure."""
+        self._delivered = {index for index in self._delivered if not self.settled(index)}
+        return bool(self._delivered)
 
     def settled(self, index: int) -> bool:
         return self.run.recorder.state.outcome(index) is not None

@@ -109,6 +109,14 @@ class Progress:
         return f"best {latency_ms:.4g} ms: {describe_config(config)}"
 
     @property
+    def proof(self) -> str:
+        """Whether the winner is proven to be tilelang's own code; empty until the run has finished with one."""
+        state = self._state
+        if state.finished is None or state.best is None:
+            return ""
+        return "winner proven plain" if state.proven is not None else "winner not proven plain"
+
+    @property
     def failed(self) -> int:
         return self._state.counts["failed"]
 
@@ -117,7 +125,7 @@ class Progress:
         text = (
             f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
         )
-        text = f"{text}; {self.best or 'nothing measured yet'}"
+        text = "; ".join(filter(None, (text, self.best or "nothing measured yet", self.proof)))
         if text != self._shown:
             self._shown = text
             self._print(f"[{duration(self._mono)}] {text}{left}")
@@ -158,7 +166,7 @@ class _Bars:
             self._measured,
             completed=state.measured,
             total=total and state.to_measure,
-            note="  ".join(part for part in (left, state.best) if part),
+            note="  ".join(part for part in (left, state.best, state.proof) if part),
         )
 
     def note(self, text: str) -> None:

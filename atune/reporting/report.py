@@ -200,6 +200,10 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     ):
         if ratio is not None:
             lines.append(f"{ratio[1]:.2f} times faster than {than} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}).")
+    if result.proven:
+        lines.append("Proven plain: it is the code that tilelang itself makes.")
+    elif result.finished:
+        lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
     if not result.finished:
         lines.append("The run has not finished: this is the best so far, by first timing.")
     lines.append("To use it, call the kernel function with the problem's arguments and this configuration:")

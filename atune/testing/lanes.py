@@ -103,12 +103,13 @@ class FakeCompileLane:
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
         backend, script, index = self.backend, self.backend.script, candidate.index
         backend.proved.append(index)
+        lost = len(backend.proved) <= script.prove_losses
         if index in script.proven_before:
             await backend.take(0.0)
             return Proof(index)
         with backend.running_as("prove"):
             await backend.take(script.prove_s)
-        if len(backend.proved) <= script.prove_losses:
+        if lost:
             raise WorkerLost(f"{self.name} is scripted to be lost while it proves")
         if index in script.prove_fails:
             return Failure(index, "compile", "the plain compile is scripted to fail")

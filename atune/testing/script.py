@@ -22,26 +22,26 @@ FATAL: tuple[FailureKind, ...] = ("fault", "worker_lost", "timeout")
 class Script:
     """What the fakes do, by configuration or by candidate index. Times are in virtual seconds.
 
-        `latency_ms` is the kernel's latency, `final_ms` the one the final sees (the same by default). `compile_s` is what
-        each member adds to a library's `library_s`. `fails` maps a candidate to the kind of its failure, which tells the
-        stage (`STAGE_OF`), or to (stage, kind); one that fails in ``build`` fails every group it is in. `hangs` maps a
-        candidate to the stage that never ends for it, which the deadlines of the settings cut off. Failures of a kind in
-        `FATAL` cost a device its process. `code_key` equal for two configurations makes them duplicates; only those of
-        equal `merge_key` share a library. `start_failures` says how often a device, by its name, does not start before it
-        does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
-        writes.
+    `latency_ms` is the kernel's latency, `final_ms` the one the final sees (the same by default). `compile_s` is what
+    each member adds to a library's `library_s`. `fails` maps a candidate to the kind of its failure, which tells the
+    stage (`STAGE_OF`), or to (stage, kind); one that fails in ``build`` fails every group it is in. `hangs` maps a
+    candidate to the stage that never ends for it, which the deadlines of the settings cut off. Failures of a kind in
+    `FATAL` cost a device its process. `code_key` equal for two configurations makes them duplicates; only those of
+    equal `merge_key` share a library. `start_failures` says how often a device, by its name, does not start before it
+    does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
+    writes.
 
-        `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
-        it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
-        how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
-        of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `shared` has
-        libraries say that their code was made for others, too; compiling finalists exactly, which the final asks for then,
-        takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
+    `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
+    it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
+    how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
+    of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `shared` has
+    libraries say that their code was made for others, too; compiling finalists exactly, which the final asks for then,
+    takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
 
     `accelerated` has accelerators take part in every library, so that the winner is to be proven; else all are plain.
-    Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls; an
-    earlier run left the proofs of those in `proven_before`. Those in `differs` turn out to differ: their plain library has
-    the latency `plain_ms` (by default the candidate's), and measuring it fails for those in `plain_fails`.
+    Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls;
+    an earlier run left the proofs of those in `proven_before`. Those in `differs` turn out to differ: their plain
+    library has the latency `plain_ms` (by default the candidate's), and measuring it fails for those in `plain_fails`.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0

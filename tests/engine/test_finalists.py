@@ -1,4 +1,4 @@
-"""Leaders that NVRTC compiled are compiled by nvcc ahead of the final, by workers that have nothing else to do."""
+"""Leaders that shared a compile get one of their own ahead of the final, by workers that have nothing else to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
 from atune.engine import finalists
 from atune.engine.finalists import share
-from atune.engine.scheduler import CompileState
+from atune.engine.interfaces import CompileHints
+from atune.engine.scheduler import CompileState, Counts, Queues
 from atune.journal.events import (
     ArtifactBuilt,
     CandidateLowered,
@@ -156,19 +157,14 @@ async def test_when_every_worker_is_lost_the_finalists_are_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "compile", "n_final"),
-    [
-        ({}, CompileSettings(group_size=1, compiler="cicc"), 3),
-        ({"shared": False}, CompileSettings(group_size=1, compiler="nvcc"), 3),
-        ({"shared": False}, ALONE, 3),
-        ({}, ALONE, 0),
-    ],
+    ("script", "n_final"),
+    [({"shared": False}, 3), ({}, 0)],
 )
 async def test_nothing_is_compiled_ahead_of_a_final_that_has_no_use_for_it(
-    script: dict[str, Any], compile: CompileSettings, n_final: int
+    script: dict[str, Any], n_final: int
 ) -> None:
     backend = FakeBackend(8, slow_last(**script))
-    await tuned(backend, n_final, compile=compile)
+    await tuned(backend, n_final)
     assert not backend.as_tilelang
 
 
@@ -287,23 +283,28 @@ def lowered(index: int) -> Lowered:
     return Lowered(index, f"c{index}", "", (), StaticFacts(), 0.0, b"")
 
 
-def spare(change: Callable[[CompileState], None] = lambda state: None, **values: Any) -> bool:
-    state = CompileState(**{"lanes": 4, "devices": 1, "total": 10, "proposing": False, **values})
-    change(state)
-    return state.spare
+def spare(change: Callable[[Queues], None] = lambda queues: None, **counts: Any) -> bool:
+    setup = {name: counts.pop(name) for name in ("lanes", "proposing", "pipeline") if name in counts}
+    queues = Queues(waiting=counts.pop("waiting", 0))
+    hints = CompileHints(resting=counts.pop("resting", 0))
+    change(queues)
+    setup = {"lanes": 4, "devices": 1, "total": 10, "proposing": False, **setup}
+    return CompileState(**setup, queues=queues, counts=Counts(**counts), hints=hints).spare
 
 
 def test_a_worker_is_spare_once_nothing_is_left_to_begin() -> None:
     assert spare() and spare(building=3, busy=3) and spare(busy=2, ahead=1)
     assert not spare(proposing=True) and not spare(waiting=1) and not spare(lowering=1)
-    assert not spare(lambda state: state.ready.append(lowered(0)))
-    assert not spare(lambda state: state.deferred.append(lowered(0)))
-    assert not spare(lambda state: state.retry.append((lowered(0),)))
+    assert not spare(lambda queues: queues.ready.append(lowered(0)))
+    assert not spare(lambda queues: queues.deferred.append(lowered(0)))
+    assert not spare(lambda queues: queues.retry.append((lowered(0),)))
     assert not spare(pipeline=False)
 
 
 def test_a_worker_is_not_spare_while_devices_need_its_core_and_real_work_never_waits_for_it() -> None:
     assert not spare(busy=3, resting=1) and not spare(busy=1, ahead=2, resting=1) and not spare(lanes=1, resting=1)
-    state = CompileState(lanes=2, devices=1, total=10, proposing=False, ahead=1, resting=1)
-    state.retry.append((lowered(0),))
+    queues = Queues(retry=[(lowered(0),)])
+    state = CompileState(
+        2, 1, 10, proposing=False, queues=queues, counts=Counts(ahead=1), hints=CompileHints(resting=1)
+    )
     assert state.next_job() is not None

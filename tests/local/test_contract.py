@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
-from atune.engine.interfaces import GroupFailed
+from atune.engine.interfaces import CompileHints, GroupFailed
 from atune.local.backend import LocalBackend, LocalCompileLane, LocalDeviceLane
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -124,6 +124,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     spec = await backend.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
     await backend.discover()
+    backend.accelerators(len(spec.configs))
     if impatient is None:  # the same processes' server, other deadlines
         impatient = copy.copy(backend)
         impatient.compile, impatient.benchmark = IMPATIENT["compile"], IMPATIENT["benchmark"]
@@ -184,6 +185,31 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
     assert lowered.index == 3 and len(lowered.params) >= 1 and lowered.seconds >= 0
     if scaled.kind == "cuda":
         assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
+
+
+async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Bench) -> None:
+    active, unused = scaled.backend.accelerators(len(SCALES))
+    names = [one.partition("@") for one in active]
+    assert all(name and version for name, _, version in names)
+    assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()
+
+
+async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:
+    hints = scaled.backend.hints(0)
+    assert isinstance(hints, CompileHints) and hints.row >= 1 and hints.resting == 0
+    assert hints.builds in ("all", "first", "none")
+
+
+async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> None:
+    """Whether accelerators had a part in it or not, nothing differs; the plain library computes the same."""
+    artifact = await scaled.artifact(2.0)
+    proof = await scaled.compiler.prove(scaled.candidate(2.0), artifact)
+    assert isinstance(proof, Proof), proof
+    assert (proof.index, proof.difference) == (SCALES.index(2.0), "") and proof.seconds >= 0
+    if (plain := proof.plain) is not None:
+        assert plain.plain and plain.exact and plain.index == artifact.index
+        device = await scaled.started(scaled.device)
+        assert await device.outputs(plain) == [packed(2.0)]
 
 
 async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:

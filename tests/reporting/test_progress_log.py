@@ -49,6 +49,26 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_five_seconds_at_most() 
     assert all("\x1b" not in line for line in lines)
 
 
+def test_the_last_line_tells_whether_the_winner_is_proven() -> None:
+    def last(stream: Stream) -> str:
+        return shown(stream)[-1]
+
+    def measured() -> Stream:
+        return Stream(total=1).ready().candidate(0, 1.0)
+
+    assert last(measured().proven(0).finished()).endswith("best 1 ms: block=0; winner proven plain")
+    assert last(measured().finished()).endswith("; winner not proven plain")
+    assert "proven" not in last(measured()) and "proven" not in last(measured().interrupted())
+    assert "proven" not in last(Stream(total=1).ready().candidate(0).finished())
+
+
+def test_the_log_tells_how_the_winner_was_proven() -> None:
+    out = io.StringIO()
+    event_logger(out, json=True)(Stream().proven(3, "replaced").events[-1])
+    entry = json.loads(out.getvalue())
+    assert (entry["event"], entry["level"], entry["index"], entry["how"]) == ("winner_proven", "info", 3, "replaced")
+
+
 def test_a_short_run_shows_its_last_line_once() -> None:
     assert len(shown(run_of(3, step_s=0.001))) == 1
 

@@ -1,0 +1,432 @@
+"""The winner is proven to be tilelang's own code: ahead of the final where that costs nothing, else after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from event_streams import Stream, write
+
+from atune.api.resume import resume
+from atune.api.tuner import Tuner, tune
+from atune.errors import NoWinner, WorkerError
+from atune.journal.events import (
+    BenchmarkFailed,
+    CandidateMeasured,
+    Event,
+    FinalOrdered,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Warned,
+    WinnerProven,
+    decode,
+    encode,
+)
+from atune.journal.merge import merge
+from atune.journal.replay import replay
+from atune.journal.result import TuneResult
+from atune.journal.writer import read
+from atune.model.artifact import Artifact, Failure, Proof
+from atune.model.candidate import Candidate
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.report import report
+from atune.testing import FakeBackend, FakeClock, FakeCompileLane, Script
+
+pytestmark = pytest.mark.anyio
+SLOW, SLOW_S = 7, 40.0
+"""The last candidate, and the seconds that compiling it takes: long enough for all that others could do meanwhile."""
+N = 8
+
+
+def accelerated(**script: Any) -> Script:
+    """Return a script in which candidate 0 is the fastest, the last one compiles for long, and proofs are needed."""
+    values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
+    return Script(**{"accelerated": True, **values, **script})
+
+
+def last_wins(config: dict[str, Any]) -> float:
+    return 0.5 if config["x"] == SLOW else 1.0 + float(config["x"])
+
+
+class Tuned:
+    """One finished run: its result, its events and when, in virtual seconds, each came."""
+
+    def __init__(self) -> None:
+        self.result: TuneResult
+        self.events: list[tuple[float, Event]] = []
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for _, e in self.events if isinstance(e, kind)]
+
+    def when(self, kind: type[Event]) -> float:
+        """Return when the last event of `kind` came."""
+        return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
+
+    def proven(self) -> tuple[int, str, float]:
+        """Return what the one proof says, which comes right before the end."""
+        [proof] = self.of(WinnerProven)
+        assert [type(e) for _, e in self.events[-2:]] == [WinnerProven, RunFinished]
+        assert self.result.proven
+        return proof.index, proof.how, proof.seconds
+
+
+async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Tuned:
+    run = Tuned()
+    backend.clock = clock = FakeClock()
+    options = {
+        "compile": CompileSettings(group_size=1), "benchmark": BenchmarkSettings(n_final=n_final), **options,
+    }  # fmt: skip
+    run.result = await tune(backend=backend, on_event=lambda e: run.events.append((clock.now, e)), **options)
+    assert backend.running == 0
+    return run
+
+
+@pytest.mark.parametrize("lanes", [2, 6])
+async def test_a_leader_is_proven_while_devices_still_measure(lanes: int) -> None:
+    backend = FakeBackend(N, accelerated(prove_s=3.0), lanes=lanes)
+    run = await tuned(backend)
+    assert run.proven() == (0, "compared", 3.0) and backend.proved.count(0) == 1
+    assert run.when(WinnerProven) == run.when(FinalOrdered) and not run.result.warnings
+    assert backend.proved == ([0] if lanes == 2 else [0, 1])  # of six workers, two prove
+    assert backend.most_at_once["prove"] <= max(1, lanes // 3)
+
+
+async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
+    backend = FakeBackend(N, accelerated(compile_s=0.1, measure_s=5.0, prove_s=4.0))
+    run = await tuned(backend)
+    assert run.proven() == (0, "compared", 4.0) and backend.proved == [0]
+    assert run.when(WinnerProven) == run.when(FinalOrdered)
+
+
+async def test_with_one_worker_a_leader_is_proven_while_the_last_one_is_measured() -> None:
+    backend = FakeBackend(N, accelerated(prove_s=3.0), lanes=1)
+    run = await tuned(backend)
+    assert run.proven() == (0, "compared", 3.0) and backend.proved == [0]
+    assert run.when(WinnerProven) == run.when(FinalOrdered)
+
+
+async def test_once_all_is_measured_no_proof_is_begun_before_the_final() -> None:
+    backend = FakeBackend(1, accelerated(prove_s=3.0))
+    run = await tuned(backend)
+    assert run.proven() == (0, "compared", 3.0) and run.when(WinnerProven) >= run.when(CandidateMeasured) + 3.0
+    late = FakeBackend(N, accelerated(latency_ms=last_wins, prove_s=3.0))
+    run = await tuned(late)
+    assert late.proved == [0, SLOW] and run.when(WinnerProven) >= run.when(FinalOrdered) + 3.0
+
+
+async def test_the_proof_of_an_overtaken_leader_is_cancelled_before_the_final() -> None:
+    backend = FakeBackend(N, accelerated(latency_ms=last_wins, prove_s=10 * SLOW_S))
+    run = await tuned(backend)
+    assert backend.cancelled["prove"] == 1 and backend.proved == [0, SLOW]
+    assert run.proven() == (SLOW, "compared", 10 * SLOW_S)
+    assert run.when(FinalOrdered) < 3 * SLOW_S < run.when(WinnerProven)
+
+
+async def test_the_final_waits_for_the_proof_of_a_leader() -> None:
+    """It is timed while nothing compiles."""
+    backend = FakeBackend(N, accelerated(prove_s=2 * SLOW_S))
+    run = await tuned(backend)
+    assert backend.proved == [0] and not backend.cancelled["prove"]
+    assert run.when(WinnerProven) == run.when(FinalOrdered) > 2 * SLOW_S
+
+
+async def test_a_proof_of_another_than_the_winner_says_nothing_of_the_winner() -> None:
+    script = accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], differs={0})
+    backend = FakeBackend(N, script)
+    run = await tuned(backend)
+    assert backend.proved == [0, 1] and run.proven() == (1, "compared", 1.0) and not run.result.warnings
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6])
+@pytest.mark.parametrize("n_final", [0, 1, 3])
+async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins(lanes: int, n_final: int) -> None:
+    script = accelerated(differs={0}, plain_ms=lambda c: 1.25 + c["x"], prove_s=3.0)
+    backend = FakeBackend(N, script, lanes=lanes)
+    run = await tuned(backend, n_final)
+    assert run.proven() == (0, "replaced", 3.0) and backend.proved.count(0) == 1
+    [warning] = run.of(Warned)
+    assert "candidate 0 is not what tilelang compiles (the device code)" in warning.message
+    assert "The plain library takes its place" in warning.message
+    assert [e.timing.latency_ms for e in run.of(CandidateMeasured) if e.index == 0] == [1.0, 1.25]
+    assert len(run.of(FinalOrdered)) == (2 if n_final else 0)
+    assert run.result.best_config == {"x": 0} and run.result.latency_ms == 1.25 and run.result.measured == N
+    assert run.result.artifact is not None and run.result.artifact.plain
+
+
+@pytest.mark.parametrize("n_final", [0, 3])
+async def test_a_plain_library_that_loses_leaves_the_next_one_to_be_proven(n_final: int) -> None:
+    backend = FakeBackend(N, accelerated(differs={0}, plain_ms=lambda c: 2.5 + c["x"]))
+    run = await tuned(backend, n_final)
+    assert run.proven() == (1, "compared", 1.0) and backend.proved == [0, 1]
+    assert run.result.best_config == {"x": 1} and run.result.latency_ms == 2.0
+    assert len(run.of(Warned)) == 1 and run.result.measured == N
+
+
+@pytest.mark.parametrize("kind", ["mismatch", "fault", "timeout"])
+@pytest.mark.parametrize("n_final", [0, 3])
+async def test_a_plain_library_that_fails_its_check_is_a_failure_and_the_next_leader_wins(
+    kind: Any, n_final: int, tmp_path: Path
+) -> None:
+    backend = FakeBackend(N, accelerated(differs={0}, plain_fails={0: kind}))
+    run = await tuned(backend, n_final, journal=tmp_path / "j")
+    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(0, kind)]
+    assert run.proven() == (1, "compared", 1.0) and run.result.best_config == {"x": 1}
+    assert (run.result.measured, run.result.failed) == (N - 1, 1)
+    assert run.result.artifact is not None and run.result.artifact.index == 1
+    again = replay(tmp_path / "j")
+    assert again.proven and again.summary() == run.result.summary()
+
+
+async def test_the_only_candidates_plain_library_that_fails_leaves_no_winner() -> None:
+    backend = FakeBackend(1, accelerated(differs={0}, plain_fails={0: "mismatch"}))
+    with pytest.raises(NoWinner, match="1 failed") as caught:
+        await tune(backend=backend)
+    assert not caught.value.result.proven
+
+
+async def test_every_candidate_is_replaced_once_at_most() -> None:
+    """All differ, and each plain library is slower than the next accelerated one."""
+    backend = FakeBackend(5, accelerated(differs=range(5), plain_ms=lambda c: 10.0 + c["x"], compile_s=0.1))
+    run = await tuned(backend)
+    assert sorted(backend.proved) == list(range(5)) and len(run.of(Warned)) == 5
+    assert run.proven()[:2] == (0, "replaced") and run.result.latency_ms == 10.0
+
+
+@pytest.mark.parametrize("n_final", [0, 3])
+async def test_with_no_device_for_the_plain_library_the_measured_result_stays_unproven(n_final: int) -> None:
+    backend = FakeBackend(N, accelerated(differs={0}))
+
+    async def start() -> Any:
+        raise WorkerError("the fake device is gone")
+
+    lane = backend.device_lanes()[0]
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Warned) and "takes its place" in event.message:
+            lane.alive = False
+            lane.start = start  # type: ignore[method-assign]
+
+    settings = BenchmarkSettings(n_final=n_final)
+    result = await tune(backend=backend, on_event=listen, compile=CompileSettings(group_size=1), benchmark=settings)
+    assert not result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.0
+    assert "no device is left" in result.warnings[-1] and result.artifact is not None
+
+
+async def test_plain_candidates_need_no_proof() -> None:
+    backend = FakeBackend(N, accelerated(accelerated=False))
+    run = await tuned(backend)
+    assert run.proven() == (0, "plain", 0.0) and not backend.proved
+
+
+async def test_nothing_is_proven_where_that_is_not_wanted() -> None:
+    backend = FakeBackend(N, accelerated())
+    run = await tuned(backend, compile=CompileSettings(prove=False))
+    assert not backend.proved and not run.of(WinnerProven) and not run.result.proven and not run.result.warnings
+    plain = await tuned(FakeBackend(N, Script()), compile=CompileSettings(prove=False))
+    assert plain.proven()[1] == "plain"
+
+
+async def test_a_proof_that_an_earlier_run_left_is_taken() -> None:
+    run = await tuned(FakeBackend(N, accelerated(proven_before={0})))
+    assert run.proven() == (0, "compared", 0.0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6])
+async def test_a_worker_lost_over_a_proof_costs_a_second_try(lanes: int) -> None:
+    backend = FakeBackend(N, accelerated(prove_losses=1), lanes=lanes)
+    run = await tuned(backend)
+    assert run.proven()[:2] == (0, "compared") and not run.result.warnings
+    assert backend.proved.count(0) == 2
+
+
+@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("script", [{"prove_losses": 99}, {"prove_fails": {0, 1}}])
+async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, Any], lanes: int) -> None:
+    backend = FakeBackend(N, accelerated(**script), lanes=lanes)
+    run = await tuned(backend)
+    [warning] = run.of(Warned)
+    assert "the winner, candidate 0, is not proven to be tilelang's own code: compiling it plain" in warning.message
+    assert not run.result.proven and run.result.best_config == {"x": 0} and not run.of(WinnerProven)
+    assert backend.proved.count(0) == (2 if "prove_losses" in script else 1)
+
+
+async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Artifact] = []
+    prove = FakeCompileLane.prove
+
+    async def spy(self: FakeCompileLane, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+        seen.append(measured)
+        return await prove(self, candidate, measured)
+
+    monkeypatch.setattr(FakeCompileLane, "prove", spy)
+    backend = FakeBackend(N, accelerated(shared=True), lanes=2)
+    run = await tuned(backend)
+    assert [(one.index, one.exact, one.compiler) for one in seen] == [(0, True, "nvcc")]
+    assert run.proven() == (0, "compared", 1.0) and run.when(WinnerProven) == run.when(FinalOrdered)
+
+
+async def test_a_replaced_library_stays_when_the_final_is_held_again() -> None:
+    """The exact library of an accelerated compile does not come back in its place."""
+    run = await tuned(FakeBackend(N, accelerated(shared=True, differs={0}), lanes=2))
+    assert run.proven()[:2] == (0, "replaced") and len(run.of(FinalOrdered)) == 2
+    assert run.result.artifact is not None and run.result.artifact.plain and len(run.result.warnings) == 1
+
+
+async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
+    backend = FakeBackend(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), lanes=6)
+    began: list[int] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, CandidateMeasured):
+            tuner.stop()
+            began.extend(backend.proved)
+
+    settings = CompileSettings(group_size=1)
+    async with Tuner(backend=backend, compile=settings, on_event=listen) as tuner:
+        result = await tuner.result()
+    assert result.proven and result.finished and backend.proved == [result.best_index] and not began
+
+
+async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
+    backend = FakeBackend(50, accelerated(), clock=FakeClock(pace=0.01))
+    result = await tune(backend=backend, budget="0.1s")
+    assert result.proven and result.remaining and result.best_index in backend.proved
+
+
+async def test_without_the_pipeline_the_winner_is_proven_after_the_final() -> None:
+    backend = FakeBackend(N, accelerated())
+    run = await tuned(backend, pipeline=False)
+    assert backend.proved == [0] and run.proven()[0] == 0 and run.when(WinnerProven) > run.when(FinalOrdered)
+
+
+async def test_cancelling_kills_a_proof_and_the_run_is_not_proven(tmp_path: Path) -> None:
+    backend = FakeBackend(N, accelerated(prove_s=SLOW_S / 4))
+    async with Tuner(backend=backend, compile=CompileSettings(group_size=1), journal=tmp_path / "j") as tuner:
+        async for event in tuner.events():
+            if isinstance(event, CandidateMeasured) and event.index == 6:
+                break
+    assert backend.running == 0 and backend.closed == 1 and backend.cancelled["prove"] == 1
+    assert not replay(tmp_path / "j").proven
+
+
+async def cut(journal: Path, moment: Callable[[Event], bool], script: Script) -> None:
+    """Leave what a run leaves that dies at `moment`."""
+    await tune(backend=FakeBackend(N, script), journal=journal)
+    end = next(k for k, event in enumerate(read(journal)) if moment(event))
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:end]))
+
+
+async def test_a_run_that_died_before_its_end_is_not_proven_and_is_once_it_goes_on(tmp_path: Path) -> None:
+    journal, script = tmp_path / "j", accelerated()
+    await cut(journal, lambda event: isinstance(event, RunFinished), script)
+    assert not replay(journal).proven
+    backend = FakeBackend(N, script)
+    result = await resume(journal, backend=backend)
+    assert result.proven and backend.proved == [0] and result.best_config == {"x": 0}
+    assert not backend.measured["fake-0"] and len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path, shared: bool) -> None:
+    """Also where the plain library had taken the winner's place: it is compiled, compared and timed again."""
+    script = accelerated(shared=shared, differs={0}, plain_ms=lambda c: 1.25 + c["x"])
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    first = await tune(backend=FakeBackend(N, script), journal=whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for end in [*range(1, len(lines), 5), *range(len(lines) - 4, len(lines))]:
+        part.write_bytes(b"".join(lines[:end]))
+        result = await resume(part, backend=FakeBackend(N, script))
+        assert result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.25, end
+        assert result.summary().keys() == first.summary().keys() and replay(part).proven
+        assert result.artifact is not None and result.artifact.plain
+
+
+async def test_a_larger_budget_has_its_winner_proven_anew(tmp_path: Path) -> None:
+    journal, script = tmp_path / "j", Script(latency_ms=lambda c: 9.0 - c["x"], accelerated=True)
+    assert (await tune(backend=FakeBackend(N, script), journal=journal, budget=3)).proven
+    backend = FakeBackend(N, script)
+    result = await resume(journal, backend=backend, budget=None)
+    assert result.proven and result.best_config == {"x": 7} and 7 in backend.proved
+    assert [e.index for e in read(journal) if isinstance(e, WinnerProven)] == [2, 7]
+
+
+async def test_the_header_tells_which_accelerators_were_active_and_why_not_the_others(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    with anyio.CancelScope() as scope:
+        await tune(
+            backend=FakeBackend(N, accelerated()),
+            journal=journal,
+            on_event=lambda e: scope.cancel() if isinstance(e, CandidateMeasured) else None,
+        )
+    await resume(journal, backend=FakeBackend(N, accelerated(accelerated=False)))
+    events = read(journal)
+    [started] = [e for e in events if isinstance(e, RunStarted)]
+    [resumed] = [e for e in events if isinstance(e, RunResumed)]
+    assert (started.accelerators, started.unused) == (("haste@1",), {})
+    assert (resumed.accelerators, resumed.unused) == ((), {"haste": "the script has none"})
+
+
+async def test_accelerators_are_asked_for_once_before_the_workers() -> None:
+    calls: list[str] = []
+
+    class Asked(FakeBackend):
+        async def discover(self) -> Any:
+            calls.append("discover")
+            return await super().discover()
+
+        def accelerators(self, candidates: int) -> Any:
+            calls.append(f"accelerators({candidates})")
+            return super().accelerators(candidates)
+
+        def compile_lanes(self, candidates: int | None = None) -> Any:
+            calls.append(f"compile_lanes({candidates})")
+            return super().compile_lanes(candidates)
+
+    await tune(backend=Asked(N, accelerated()), budget=5)
+    assert calls == ["discover", "accelerators(5)", "compile_lanes(5)"]
+
+
+def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:
+    def proven(stream: Stream) -> bool:
+        return TuneResult.from_events(stream.events).proven
+
+    def measured() -> Stream:
+        return Stream(total=2).ready().candidate(0, 2.0).candidate(1, 1.0)
+
+    assert proven(measured().proven(1).finished())
+    assert not proven(measured().finished()) and not proven(measured().proven(1))
+    assert not proven(measured().proven(1).interrupted())
+    assert not proven(measured().proven(0).finished())  # another won
+    assert not proven(measured().proven(1).finished().resumed()) and not proven(Stream().finished())
+    twins = Stream(total=2).ready().proposed(1).lowered(1, "c").built(1).measured(1, 1.0)
+    assert proven(twins.proposed(0).lowered(0, "c").aliased(0, 1).proven(1).finished())  # credited to the first
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_the_report_tells_whether_the_winner_is_proven(tmp_path: Path, proven: bool) -> None:
+    stream = Stream(total=1).ready().candidate(0, 1.0)
+    page = report(write(tmp_path / "j", (stream.proven(0) if proven else stream).finished().events))
+    assert ("Proven plain" in page, "Not proven plain" in page) == (proven, not proven)
+
+
+def test_a_merged_journal_has_no_proof_but_that_of_a_single_one(tmp_path: Path) -> None:
+    paths = []
+    for n, latency in enumerate((2.0, 1.0)):
+        stream = Stream(total=1).ready().candidate(0, latency).proven(0).finished()
+        paths.append(write(tmp_path / f"{n}", stream.events))
+    assert merge(paths[:1]).proven and not merge(paths).proven
+
+
+def test_a_measurement_after_the_final_has_the_last_word() -> None:
+    stream = Stream(total=2).ready().candidate(0, 2.0).candidate(1, 1.0).final({1: [1.0], 0: [2.0]})
+    assert TuneResult.from_events(stream.events).best_index == 1
+    assert TuneResult.from_events(stream.measured(1, 3.0).events).best_index == 0
+
+
+def test_the_proofs_event_is_read_as_it_is_written() -> None:
+    [event] = Stream().proven(3, "replaced").events[1:]
+    assert decode(encode(event)) == event and b'"event":"winner_proven"' in encode(event)
