@@ -39,10 +39,9 @@ from vs_tilelang import SPACES, machine, space_of
 
 from atune.errors import JournalError
 from atune.journal.events import FinalOrdered, RunFinished, RunStarted
-from atune.journal.writer import JournalReader
+from atune.journal.reader import JournalReader
+from atune.model.settings import ACCELERATE, ACCELERATORS
 
-NAMES = ("rewriting", "swizzle_lowering", "swizzle_compile", "headers", "cicc", "host_templates")
-"""The accelerators, where the checkout does not tell them."""
 ON, THIS, OTHER = "auto", "this", "other"
 EARNS = 1.10
 """The ratio of wall seconds from which on, on any space, an accelerator earns its place."""
@@ -128,14 +127,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def known_accelerators() -> tuple[str, ...]:
-    try:
-        from atune.model.settings import ACCELERATORS
-    except ImportError:
-        return NAMES
-    return tuple(ACCELERATORS)
-
-
 def spaces_of(text: str, cores: int | None) -> list[Space]:
     """Read ``--spaces``. Exits with a message on what is unknown, and on more cores than there are."""
     there, found = len(os.sched_getaffinity(0)), []
@@ -171,7 +162,7 @@ def environment(env: dict[str, str], root: Path | str) -> dict[str, str]:
     """Return `env` with atune from `root`, and with nothing said on accelerators."""
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != ROOT]
     found = {**env, "PYTHONPATH": os.pathsep.join([str(root), *paths])}
-    found.pop("ATUNE_ACCELERATE", None)
+    found.pop(ACCELERATE, None)
     return found
 
 
@@ -182,9 +173,9 @@ def variants_of(options: argparse.Namespace) -> list[Variant]:
         return [Variant(OTHER, inspect(options.baseline.resolve())), Variant(THIS, ours)]
     if not ours.knows("--accelerate"):
         raise SystemExit("this checkout's atune tune has no --accelerate; --baseline DIR compares without it")
-    names = known_accelerators() if options.accelerators is None else _names(options.accelerators)
-    if unknown := [name for name in names if name != "all" and name not in known_accelerators()]:
-        raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(known_accelerators())}")
+    names = ACCELERATORS if options.accelerators is None else _names(options.accelerators)
+    if unknown := [name for name in names if name != "all" and name not in ACCELERATORS]:
+        raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(ACCELERATORS)}")
     off = [Variant(name, ours, ("--accelerate", "off" if name == "all" else f"{ON},-{name}")) for name in names]
     return [Variant(ON, ours, ("--accelerate", ON)), *off]
 

@@ -8,6 +8,7 @@ hit in mid-append too. Ends with an error at the first measurement that is lost 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -22,7 +23,11 @@ from crashing import Crash, finish, one_round
 
 
 def main() -> None:
-    rounds, first = int(sys.argv[1]) if len(sys.argv) > 1 else 200, int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", type=int, nargs="?", default=200, metavar="ROUNDS", help="(200)")
+    parser.add_argument("first", type=int, nargs="?", default=0, metavar="FIRST_SEED", help="(0)")
+    options = parser.parse_args()
+    rounds, first = options.rounds, options.first
     started, found = time.monotonic(), Crash()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

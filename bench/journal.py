@@ -8,6 +8,7 @@ FOLDER is where the journals are written: its disk is what the syncs are of. Com
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -127,10 +128,14 @@ def answer(folder: Path, question: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    if len(sys.argv) > 2:
-        print(json.dumps(answer(Path(sys.argv[1]), sys.argv[2:])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="(that of temporary files)")
+    parser.add_argument("question", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.question:
+        print(json.dumps(answer(options.folder, options.question)))
         return
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         figures: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
         figures["append"] = asked(folder, "append", "unsynced")

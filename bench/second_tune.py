@@ -38,6 +38,7 @@ from counted import empty_caches, run_counted
 import atune
 from atune.api.tuner import Tuner
 from atune.journal.events import AnyEvent, ArtifactBuilt, CandidateLowered, Event, RunStarted
+from atune.model.settings import ACCELERATE
 from atune.system.paths import artifacts_folder
 from atune.workload.workload import FileRef, parse_file_ref
 
@@ -75,7 +76,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 def arguments(job: dict[str, Any], space: str, candidates: int, group: int | None) -> dict[str, Any]:
     """Return the parameters of one tuning; without a GPU the compile stage's alone."""
     budget = candidates or None
-    compile = atune.CompileSettings(workers=job["workers"], group_size=group, compiler=job["compiler"])
+    compile = atune.CompileSettings(workers=job["workers"], group_size=group, accelerate=job["accelerate"])
     if job["target"] == "cuda":
         return {"workload": space, "target": "cuda", "budget": budget, "compile": compile}
     benchmark = atune.BenchmarkSettings(n_final=0)
@@ -117,6 +118,7 @@ def repetition(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Run `child` in a fresh process with empty caches."""
     with empty_caches("second-tune-") as (folder, env):
         answer = folder / "answer.json"
+        env.pop(ACCELERATE, None)  # --accelerate says it
         (folder / "job.json").write_text(json.dumps({**job, "answer": str(answer)}))
         command = [sys.executable, str(Path(__file__).resolve()), "--job", str(folder / "job.json")]
         done = run_counted(command, env=env, cwd=folder, timeout_s=limit_s)
@@ -129,7 +131,7 @@ def repetition(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
 def main() -> None:
     given = options(
         "Seconds from the second tune() in one program to its first artifact, over the candidate's own.",
-        limit_s=900, target="sm_90a", groups="1,auto", candidates=8, repeats=5, workers=0, compiler="auto", cores=0,
+        limit_s=900, target="sm_90a", groups="1,auto", candidates=8, repeats=5, workers=0, accelerate="auto", cores=0,
         job="",
     )  # fmt: skip
     if given.job:
@@ -138,7 +140,7 @@ def main() -> None:
         return
     if given.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores])
-    common = {"target": given.target, "candidates": given.candidates, "compiler": given.compiler}
+    common = {"target": given.target, "candidates": given.candidates, "accelerate": given.accelerate}
     results: dict[str, Any] = {**common, "cores": len(os.sched_getaffinity(0)), "repeats": given.repeats}
     rows: list[list[Any]] = [["group", "members", "compiler", *FIGURES, "over_s, all"]]
     for text in given.groups.split(","):

@@ -28,7 +28,7 @@ import msgspec
 from counted import Finished, empty_caches, run_counted
 
 from atune.journal.events import ArtifactBuilt, CandidateLowered, CandidateMeasured, RunFinished, RunStarted
-from atune.journal.writer import JournalReader
+from atune.journal.reader import JournalReader
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, thaw
 from atune.model.measurement import Timing, ratio_interval
 
@@ -326,7 +326,7 @@ def child_retime(job: dict[str, Any]) -> None:
     """Compile every winner the same way, check it, and time all in turn."""
     import tilelang
 
-    from atune.stages.compile.lowering import _param
+    from atune.stages.compile.facts import parameters
     from atune.stages.measure.check import compare, expected_outputs
     from atune.stages.measure.inputs import Arguments
     from atune.stages.measure.timer import Timed, make_timer
@@ -348,8 +348,10 @@ def child_retime(job: dict[str, Any]) -> None:
             function, target=job["target"], execution_backend=backend, pass_configs=pass_configs or None
         )
         if arguments is None:
-            params = [_param(p) for p in kernel.params]
-            params = [msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch.")) for p in params]
+            params = [
+                msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch."))
+                for p in parameters(function, kernel.params)
+            ]
             arguments = Arguments(work, params, device, seed=0)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
         arguments.poison()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import compile_stages
 import pytest
@@ -174,67 +173,66 @@ def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
     assert (tmp_path / "atune.jsonl").stat().st_size > 1000
 
 
-def test_seconds_are_charged_to_the_innermost_stage() -> None:
-    code = """
-import subprocess, sys, time
-from compile_stages import Clock
-def burn(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end: pass
-clock = Clock()
-burn(0.2)
-with clock.stage("outer"):
-    burn(0.1)
-    clock.wrap("inner", burn)(0.3)
-    child = "import time\\nwhile time.process_time() < 0.4: pass"
-    clock.wrap("child", subprocess.run)([sys.executable, "-S", "-c", child])
-first, second = clock.take(), clock.take()
-print(all(abs(first[k] - v) < 0.15 for k, v in {"outer": 0.1, "inner": 0.3, "child": 0.4}.items()), len(first), second)
-"""
-    assert python(code).split() == ["True", "3", "{}"]
-
-
-def test_the_stages_table_and_picture_have_every_group_size() -> None:
-    seconds = {name: 0.1 * i for i, name in enumerate(compile_stages.STAGES)}
-    found = {"per_candidate_s": {str(size): seconds for size in compile_stages.SIZES}, "header_s": 2.5}
+def test_the_table_of_the_compile_stage_has_medians_and_ratios_within_a_round() -> None:
     run = {
         "delivered": 8,
         "wall_s": 9.0,
         "cpu_s": 16.0,
         "groups": {"4": 2},
-        "compilers": {"nvrtc": 2},
+        "compilers": {"cicc": 2},
         "load_average": 1.5,
     }
     tilelang = {**run, "groups": {}, "compilers": {}}
-    text = compile_stages.markdown(
-        {
-            "machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8,
-            "stages": {"nvrtc+pch": found},
-            "rounds": [{"tilelang, default": {**tilelang, "cpu_s": s}, "atune": run} for s in (32.0, 40.0, 20.0)],
-        }
-    )  # fmt: skip
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| 3"]
-    assert rows == [["32", *(f"{0.1 * i:.3f}" for i in range(8)), "**2.800**"]]
-    assert "| tilelang, default | 8 | 9.0 | 32.0 | **4.000** | 1.000 (1.000–1.000) | – | – | 1.5 |" in text
-    assert "| atune | 8 | 9.0 | 16.0 | **2.000** | 0.500 (0.400–0.800) | 4: 2 | nvrtc 2 | 1.5 |" in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("| group") or line[:3] == "| 3"}) == 1
-    picture = ElementTree.fromstring(compile_stages.svg({"nvrtc+pch": found, "nvcc": found}))
-    bars = [e for e in picture.iter() if e.tag.endswith("rect") and len(e)]
-    assert len(bars) == 2 * len(compile_stages.SIZES) * len(compile_stages.STAGES)
+    rounds = [
+        {"tilelang, default": {**tilelang, "wall_s": s / 2, "cpu_s": s}, "atune": run, "atune, --accelerate off": run}
+        for s in (32.0, 40.0, 20.0)
+    ]
+    result = {"machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8, "rounds": rounds}
+    text = compile_stages.markdown(result)
+    ones = "1.000 (1.000–1.000) | 1.000 (1.000–1.000)"
+    assert f"| tilelang, default | 8 | 16.0 | 32.0 | 2.000 | **4.000** | {ones} | – | – | 1.5 |" in text
+    figures = "8 | 9.0 | 16.0 | 1.125 | **2.000** | 0.562 (0.450–0.900) | 0.500 (0.400–0.800) | 4: 2 | cicc 2 | 1.5 |"
+    assert f"| atune | {figures}" in text and f"| atune, --accelerate off | {figures}" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    alone = compile_stages.markdown({**result, "rounds": [{"atune": run}]})
+    assert "| atune | 8 | 9.0 | 16.0 | 1.125 | **2.000** | – | – | 4: 2 | cicc 2 | 1.5 |" in alone
+
+
+def test_each_choice_of_accelerators_is_a_path_of_its_own() -> None:
+    def jobs(*arguments: str) -> dict[str, tuple[str, bool]]:
+        found = compile_stages.atune_jobs(compile_stages.parser().parse_args(arguments))
+        return {name: (job["accelerate"], job["pipeline"]) for name, job in found.items()}
+
+    assert jobs() == {"atune": ("auto", True), "atune, --no-pipeline": ("auto", False)}
+    assert jobs("--paths", "auto", "--accelerate", "auto", "--accelerate", "auto,-cicc") == {
+        "atune": ("auto", True),
+        "atune, --accelerate auto,-cicc": ("auto,-cicc", True),
+    }
+    assert jobs("--paths", "no-pipeline", "--accelerate", "off") == {
+        "atune, --accelerate off, --no-pipeline": ("off", False)
+    }
+    with pytest.raises(SystemExit, match="--accelerate 'haste': use auto, off, names"):
+        jobs("--accelerate", "haste")
 
 
 @needs_nvcc
-def test_the_whole_compile_stage_is_run_and_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
+def test_the_whole_compile_stage_is_run_and_counted(
+    accelerate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two configurations through atune's engine without a device, in a process whose descendants are all counted."""
-    code = """
-import json, compile_stages
-job = {"space": vs, "seed": 0, "child": "atune", "candidates": 2, "workers": 1, "compiler": "nvcc", "pipeline": True}
-print(json.dumps(compile_stages.whole(job, 120)))
-""".replace("vs,", f"{vs_tilelang.space_of('gemm288')!r},")
+    monkeypatch.setenv("ATUNE_ACCELERATE", "off")  # what the environment says does not count
+    work = {"space": vs_tilelang.space_of("gemm288"), "seed": 0, "candidates": 2, "workers": 1}
+    job = {**work, "child": "atune", "accelerate": accelerate, "pipeline": True}
+    code = f"import json, compile_stages\nprint(json.dumps(compile_stages.whole({job!r}, 120)))"
     found = json.loads(python(code, timeout_s=150))
     assert found["delivered"] == 2 and found["failed"] == [] and found["warned"] == []
     assert sum(int(size) * count for size, count in found["groups"].items()) == 2
-    assert set(found["compilers"]) == {"nvcc"} and found["why"] == "as asked"
+    if accelerate == "off":
+        assert set(found["compilers"]) == {"nvcc"} and found["accelerators"] == []
+        assert "switched off" in found["why"]
+    else:
+        assert found["accelerators"]
     assert found["cpu_s"] > 2 and found["wall_s"] > found["lowering_s"]
 
 

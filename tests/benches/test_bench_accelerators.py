@@ -95,7 +95,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     script = Scripted()
     monkeypatch.setattr(accelerators, "run_counted", script)
     monkeypatch.setattr(accelerators, "inspect", lambda root: accelerators.Checkout(str(root), "", HELP))
-    monkeypatch.setattr(accelerators, "known_accelerators", lambda: ("headers", "cicc"))
+    monkeypatch.setattr(accelerators, "ACCELERATORS", ("headers", "cicc"))
     return script
 
 

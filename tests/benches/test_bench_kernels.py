@@ -67,6 +67,14 @@ def test_scripts_tell_what_they_take(script: str) -> None:
     assert "--out" in done.stdout and "--limit" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "script", ["compat.py", "compile_stages.py", "crash.py", "journal.py", "overhead.py", "vs_tilelang.py"]
+)
+def test_scripts_explain_themselves(script: str) -> None:
+    done = subprocess.run([sys.executable, str(BENCH / script), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
