@@ -39,7 +39,21 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not journal:
         raise UsageError("--journal: the path is empty")
     journal = str(Path(journal))
-    options = {
+    options = _options(arguments, budget, target, journal)
+    if os.path.isfile(journal) and os.path.getsize(journal):
+        complain(f"{journal} exists: going on with its run, if the work is the same", kind="")
+
+    from atune.api.tuner import tune
+
+    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
+        return tune(workload, **options, on_event=on_event)
+
+    return drive(call, budget, journal, arguments, interrupts)
+
+
+def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
+    """Return the arguments of `tune` that the options stand for. Raises `UsageError`."""
+    return {
         "target": arguments.target,
         "devices": _devices(arguments, target),
         "strategy": arguments.strategy,
@@ -73,15 +87,6 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
             mixed_devices=arguments.mixed_devices,
         ),
     }
-    if os.path.isfile(journal) and os.path.getsize(journal):
-        complain(f"{journal} exists: going on with its run, if the work is the same", kind="")
-
-    from atune.api.tuner import tune
-
-    def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
-        return tune(workload, **options, on_event=on_event)
-
-    return drive(call, budget, journal, arguments, interrupts)
 
 
 def drive(

@@ -52,9 +52,14 @@ class Workers:
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
 
-    def attach(self, server: ForkServer, env: Mapping[str, str], background: TaskGroup) -> None:
-        """Fork from `server` from now on, with `env` on top of its environment; `background` ends with the run."""
-        self._server, self._env, self._background = server, dict(env), background
+    def attach(
+        self, server: ForkServer, env: Mapping[str, str] | None = None, background: TaskGroup | None = None
+    ) -> None:
+        """Fork from `server` from now on, with `env` on top of its environment.
+
+        `background` has what goes on beside the run, and ends with it; without one nothing does.
+        """
+        self._server, self._env, self._background = server, dict(env or {}), background
 
     def start_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
         """Have `work` done beside the run; false where there is no run to do it beside."""

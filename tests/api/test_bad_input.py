@@ -169,6 +169,7 @@ class Guest(LocalBackend):
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
         self.server, self.run_dir = self.host.server, self.host.run_dir
+        self.workers.attach(self.server)
         yield
 
 
