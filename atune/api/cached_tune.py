@@ -122,10 +122,7 @@ def discover(target: str, devices: str | Sequence[str], mixed: bool = False) -> 
     names = (devices,) if isinstance(devices, str) else tuple(devices)
     asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
-        answer = importlib.import_module("atune.stages.session.session").discover(
-            msgspec.msgpack.encode((target, names, mixed))
-        )
-        _discovered[asked] = msgspec.msgpack.decode(answer, type=Discovery)
+        _discovered[asked] = importlib.import_module("atune.stages.session.session").discover(target, names, mixed)
     found = _discovered[asked]
     return found.target, list(found.devices)
 
