@@ -6,7 +6,6 @@ Which accelerators can be used is asked of a process of its own, which imports t
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -223,8 +222,6 @@ def _accelerators(*where: str) -> list[Check]:
     from atune.local.workers import server_env  # needs packages that may be missing
 
     module, _, name = SURVEY.partition(":")
-    if importlib.util.find_spec(module) is None:
-        return []
     command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]
     environment = {**os.environ, **server_env()}
     try:

@@ -109,7 +109,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     plain: bool = False
     """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
     code_key: str = ""
-    """The candidate's, as in `Lowered`."""
+    """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from atune.stages.compile.alone import Cubin
 
 from atune import tune
 from atune.errors import TargetError, UsageError
@@ -21,6 +20,7 @@ from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.measure.adapters import Cubin
 from atune.system.cores import WORKER_BYTES
 from atune.workload.workload import FileRef
 

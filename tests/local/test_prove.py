@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,6 @@ async def test_without_a_store_it_is_proven_each_time(lane: Answering, tmp_path:
     assert len(lane.asked) == 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("atune.stages.compile_jobs") is None, reason="its entry point is not here")
 async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = {"factor": 2, "block": 16}
