@@ -167,7 +167,7 @@ class TuneResult:
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         names = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
-        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal")}
+        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal", "proven")}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""

@@ -243,6 +243,8 @@ class State:
         first.outcome = event
         self._count(first, 1)
         best = self._best
+        if self._best_is_stale:
+            return  # it is found anew when it is asked for
         if isinstance(event, CandidateMeasured) and best != first.index:
             if best is None or _rank(first) < _rank(self.entries[best]):
                 self._best = first.index

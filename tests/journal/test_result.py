@@ -18,7 +18,7 @@ from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal",
+    "wall_s", "journal", "proven",
 ]  # fmt: skip
 
 
@@ -236,3 +236,13 @@ def test_a_replayed_result_loads_no_library_from_outside_the_cache(tmp_path: obj
     stream = Stream(total=1).candidate(0, 1.0).finished(kernel=artifact(cache_folder() / ".." / "evil.so"))
     with pytest.raises(AtuneError, match="outside the cache folder"):
         TuneResult.from_events(stream.events, replayed=True).kernel  # noqa: B018
+
+
+def test_a_candidate_that_becomes_another_s_duplicate_after_it_was_measured_leaves_a_best() -> None:
+    """A larger index is lowered and measured first, then a smaller one turns out to have the same code."""
+    stream = Stream(total=3).ready().proposed(0).proposed(1).proposed(2)
+    stream = stream.lowered(1).built(1).measured(1, 1.0).lowered(0).aliased(0, 1).lowered(2).built(2).measured(2, 2.0)
+    state = State()
+    for event in stream.finished().events:
+        state.apply(event)
+    assert state.best == (0, 1.0)
