@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atune.model.candidate import Candidate
 from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile.steps import Binary, Compiled, CompileJob, LinkJob, LowerJob, Modules
 
@@ -19,14 +19,6 @@ class Everywhere(Accelerator):
 
     def applies(self, host: Host) -> str:
         return ""
-
-
-class WrongElaboration(Everywhere):
-    """Elaborates another configuration than was asked for: one that the space holds, with a block half as large."""
-
-    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
-        config = {**candidate.config, "block": max(1, int(candidate.config["block"]) // 2)}
-        return plain(Candidate(candidate.index, candidate.key, config))
 
 
 class WrongLowering(Everywhere):
@@ -73,10 +65,6 @@ class Spy(Everywhere):
 
     name = "spy"
 
-    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
-        CALLS.append("elaborate")
-        return plain(candidate)
-
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
         CALLS.append("lower")
         return plain(job)
@@ -94,6 +82,27 @@ class NewerSpy(Spy):
     """The same after a fix."""
 
     version = 2
+
+
+class OrderReader(Spy):
+    """Is a spy whose lowering of kernels with `squares` hangs on their block order, which no pass of tilelang reads."""
+
+    name = "order reader"
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        from tilelang import tvm
+
+        (order,) = re.findall(r'"rasterization2DRow", (\d+)', str(job.function))
+        if "squares" not in str(job.function):
+            return super().lower(job, plain)
+
+        def shifted(store: Any) -> Any:
+            return tvm.tirx.BufferStore(
+                store.buffer, store.value + tvm.tirx.const(int(order), "float32"), store.indices
+            )
+
+        body = tvm.tirx.stmt_functor.ir_transform(job.function.body, None, shifted, ["tirx.BufferStore"])
+        return super().lower(replace(job, function=job.function.with_body(body)), plain)
 
 
 class Sharing(Everywhere):

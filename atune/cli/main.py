@@ -226,7 +226,7 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
         "--accelerate",
         default="auto",
         metavar="HOW",
-        help="compile faster: auto, off, names such as cicc,headers, or auto less some (auto,-cicc) (auto)",
+        help="compile faster: auto, off, names such as cicc,swizzle_compile, or auto less some (auto,-cicc) (auto)",
     )
     group.add_argument(
         "--proof",

@@ -13,7 +13,7 @@ from atune.errors import TargetError, UsageError
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 
-ACCELERATORS = ("rewriting", "swizzle_lowering", "swizzle_compile", "cicc", "headers", "host_templates")
+ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
 """Ways to compile faster that can be switched off, by name, in the order in which they wrap each other."""
 ACCELERATE = "ATUNE_ACCELERATE"
 """Environment variable in place of ``auto``."""

@@ -43,7 +43,7 @@ def build(payload: bytes) -> bytes:
     names = [name for name in session().accelerators if job.service or name != _CICC]
     if job.exact:
         names = [name for name in names if registry.named(name).exact]
-    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(names), exact=job.exact))
+    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(names)))
 
 
 def prove(payload: bytes) -> bytes:

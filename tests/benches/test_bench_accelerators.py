@@ -21,7 +21,7 @@ from atune.model.device import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 HELP = "  --accelerate A  which\n  --proof, --no-proof  of the winner\n"
-CICC, HEADERS = "auto,-cicc", "auto,-headers"
+CICC, SWIZZLE = "auto,-cicc", "auto,-swizzle_compile"
 
 
 def write_journal(path: str, started: float, begun_s: float, ordered_s: float, finished_s: float) -> None:
@@ -95,7 +95,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     script = Scripted()
     monkeypatch.setattr(accelerators, "run_counted", script)
     monkeypatch.setattr(accelerators, "inspect", lambda root: accelerators.Checkout(str(root), "", HELP))
-    monkeypatch.setattr(accelerators, "ACCELERATORS", ("headers", "cicc"))
+    monkeypatch.setattr(accelerators, "ACCELERATORS", ("swizzle_compile", "cicc"))
     return script
 
 
@@ -120,9 +120,9 @@ def row(text: str, label: str) -> list[str]:
 def test_each_round_begins_with_another_and_every_run_is_its_own(scripted: Scripted, tmp_path: Path) -> None:
     assert run(scripted, "--rounds", "4", "--out", str(tmp_path), "--tune-options", "--n-final 0") == 0
     rounds = [scripted.asked[i : i + 3] for i in range(0, 12, 3)]
-    assert rounds == [["auto", HEADERS, CICC], [HEADERS, CICC, "auto"], [CICC, "auto", HEADERS], rounds[0]]
+    assert rounds == [["auto", SWIZZLE, CICC], [SWIZZLE, CICC, "auto"], [CICC, "auto", SWIZZLE], rounds[0]]
     places = [(one["round"], one["place"], one["variant"]) for one in written(tmp_path)["runs"]]
-    assert places[3:6] == [(1, 0, "headers"), (1, 1, "cicc"), (1, 2, "auto")]
+    assert places[3:6] == [(1, 0, "swizzle_compile"), (1, 1, "cicc"), (1, 2, "auto")]
     text = " ".join(scripted.commands[0])
     assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm_roller.py:WORKLOAD --target cuda")
     assert text.endswith("--accelerate auto --n-final 0 --no-proof --quiet --json")
@@ -142,19 +142,19 @@ def test_what_the_environment_says_of_accelerators_does_not_count(
 def test_ratios_are_those_of_a_round(scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The machine gets slower from round to round; what is off costs the same share in each."""
     shares = [1.2, 1.3, 1.1, 1.5, 1.4]
-    scripted.wall_s = {"auto": lambda n: 10.0 + n, CICC: lambda n: (10.0 + n) * shares[n], HEADERS: lambda n: 10.0 + n}
+    scripted.wall_s = {"auto": lambda n: 10.0 + n, CICC: lambda n: (10.0 + n) * shares[n], SWIZZLE: lambda n: 10.0 + n}
     scripted.winners = {CICC: {"block": 128}}
     assert run(scripted, "--out", str(tmp_path)) == 0
     text = capsys.readouterr().out
     assert text == (tmp_path / "table.md").read_text()
-    cicc, headers = row(text, "cicc"), row(text, "headers")
+    cicc, swizzle = row(text, "cicc"), row(text, "swizzle_compile")
     assert cicc[:4] == ["cicc", "12.0 14.3 13.2 19.5 19.6", "5", "1.300 (1.100–1.500)"]
     assert cicc[5:] == ["1.300 (1.100–1.500)", "2.000 (2.000–2.000)", "0 of 5", "0 of 5"]
-    assert headers[2:4] == ["5", "1.000 (1.000–1.000)"] and headers[7] == "5 of 5"
+    assert swizzle[2:4] == ["5", "1.000 (1.000–1.000)"] and swizzle[7] == "5 of 5"
     assert row(text, "nothing")[1] == "10.0 11.0 12.0 13.0 14.0"
     assert "- of 5 pairs: 93.8 %, the least and the largest ratio: too few pairs for 95 %" in text
     assert "| cicc | 1.300 (1.100–1.500) | yes: roller20 |" in text
-    assert "| headers | 1.000 (1.000–1.000) | no |" in text
+    assert "| swizzle_compile | 1.000 (1.000–1.000) | no |" in text
     assert "- cicc: block=128: 2.0000, 2.0000, 2.0000, 2.0000, 2.0000 ms" in text
 
 
@@ -179,13 +179,13 @@ def test_the_interval_is_the_narrowest_that_holds_the_median(n: int, low: int, h
 def test_runs_that_fail_are_told_and_make_no_pair(
     scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scripted.ends = {(CICC, 0): 2, (HEADERS, 1): "hangs", ("auto", 2): "silent"}
+    scripted.ends = {(CICC, 0): 2, (SWIZZLE, 1): "hangs", ("auto", 2): "silent"}
     assert run(scripted, "--rounds", "4", "--timeout", "40", "--out", str(tmp_path)) == 1
     text = capsys.readouterr().out
     assert row(text, "cicc")[1:4] == ["failed 10.0 10.0 10.0", "2", "1.000 (1.000–1.000)"]
-    assert [row(text, label)[-1] for label in ("nothing", "headers", "cicc")] == ["1 of 4"] * 3
+    assert [row(text, label)[-1] for label in ("nothing", "swizzle_compile", "cicc")] == ["1 of 4"] * 3
     assert "- roller20, round 1, cicc: exit status 2: reading | atune: error: it broke" in text
-    assert "- roller20, round 2, headers: killed after 40 s" in text
+    assert "- roller20, round 2, swizzle_compile: killed after 40 s" in text
     assert "- roller20, round 3, auto: no winner: " in text
     assert [bool(one["error"]) for one in written(tmp_path)["runs"]].count(True) == 3
 
@@ -194,7 +194,7 @@ def test_a_run_that_the_time_limit_would_cut_is_not_begun(
     scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """15 s are left for the sixth run, and the longest so far took 16; all that was run began with one thrown away."""
-    scripted.wall_s = {HEADERS: lambda n: 16.0 if n == 1 else 10.0}
+    scripted.wall_s = {SWIZZLE: lambda n: 16.0 if n == 1 else 10.0}
     assert run(scripted, "--time-limit", "81", "--out", str(tmp_path)) == 0
     assert len(scripted.asked) == 5 and scripted.now - 1000 == 66
     assert written(tmp_path)["stopped"] == "--time-limit 81 s was reached"
@@ -218,13 +218,13 @@ def test_an_interruption_keeps_what_is_done_and_resuming_runs_the_rest(
     assert len(written(tmp_path)["runs"]) == 5 and written(tmp_path)["stopped"] == "interrupted"
     scripted.ends, before = {}, len(scripted.asked)
     assert run(scripted, "--rounds", "2", "--out", str(tmp_path), "--resume") == 0
-    assert scripted.asked[before:] == [HEADERS, CICC, "auto"]
+    assert scripted.asked[before:] == [SWIZZLE, CICC, "auto"]
     assert accelerators.main(
         ["--spaces", "gemm288", "--rounds", "1", "--out", str(tmp_path), "--resume"], clock=scripted.clock
     ) == 0  # fmt: skip
     found = written(tmp_path)
     assert [one["space"] for one in found["runs"]] == ["roller20"] * 6 + ["gemm288"] * 3 and not found["stopped"]
-    assert "| headers | 1.000 (1.000–1.000) | 1.000 | no |" in capsys.readouterr().out
+    assert "| swizzle_compile | 1.000 (1.000–1.000) | 1.000 | no |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="was run with"):
         run(scripted, "--out", str(tmp_path), "--resume", "--rep", "7")
 
@@ -260,7 +260,7 @@ def test_two_checkouts_are_compared_by_what_each_can(
 
 
 def test_mistakes_are_named(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="'z3' is unknown; there are headers, cicc"):
+    with pytest.raises(SystemExit, match="'z3' is unknown; there are swizzle_compile, cicc"):
         run(scripted, "--accelerators", "z3")
     with pytest.raises(SystemExit, match="--resume needs --out"):
         run(scripted, "--resume")

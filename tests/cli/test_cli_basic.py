@@ -111,7 +111,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
         " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
         " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
-        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices --accelerate cicc,headers --no-proof"
+        " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
+        " --accelerate cicc,swizzle_compile --no-proof"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -127,7 +128,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         "tvm_ffi",
         9.5,
     )
-    assert (compiling.accelerate, compiling.prove) == ("cicc,headers", False)
+    assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_compile", False)
     assert msgspec.structs.asdict(benchmark) | {
         "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
         "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
@@ -157,7 +158,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--budget soon", "budget 'soon'"),
         ("--budget 3 --topk 3", "--topk and --budget N"),
         ("--strategy guess", "--strategy"),
-        ("--accelerate fast", "accelerate 'fast': use auto, off, names from rewriting, "),
+        ("--accelerate fast", "accelerate 'fast': use auto, off, names from swizzle_lowering, "),
         ("--accelerate off,cicc", "accelerate 'off,cicc': use auto"),
         ("--accelerate=", "accelerate '': use auto"),
         ("--backend torch", "backend 'torch' is not supported"),
@@ -251,7 +252,7 @@ SURVEY = """
 print("tilelang says something on its import")
 
 def survey(kind="cuda", arch="sm_90a"):
-    return ("rewriting@2", "cicc@1"), {"headers": f"not for {kind} {arch}"}
+    return ("swizzle_lowering@2", "cicc@1"), {"swizzle_compile": f"not for {kind} {arch}"}
 """
 
 
@@ -263,14 +264,14 @@ def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path
     said = json.loads(capsys.readouterr().out)["checks"]
     found = {check["name"].split()[1]: check for check in said if check["name"].startswith("accelerator ")}
     assert [(name, check["ok"]) for name, check in found.items()] == [
-        ("rewriting", True), ("cicc", True), ("headers", False),
+        ("swizzle_lowering", True), ("cicc", True), ("swizzle_compile", False),
     ]  # fmt: skip
     assert found["cicc"]["found"] == "version 1"
     cuda = shutil.which("nvcc") is not None
-    assert found["headers"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
+    assert found["swizzle_compile"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("unused   accelerator headers ") for line in lines)
+    assert any(line.startswith("unused   accelerator swizzle_compile ") for line in lines)
 
     (tmp_path / "surveyed.py").write_text("raise OSError('no disk')\n")
     main(["doctor"])

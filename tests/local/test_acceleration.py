@@ -16,11 +16,12 @@ from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
 from atune.processes.messages import Discovery
 from atune.workload.workload import FileRef
 
-ALL = ("rewriting@1", "swizzle_lowering@2", "cicc@1")
-FOUND = Discovery(
-    target=Target("cuda", "sm_90a"), devices=(), accelerators=ALL, unused={"headers": "nvcc is not as it is known"}
+ALL = ("swizzle_lowering@2", "swizzle_compile@1", "cicc@1")
+OTHER = {"haste:Haste": "nvcc is not as it is known"}
+FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=(), accelerators=ALL, unused=OTHER)
+ON_CPU = Discovery(
+    target=Target("c"), devices=(), accelerators=("wrong_accelerators:Spy@1",), unused={"cicc": "it is for CUDA"}
 )
-ON_CPU = Discovery(target=Target("c"), devices=(), accelerators=("rewriting@1",), unused={"cicc": "it is for CUDA"})
 
 
 def backend(found: Discovery = FOUND, **settings: Any) -> LocalBackend:
@@ -34,9 +35,9 @@ def backend(found: Discovery = FOUND, **settings: Any) -> LocalBackend:
 
 def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
     one = backend()
-    assert one.accelerators(5) == (ALL, {"headers": "nvcc is not as it is known"})
+    assert one.accelerators(5) == (ALL, OTHER)
     [lane, *_] = one.compile_lanes(5)
-    assert lane.context.session.accelerators == ("rewriting", "swizzle_lowering", "cicc")
+    assert lane.context.session.accelerators == ("swizzle_lowering", "swizzle_compile", "cicc")
     assert one.hints(0).row == 2 and one.service.why == ""
 
 
@@ -52,8 +53,8 @@ def test_candidates_that_all_have_a_worker_are_compiled_plain(found: Discovery) 
 
 
 def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backend(accelerate="cicc,swizzle_lowering,rewriting").accelerators(1)[0] == ALL
-    monkeypatch.setenv(ACCELERATE, "cicc,swizzle_lowering,rewriting")
+    assert backend(accelerate="cicc,swizzle_compile,swizzle_lowering").accelerators(1)[0] == ALL
+    monkeypatch.setenv(ACCELERATE, "cicc,swizzle_compile,swizzle_lowering")
     assert backend().accelerators(1)[0] == ALL
     assert accelerators_for(1, 4, Acceleration(auto=True, without=("cicc",)), FOUND)[0] == ()
 

@@ -26,6 +26,7 @@ from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 N = 32
+SPY = "wrong_accelerators:Spy"
 SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
 MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
 BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
@@ -117,7 +118,8 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
-        settings = CompileSettings(store=False)  # a group is compiled here, not found
+        accelerate = SPY if kind == "cpu" else "auto"  # none of atune's own is for the CPU
+        settings = CompileSettings(store=False, accelerate=accelerate)  # a group is compiled here, not found
         backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
         impatient = None
     await stack.enter_async_context(backend.open())
@@ -192,6 +194,7 @@ async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Ben
     names = [one.partition("@") for one in active]
     assert all(name and version for name, _, version in names)
     assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()
+    assert active == (f"{SPY}@1",) or scaled.kind != "cpu"
 
 
 async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
+from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.backend import LocalBackend
 from atune.local.compile_service import CompileService
 from atune.local.compile_worker import CompileContext, LocalCompileLane
@@ -143,7 +146,7 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = {"factor": 2, "block": 16}
     candidate = Candidate(0, config_key(config), config)
-    settings = CompileSettings(workers=1)
+    settings = CompileSettings(workers=1, accelerate="wrong_accelerators:Spy")
     backend = LocalBackend(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
     async with backend.open():
         await backend.discover()
@@ -153,6 +156,7 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
         assert isinstance(lowered, Lowered) and await lane.find(lowered) is None
         [measured] = await lane.build([lowered])
         assert isinstance(measured, Artifact) and measured.code_key == lowered.code_key
+        assert not measured.plain
         proof = await lane.prove(candidate, measured)
         assert isinstance(proof, Proof) and proof.difference == "" and proof.plain is not None, proof
         assert Path(proof.plain.path).is_file() and proof.plain.plain and proof.seconds > 0
@@ -160,3 +164,20 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
         other = msgspec.structs.replace(measured, source_key="another", code_key="c" * 32)
         refuted = await lane.prove(candidate, other)
         assert isinstance(refuted, Proof) and refuted.difference == "the generated source"
+
+
+@pytest.mark.parametrize(("accelerator", "how"), [("WrongLowering", "replaced"), ("Spy", "compared")])
+async def test_a_wrong_accelerator_costs_a_run_nothing_but_time(accelerator: str, how: str) -> None:
+    """From the settings' name to the worker that loads it, and back to the kernel: what is returned is plain."""
+    events: list[Any] = []
+    settings = CompileSettings(workers=1, accelerate=f"wrong_accelerators:{accelerator}", store=False)
+    result = await atune.tune(f"{WORKLOADS}:SLICED", target="c", compile=settings, on_event=events.append)
+    (started,) = [event for event in events if isinstance(event, RunStarted)]
+    assert started.accelerators == (f"wrong_accelerators:{accelerator}@1",) and started.unused
+    (proven,) = [event for event in events if isinstance(event, WinnerProven)]
+    warned = [
+        event.message for event in events if isinstance(event, Warned) and "the generated source" in event.message
+    ]
+    assert (result.proven, proven.how, len(warned)) == (True, how, how == "replaced")
+    a = torch.arange(512, dtype=torch.float32)
+    assert torch.equal(result.kernel(a), a * 2)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from atune.model.candidate import Candidate
 from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
 
 TILELANG = ("0.1.15",)
@@ -42,10 +40,6 @@ class Accelerator:
         """Return why it cannot be used on `host`; empty where it can."""
         raise NotImplementedError
 
-    def elaborate(self, candidate: Candidate, plain: Callable[[Candidate], Any]) -> Any:
-        """Return the candidate's PrimFunc."""
-        return plain(candidate)
-
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
         """Return the kernel's lowered halves."""
         return plain(job)
@@ -69,9 +63,4 @@ def unless_cuda(host: Host) -> str:
         return f"it is for CUDA, and the target is {host.kind}"
     if not host.grouped:
         return "tilelang's adapter builds each kernel by itself"
-    return unless_known(host)
-
-
-def unless_known(host: Host) -> str:
-    """Say why an accelerator that knows tilelang's insides cannot be used; empty where it can."""
     return "" if host.tilelang in TILELANG else f"tilelang {host.tilelang} is not known, only {', '.join(TILELANG)}"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.stages.accelerators import c_library, wgmma
+from atune.stages.accelerators import wgmma
 from atune.stages.compile.device_source import (
     Flavour,
     HeadersMissing,
@@ -162,7 +162,7 @@ class Server:
             raise CiccError(str(error)) from None
         folders = [where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR]
         if f"<{wgmma.WGMMA}>" in self.includes:
-            without = wgmma.without_unused(*folders, frozenset(), folder)
+            without = wgmma.without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
             if without is None:
                 raise CiccError("tilelang's headers for Hopper are not as they are known")
             folders.insert(0, without)
@@ -197,7 +197,9 @@ class Server:
             return False
 
     def _make_library(self) -> None:
-        run_tool(c_library.command([str(SERVER)], os.path.join(self.folder, LIBRARY)), self.tools)
+        library = os.path.join(self.folder, LIBRARY)
+        command = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
+        run_tool(command, self.tools)
 
     def _start(self, parsed: Parsed) -> None:
         """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""

@@ -13,12 +13,9 @@ from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile import steps
 
 _PLACES = {
-    "rewriting": "atune.stages.accelerators.rewriting:Rewriting",
     "swizzle_lowering": "atune.stages.accelerators.swizzle_lowering:SwizzleLowering",
     "swizzle_compile": "atune.stages.accelerators.swizzle_compile:SwizzleCompile",
     "cicc": "atune.stages.accelerators.cicc:Cicc",
-    "headers": "atune.stages.accelerators.headers:Headers",
-    "host_templates": "atune.stages.accelerators.host_templates:HostTemplates",
 }
 """By name, where each is. A name of the form ``module:attribute`` is its own place."""
 
@@ -40,7 +37,7 @@ def this_host(kind: str, arch: str, *, n_final: int = 5, grouped: bool = True, v
     """Return what accelerators look at, for a target on this machine."""
     import tilelang
 
-    gcc = shutil.which("gcc") or shutil.which("g++") or ""
+    gcc = shutil.which("gcc") or shutil.which("cc") or ""
     return Host(kind, arch, tilelang.__version__, gcc, n_final, grouped, verbose)
 
 
@@ -64,7 +61,7 @@ def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], d
 
 def compose(names: Sequence[str]) -> steps.Steps:
     """Return the steps with these accelerators around them, the first one outermost."""
-    plain: dict[str, Any] = {step: getattr(steps, step) for step in ("elaborate", "lower", "compile", "link")}
+    plain: dict[str, Any] = {step: getattr(steps, step) for step in ("lower", "compile", "link")}
     found = [named(name) for name in names]
     for one in reversed(found):
         for step, inner in plain.items():

@@ -1,23 +1,21 @@
-"""tilelang's Hopper headers without the instructions that a library does not use.
+"""tilelang's Hopper headers without the wgmma instructions, and the text that brings back those that a library uses.
 
-CUTLASS defines each shape and type of the wgmma instruction as a structure of its own: a thousand of them, and 77,000
-lines, which nvcc parses for every library and of which a kernel uses one or two. For sources that name the instructions
-they use, `without_unused` writes copies of those headers with the others left out, every other line where it was. What
-nvcc makes of the kernels is the same, byte for byte, line information included. A kernel that needs one after all does
-not compile, and is compiled with the whole.
+CUTLASS defines each shape and type of the instruction as a structure of its own: a thousand of them, and 77,000 lines,
+of which a kernel uses one or two. `without_instructions` writes copies of those headers that have none, every other
+line where it was; `definitions` gives the text for the instructions that a source names. What is compiled of both is
+the same as of the whole, byte for byte, line information included. A kernel that needs another one after all does not
+compile, and goes to nvcc.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from atune.stages.compile.device_source import GUESS, GUESS_BEFORE_HOPPER
-from atune.system.folders import whole_file
 
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
@@ -54,50 +52,29 @@ def uses(source: str) -> frozenset[Use] | None:
     return frozenset(found)
 
 
-@functools.cache
-def without_unused(templates: str, cutlass: str, wanted: frozenset[Use], folder: str) -> str | None:
-    """Write the headers for `wanted` below `folder`, and return the folder to include ahead of the others.
+def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
+    """Write the headers without any instruction below `folder`, and return the folder to include ahead of the others.
 
     `templates`, `cutlass`: tilelang's own include folders. None where the headers are not as this module knows them.
     """
-    digest = hashlib.sha256(repr((templates, cutlass, sorted(wanted))).encode()).hexdigest()[:16]
-    target = os.path.join(folder, f"headers-{digest}")
-    if os.path.exists(os.path.join(target, WGMMA)):  # the last that is written: another worker was here
-        return target
+    path = f"{templates}/{WGMMA}"
     try:
-        wgmma = (Path(templates) / WGMMA).read_text()
-        structures = {name: (Path(cutlass) / name).read_text() for name in GMMA}
+        wgmma = Path(path).read_text()
+        written = {name: (Path(cutlass) / name).read_text() for name in GMMA}
     except OSError:
         return None
-    instructions = _instructions(wgmma, wanted)
-    if instructions is None:
+    if _rows(wgmma) is None:
         return None
-    names = {one.structure for one in instructions}
-    kept, written = set[str](), dict[str, str]()
-
-    def without(match: re.Match[str]) -> str:
-        if match[1] not in names:
-            return "\n" * match[0].count("\n")
-        kept.add(match[1])
-        return match[0]
-
-    for name, text in structures.items():
-        written[name] = _as(f"{cutlass}/{name}", _STRUCTURE.sub(without, text))
-    if kept != names:
-        return None
-    path = f"{templates}/{WGMMA}"
-    shapes: dict[str, list[int]] = {}
-    for one in instructions:
-        shapes.setdefault(one.macro, []).append(one.n)
-    wgmma = _ALL.sub(lambda match: "".join(f"{match[1]}({n});" for n in shapes.get(match[1], ())) + "\n", wgmma)
-    wgmma = wgmma.replace('#include "../common.h"', f'#include "{os.path.dirname(path)}/../common.h"')
-    written[WGMMA] = _as(path, wgmma)
     for name, text in written.items():
-        path = os.path.join(target, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with whole_file(Path(path)) as part:
-            Path(part).write_text(text)
-    return target
+        written[name] = _as(f"{cutlass}/{name}", _STRUCTURE.sub(lambda match: "\n" * match[0].count("\n"), text))
+    common = f'#include "{os.path.dirname(path)}/../common.h"'
+    written[WGMMA] = _as(path, _ALL.sub("\n", wgmma).replace('#include "../common.h"', common))
+    target = Path(folder, "headers")
+    for name, text in written.items():
+        file = target / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return str(target)
 
 
 class _Instruction(NamedTuple):
@@ -109,10 +86,16 @@ class _Instruction(NamedTuple):
     structure: str
 
 
+def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
+    """Return the macros of `WGMMA`, whose text is `wgmma`, by instruction; None where it is not as it is known."""
+    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
+    return rows if set(_ALL.findall(wgmma)) == {row[1] for row in rows.values()} else None
+
+
 def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | None:
     """Find what `WGMMA`, whose text is `wgmma`, has for `wanted`; None where it is not as this module knows it."""
-    rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
-    if set(_ALL.findall(wgmma)) != {row[1] for row in rows.values()}:
+    rows = _rows(wgmma)
+    if rows is None:
         return None
     found = []
     for kind, a, b, c, m, n, k in sorted(wanted):

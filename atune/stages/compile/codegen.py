@@ -41,11 +41,8 @@ class Made(NamedTuple):
     shared: frozenset[str] = frozenset()
 
 
-def build(group: Sequence[Lowered], path: str, steps: Steps, *, exact: bool = False) -> list[Artifact]:
-    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say.
-
-    `exact`: as in a `BuildJob`.
-    """
+def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
+    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
         raise ValueError("members of different merge keys cannot share a library")
@@ -59,7 +56,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps, *, exact: bool = Fa
         elif adapter:
             made = _build_alone(blobs, part, output)
         else:
-            made = _build_cuda(blobs, part, steps, exact)
+            made = _build_cuda(blobs, part, steps)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
@@ -87,13 +84,13 @@ def build(group: Sequence[Lowered], path: str, steps: Steps, *, exact: bool = Fa
     ]
 
 
-def answer(group: Sequence[Lowered], path: str, steps: Steps, *, exact: bool = False) -> Sequence[Built]:
+def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]:
     """Do as `build`, and answer with a `Failure` where a group of one does not compile.
 
     A larger group that fails raises: nobody knows yet whose fault it is.
     """
     try:
-        return build(group, path, steps, exact=exact)
+        return build(group, path, steps)
     except Exception as error:
         if len(group) > 1:
             raise
@@ -117,20 +114,20 @@ def _build_alone(blobs: Sequence[Blob], path: str, output: CompilerOutput) -> Ma
     return Made(compiler, calls=calls)
 
 
-def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps, exact: bool) -> Made:
+def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
 
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
     kernels = tuple(Kernel(blob.symbol, ir.load(blob.device), blob.source) for blob in blobs)
-    hosts = tuple(HostHalf(blob.symbol, blob.host, blob.host_source) for blob in blobs)
+    hosts = tuple(HostHalf(blob.symbol, blob.host) for blob in blobs)
     current = tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs))
     with current, backend_context().target:
         source = printed(merged([kernel.device for kernel in kernels]))
         compiled = steps.compile(CompileJob(kernels, source, pass_configs))
         devices = _runtime_modules(kernels, compiled)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
-            steps.link(LinkJob(hosts, devices, path, folder, exact))
+            steps.link(LinkJob(hosts, devices, path, folder))
     return Made(compiled.compiler, compiled.why, shared=compiled.shared)
 
 

@@ -12,26 +12,17 @@ from typing import Any
 from atune.stages.compile.output import CompileError
 
 
-def include_options() -> list[str]:
-    """Return gcc's options for tvm's headers."""
-    from tvm.libinfo import find_include_path
-
-    return [f"-I{folder}" for folder in find_include_path()]
-
-
 def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Make the library of the host's C and of what `pack` wrote. For tvm's `export_library`."""
-    gcc(["-shared", "-o", output, *files, *options])
+    """Make the library of the host's C and of what `pack` wrote. For tvm's `export_library`.
 
-
-def gcc(arguments: Sequence[str]) -> None:
-    """Run gcc. Raises `CompileError` with what it says."""
-    command = [shutil.which("gcc") or shutil.which("g++") or "gcc", "-fPIC", "-w", *arguments]
+    Raises `CompileError` with what gcc says.
+    """
+    gcc = shutil.which("gcc") or shutil.which("g++") or "gcc"
+    command = [gcc, "-fPIC", "-w", "-shared", "-o", output, *files, *options]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        what = "linking" if "-shared" in arguments else "compiling the host's code"
         raise CompileError(
-            f"{what} failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
+            f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
         )
 
 

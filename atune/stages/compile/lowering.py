@@ -16,6 +16,7 @@ from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
 from atune.stages.compile import facts, keys
 from atune.stages.compile.keys import digest
 from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
+from atune.stages.frontend import elaboration
 from atune.stages.session.session import session, workload
 
 SYMBOL = "atune_kernel_{key}"
@@ -36,8 +37,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     device: str
     source: str
-    host_source: str
-    """Both as they are printed."""
+    """The device's half as it is printed."""
     source_key: str
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
@@ -76,10 +76,11 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
 
-    started = time.perf_counter()
+    started, work = time.perf_counter(), workload()
     how, context, symbol = how_of(candidate, steps), backend_context(), SYMBOL.format(key=candidate.key)
     with context.target:
-        function = _whole_lines(steps.elaborate(candidate)).with_attr("global_symbol", symbol)
+        function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
+        function = _whole_lines(function).with_attr("global_symbol", symbol)
     ir_key = _ir_key(function, how)
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
@@ -133,7 +134,6 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         host="" if on_cpu else str(tvm.ir.save_json(modules.host)),
         device=str(tvm.ir.save_json(modules.device)),
         source=source,
-        host_source=host_source,
         source_key=source_key,
         pass_configs=dict(how.pass_configs),
         calls=calls,

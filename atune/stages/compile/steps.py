@@ -1,7 +1,8 @@
-"""The steps from a candidate to its library, as functions that can be wrapped: elaborate, lower, compile, link.
+"""The steps from a candidate to its library, as functions that can be wrapped: lower, compile, link.
 
-What is generated between lowering and compiling is text, which nothing wraps. The functions here are tilelang's own
-way; `Steps()` has them bare. An accelerator wraps some, and core code never asks which.
+Nothing wraps elaborating the kernel, which comes before, nor the text that is generated between lowering and compiling.
+The functions here are tilelang's own way; `Steps()` has them bare. An accelerator wraps some, and core code never asks
+which.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.compile import ir, linking
-from atune.stages.frontend import elaboration
-from atune.stages.session.session import session, workload
+from atune.stages.session.session import session
 
 NVCC = "tilelang_callback_cuda_compile"
 """tilelang's global function that compiles device code."""
@@ -101,31 +100,20 @@ class Compiled:
 
 @dataclass(frozen=True)
 class HostHalf:
-    """A kernel's half for the host. `module`: its IR, in tvm's JSON; `source`: the C that it is printed as."""
+    """A kernel's half for the host. `module`: its IR, in tvm's JSON."""
 
     symbol: str
     module: str
-    source: str
 
 
 @dataclass(frozen=True)
 class LinkJob:
-    """Halves to make the library `path` of. `devices`: runtime modules with the device code; `folder`: to work in.
-
-    `exact`: whether a kernel that stands alone is to have the host's code that tilelang gives it.
-    """
+    """Halves to make the library `path` of. `devices`: runtime modules with the device code; `folder`: to work in."""
 
     hosts: tuple[HostHalf, ...]
     devices: tuple[Any, ...]
     path: str
     folder: str
-    exact: bool = False
-
-
-def elaborate(candidate: Candidate) -> Any:
-    """Return the candidate's PrimFunc. Raises what the kernel or tilelang raises."""
-    work = workload()
-    return elaboration.elaborate(work.kernel, work.arguments, candidate.config)
 
 
 def lower(job: LowerJob) -> Modules:
@@ -164,7 +152,6 @@ def link(job: LinkJob) -> None:
 class Steps:
     """One function for each step, and the accelerators that wrap them, ``name@version`` each."""
 
-    elaborate: Callable[[Candidate], Any] = elaborate
     lower: Callable[[LowerJob], Modules] = lower
     compile: Callable[[CompileJob], Compiled] = compile
     link: Callable[[LinkJob], None] = link

@@ -32,14 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.kill()
 
 
-def made(name: str, run_dir: Path, accelerators: tuple[str, ...], *, exact: bool = False) -> list[Artifact]:
+def made(name: str, run_dir: Path, accelerators: tuple[str, ...]) -> list[Artifact]:
     """Lower and build the candidates of workload `name` as one group."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with session_of(FileRef(str(KERNELS), name), run_dir, accelerators=accelerators) as candidates:
         steps = registry.compose(accelerators)
         lowered = [lower(candidate, steps) for candidate in candidates]
         assert all(isinstance(one, Lowered) for one in lowered)
-        return build(lowered, str(run_dir / "group.so"), steps, exact=exact)
+        return build(lowered, str(run_dir / "group.so"), steps)
 
 
 @pytest.fixture(scope="module")
@@ -79,5 +79,5 @@ def test_all_together_are_right(plain: dict[str, list[Artifact]], server: Server
     """As in a run, and as finalists are compiled: without those that are not exact."""
     server.link(str(tmp_path))
     exact = tuple(name for name in ACCELERATORS if registry.named(name).exact)
-    for one, other in zip(made("GEMM", tmp_path, exact, exact=True), plain["GEMM"], strict=True):
+    for one, other in zip(made("GEMM", tmp_path, exact), plain["GEMM"], strict=True):
         assert (one.compiler, difference(one, other)) == ("cicc", "")

@@ -85,7 +85,7 @@ def test_where_gcc_is_missing_what_needs_it_says_so() -> None:
     assert "gcc is missing" in registry.named("cicc").applies(without)
 
 
-@pytest.mark.parametrize("name", [name for name in ACCELERATORS if name != "rewriting"])
+@pytest.mark.parametrize("name", ACCELERATORS)
 def test_the_cpu_and_tilelangs_own_adapters_are_left_alone(name: str) -> None:
     assert "it is for CUDA" in registry.named(name).applies(Host("c", "", "0.1.15", "/usr/bin/gcc"))
     own = Host("cuda", "sm_90a", "0.1.15", "/usr/bin/gcc", grouped=False)
@@ -94,7 +94,7 @@ def test_the_cpu_and_tilelangs_own_adapters_are_left_alone(name: str) -> None:
 
 def test_plain_steps_know_no_accelerator() -> None:
     assert registry.compose(()).accelerators == ()
-    assert steps.Steps() == steps.Steps(steps.elaborate, steps.lower, steps.compile, steps.link)
+    assert steps.Steps() == steps.Steps(steps.lower, steps.compile, steps.link)
 
 
 @needs_nvcc
@@ -102,7 +102,7 @@ def test_off_asks_none_and_a_name_asks_one_in_every_step(tmp_path: Path, monkeyp
     """Every accelerator that there is notes each call while nothing but the plain steps is asked for."""
     asked = list[str]()
     for name in ACCELERATORS:
-        for step in ("elaborate", "lower", "compile", "link"):
+        for step in ("lower", "compile", "link"):
 
             def note(self: Accelerator, job: object, plain: object, name: str = name) -> object:
                 asked.append(name)
@@ -115,7 +115,7 @@ def test_off_asks_none_and_a_name_asks_one_in_every_step(tmp_path: Path, monkeyp
             wrong_accelerators.CALLS.clear()
             composed = registry.compose(names)
             build([lower(one, composed) for one in candidates], str(tmp_path / "group.so"), composed)
-            wanted = ["elaborate", "lower"] * len(candidates) + ["compile", "link"]
+            wanted = ["lower"] * len(candidates) + ["compile", "link"]
             assert (wanted if names else []) == wrong_accelerators.CALLS
         assert asked == []
         composed = registry.compose(ACCELERATORS)

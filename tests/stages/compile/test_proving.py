@@ -31,7 +31,6 @@ def built(candidates: list[Candidate], names: tuple[str, ...], path: Path) -> li
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        ("WrongElaboration", "the generated source"),
         ("WrongLowering", "the generated source"),
         ("WrongCompile", "the code of .text."),
         ("WrongLink", "the code of .text."),
@@ -46,7 +45,7 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
 
-@pytest.mark.parametrize(("wrong", "found"), [("WrongElaboration", "the generated source"), ("Spy", "")])
+@pytest.mark.parametrize(("wrong", "found"), [("WrongLowering", "the generated source"), ("Spy", "")])
 def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
