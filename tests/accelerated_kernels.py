@@ -93,3 +93,18 @@ ROWS = atune.Workload(rows, [{"block": b} for b in (4, 8)], inputs=[None] * 2)
 FORMS = atune.Workload(
     of_form, [{"form": f, "panel": p} for f in ("plus_one", "squared") for p in (4, 6, 8)], inputs=[None] * 2
 )
+
+
+def plus(block: int) -> Any:
+    """An addition of one, of a fixed size: nothing checks it, so that a wrong accelerator's library is measured."""
+
+    @T.prim_func
+    def main(A: T.Tensor((4096,), "float32"), B: T.Tensor((4096,), "float32")):
+        with T.Kernel(4096 // block, threads=block) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] + T.float32(1.0)
+
+    return main
+
+
+PLUS = atune.Workload(plus, [{"block": b} for b in (64, 128, 256)], out_idx=[-1])

@@ -29,6 +29,7 @@ from atune.workload.workload import FileRef
 
 pytestmark = pytest.mark.anyio
 WORKLOADS = Path(__file__).parents[1] / "workloads.py"
+ACCELERATED = Path(__file__).parents[1] / "accelerated_kernels.py"
 CANDIDATE = Candidate(3, "key", {"x": 1})
 KEY, PLAIN_KEY = "a" * 32, "b" * 32
 
@@ -181,3 +182,17 @@ async def test_a_wrong_accelerator_costs_a_run_nothing_but_time(accelerator: str
     assert (result.proven, proven.how, len(warned)) == (True, how, how == "replaced")
     a = torch.arange(512, dtype=torch.float32)
     assert torch.equal(result.kernel(a), a * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("accelerator", "how"), [("WrongCompile", "replaced"), ("Spy", "compared")])
+async def test_on_a_gpu_the_code_sections_decide(accelerator: str, how: str) -> None:
+    """A library of other code than the source says is measured as good; the kernel that is returned is right."""
+    events: list[Any] = []
+    settings = CompileSettings(workers=2, accelerate=f"wrong_accelerators:{accelerator}", store=False)
+    result = await atune.tune(f"{ACCELERATED}:PLUS", target="cuda", compile=settings, on_event=events.append)
+    (proven,) = [event for event in events if isinstance(event, WinnerProven)]
+    warned = [e.message for e in events if isinstance(e, Warned) and "the code of .text." in e.message]
+    assert (result.proven, proven.how, bool(warned)) == (True, how, how == "replaced")
+    a = torch.arange(4096, dtype=torch.float32, device="cuda")
+    assert torch.equal(result.kernel(a), a + 1)
