@@ -42,7 +42,7 @@ from atune.journal.events import FinalOrdered, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 from atune.model.settings import ACCELERATE, ACCELERATORS
 
-ON, THIS, OTHER = "auto", "this", "other"
+ON, THIS, OTHER, PROOF = "auto", "this", "other", "proof"
 EARNS = 1.10
 """The ratio of wall seconds from which on, on any space, an accelerator earns its place."""
 WARM_BUDGET = 4
@@ -111,7 +111,10 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(SPACES)
     made.add_argument("--spaces", default="gemm288,roller20@2,attention", help=f"of {known}, FILE.py:NAME; each @CORES")
-    made.add_argument("--accelerators", help="which are turned off; all of them by default; 'all': --accelerate off")
+    made.add_argument(
+        "--accelerators",
+        help="which are turned off, by default each; 'all': --accelerate off; 'proof': none, with --proof",
+    )
     made.add_argument("--baseline", type=Path, metavar="DIR", help="compare with the checkout of atune in DIR instead")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--cores", type=int, help="restrict tunings to the first N cores, where the space names none")
@@ -174,9 +177,10 @@ def variants_of(options: argparse.Namespace) -> list[Variant]:
     if not ours.knows("--accelerate"):
         raise SystemExit("this checkout's atune tune has no --accelerate; --baseline DIR compares without it")
     names = ACCELERATORS if options.accelerators is None else _names(options.accelerators)
-    if unknown := [name for name in names if name != "all" and name not in ACCELERATORS]:
+    if unknown := [name for name in names if name not in ("all", PROOF) and name not in ACCELERATORS]:
         raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(ACCELERATORS)}")
-    off = [Variant(name, ours, ("--accelerate", "off" if name == "all" else f"{ON},-{name}")) for name in names]
+    how = {"all": ("--accelerate", "off"), PROOF: ("--accelerate", ON, "--proof")}
+    off = [Variant(name, ours, how.get(name, ("--accelerate", f"{ON},-{name}"))) for name in names]
     return [Variant(ON, ours, ("--accelerate", ON)), *off]
 
 
@@ -184,7 +188,7 @@ def command_of(options: argparse.Namespace, space: Space, variant: Variant, jour
     command = [sys.executable, "-m", "atune", "tune", space.ref, "--target", options.target]
     command += ["--warmup", str(options.warmup), "--rep", str(options.rep), "--journal", str(journal)]
     command += [*variant.arguments, *shlex.split(options.tune_options)]
-    if not options.proof and variant.checkout.knows("--no-proof"):
+    if not options.proof and variant.label != PROOF and variant.checkout.knows("--no-proof"):
         command.append("--no-proof")
     return [*command, "--quiet", "--json"]
 

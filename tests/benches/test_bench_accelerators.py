@@ -259,6 +259,12 @@ def test_two_checkouts_are_compared_by_what_each_can(
     assert "left out where the command line can" in text and "costs 10 %" not in text
 
 
+def test_the_proof_can_be_one_of_the_variants(scripted: Scripted) -> None:
+    assert run(scripted, "--accelerators", "cicc,proof", "--rounds", "1") == 0
+    told = [[word for word in command if "proof" in word or word.startswith("auto")] for command in scripted.commands]
+    assert told == [["auto", "--no-proof"], ["auto,-cicc", "--no-proof"], ["auto", "--proof"]]
+
+
 def test_mistakes_are_named(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="'z3' is unknown; there are swizzle_compile, cicc"):
         run(scripted, "--accelerators", "z3")
