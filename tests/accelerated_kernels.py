@@ -87,6 +87,32 @@ def of_form(form: str, panel: int) -> Any:
     return {"plus_one": plus_one, "squared": squared}[form](panel)
 
 
+TABLE = """
+#ifndef ATUNE_TESTS_TABLE
+#define ATUNE_TESTS_TABLE
+__device__ __constant__ float table_of_two[2] = {4.0f, 5.0f};
+__device__ __forceinline__ float of_table(int i) { return table_of_two[i & 1]; }
+#endif
+"""
+
+
+def two(block: int) -> Any:
+    """Two kernels in one function, the second with a factor of its own, and a table of constants."""
+
+    @T.prim_func
+    def main(A: T.Tensor((4096,), "float32"), B: T.Tensor((4096,), "float32"), C: T.Tensor((4096,), "float32")):
+        with T.Kernel(4096 // block, threads=block) as bx:
+            T.import_source(TABLE)
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * T.call_extern("float32", "of_table", i)
+        with T.Kernel(4096 // block, threads=block) as bx:
+            for i in T.Parallel(block):
+                C[bx * block + i] = B[bx * block + i] * T.float32(2.0)
+
+    return main
+
+
+TWO = atune.Workload(two, [{"block": b} for b in (64, 128)], inputs=[None] * 3)
 GEMM = atune.Workload(gemm, [{"block": b, "swizzle": s} for b in (64, 128) for s in (True, False)], inputs=[None] * 3)
 ADD = atune.Workload(add, [{"block": b} for b in (64, 128)], inputs=[None] * 2)
 ROWS = atune.Workload(rows, [{"block": b} for b in (4, 8)], inputs=[None] * 2)

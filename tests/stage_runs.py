@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from atune.stages.session import session
 from atune.workload.workload import FileRef, load
 
 CUDA = Target("cuda", "sm_90a")
+DISABLE = "TILELANG_DISABLE_CACHE"
 
 
 @contextmanager
@@ -28,6 +30,8 @@ def session_of(
 ) -> Iterator[list[Candidate]]:
     """Make this process a worker of a run in `run_dir` meanwhile; give the workload's candidates."""
     before = getattr(session._state, "session", None), session._state.workload
+    cache = os.environ.get(DISABLE)
+    os.environ[DISABLE] = "1"  # as in a worker: else what nvcc made before is found
     settings = compile or CompileSettings(), benchmark or BenchmarkSettings()
     session._state.session = Session(ref, target, *settings, str(run_dir), accelerators=tuple(accelerators))
     session._state.workload = work = load(ref)
@@ -35,3 +39,7 @@ def session_of(
         yield list(work.candidates())
     finally:
         session._state.session, session._state.workload = before  # type: ignore[assignment]
+        if cache is None:
+            del os.environ[DISABLE]
+        else:
+            os.environ[DISABLE] = cache

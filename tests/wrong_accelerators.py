@@ -41,6 +41,20 @@ class WrongCompile(Everywhere):
         return plain(replace(job, source=job.source.replace("0x1p+0f", "0x1p+1f")))
 
 
+class WrongSecondKernel(Everywhere):
+    """Compiles a source in which only the second of a candidate's kernels is another."""
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        return plain(replace(job, source=job.source.replace("0x1p+1f", "0x1p+2f")))  # the first has no such number
+
+
+class WrongTable(Everywhere):
+    """Compiles a source in which only a table of constants is another."""
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        return plain(replace(job, source=job.source.replace("{4.0f, 5.0f}", "{4.0f, 6.0f}")))
+
+
 class WrongLink(Everywhere):
     """Links, in the place of a kernel's code, code in which one instruction's bits are turned."""
 
@@ -53,7 +67,7 @@ class WrongLink(Everywhere):
         (binary,) = list(elf.cuda_binaries(library))[:1]
         at = library.index(binary)
         name = f".text.{job.hosts[0].symbol}_kernel"
-        code = elf.sections(memoryview(binary))[name]
+        _, code = elf.sections(memoryview(binary))[name]
         place = library.index(code, at)
         with open(job.path, "r+b") as file:
             file.seek(place + 8)

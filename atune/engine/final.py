@@ -90,7 +90,7 @@ class FinalStage:
             return
         await self._recover([winner])
         lanes = [lane for lane in self.measuring.usable() if lane.alive]
-        if winner in self.run.artifacts and lanes and self.state.final is not None:
+        if winner in self.run.artifacts and lanes and self.benchmark.n_final:
             await self._again_as_tilelang(lanes[0], [winner])
 
     async def _time(self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]) -> None:
@@ -165,7 +165,9 @@ class FinalStage:
         async def rebuild(lane: CompileLane) -> None:
             while missing:
                 index = missing.pop(0)
-                failed = await self._rebuild(lane, self.candidates[index])
+                candidate = self.candidates.get(index)
+                gone = "the space does not hold it any more"
+                failed = gone if candidate is None else await self._rebuild(lane, candidate)
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, lane=lane.name, message=f"{message}: it is not in the final")

@@ -94,7 +94,9 @@ class Finalists:
             self._under_way.append((part, scope))
             try:
                 known = {index: self._lowered[index] for index in part if index in self._lowered}
-                answers = await lane.as_tilelang([self.candidates[index] for index in part], known)
+                answers = await lane.as_tilelang(
+                    [self.candidates[index] for index in part if index in self.candidates], known
+                )
             except AtuneError as error:  # nothing that was measured depends on it
                 answers = [Failure(index, "worker_lost", str(error)) for index in part]
             finally:

@@ -68,19 +68,21 @@ class Proofs:
         return None
 
     def drop_overtaken(self) -> None:
-        """Cancel proofs of candidates that lead no more: the final does not wait for them."""
-        leaders = self._leaders()
+        """Cancel proofs of all but the leader: the final waits for no other's."""
+        leader = self.finalists.ranked()[:1]
         for index, scope in self._under_way:
-            if index not in leaders:
+            if index not in leader:
                 scope.cancel()
 
     async def proof_of(self, artifact: Artifact, lanes: Sequence[CompileLane]) -> Proof | Failure:
         """Return what proving `artifact` comes to. While a worker is lost, another is asked."""
-        asked = 0
-        while _key(artifact) not in self._made:
+        key, asked = _key(artifact), 0
+        if isinstance(before := self._made.get(key), Failure) and before.kind in ("timeout", "crash"):
+            del self._made[key]  # it was on a busy machine: once more, on one with nothing else to do
+        while key not in self._made:
             await self._prove(artifact, lanes[asked % len(lanes)])
             asked += 1
-        return self._made[_key(artifact)]
+        return self._made[key]
 
     async def _prove_ahead(self, artifact: Artifact, lane: CompileLane) -> None:
         with anyio.CancelScope() as scope:
@@ -92,8 +94,13 @@ class Proofs:
 
     async def _prove(self, artifact: Artifact, lane: CompileLane) -> None:
         key = _key(artifact)
+        candidate = self.candidates.get(artifact.index)
+        if candidate is None:  # measured by an earlier part of the run
+            message = "the space does not hold it any more"
+            self._made[key] = Failure(artifact.index, "lower", message)
+            return
         try:
-            self._made[key] = await lane.prove(self.candidates[artifact.index], artifact)
+            self._made[key] = await lane.prove(candidate, artifact)
         except AtuneError as error:  # nothing that was measured depends on it
             self._lost[key] = self._lost.get(key, 0) + 1
             if self._lost[key] >= TRIES:
@@ -156,17 +163,15 @@ class ProofStage:
         elif proof.plain is None:
             self._unproven(index, f"{proof.difference} differ, and there is no plain library")
         else:
-            return not await self._replace(proof, proof.plain)
+            return not await self._replace(proof, proof.plain, exact=artifact.exact)
         return True
 
-    async def _replace(self, proof: Proof, plain: Artifact) -> bool:
+    async def _replace(self, proof: Proof, plain: Artifact, *, exact: bool) -> bool:
         """Check and time the plain library in the place of the measured one; False where no device is left for it."""
         index = proof.index
-        self.emit(
-            Warned,
-            message=f"candidate {index} is not what tilelang compiles ({proof.difference}): an accelerator is wrong. "
-            "The plain library takes its place, and is checked and timed",
-        )
+        why = "an accelerator is wrong" if exact else "its compile was shared, and it was not compiled again by itself"
+        message = f"candidate {index} is not what tilelang compiles ({proof.difference}): {why}"
+        self.emit(Warned, message=f"{message}. The plain library takes its place, and is checked and timed")
         self._replaced[index] = proof.seconds
         if not await self.measuring.again(msgspec.structs.replace(plain, index=index, plain=True)):
             self._unproven(index, "no device is left to time its plain library on")

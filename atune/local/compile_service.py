@@ -133,8 +133,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
 
     def explain(self, artifact: Artifact) -> Artifact:
         """Note beside what compiled `artifact` why it did."""
-        if not self.why or (artifact.why and artifact.compiler == "nvcc"):
-            return artifact
+        if not self.why or artifact.why.startswith(("nvcc, because", "cicc could not")):
+            return artifact  # its own reason
         return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
 
     @property

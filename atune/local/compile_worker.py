@@ -125,7 +125,7 @@ class LocalCompileLane:
         if isinstance(reply, _Mishap):
             return reply.of(candidate.index)
         proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
-        if isinstance(proof, Proof) and measured.code_key:  # else neither of them may be kept
+        if isinstance(proof, Proof) and measured.store_key:  # else neither of them may be kept
             if proof.plain is not None:
                 await store.keep([proof.plain])
             if not proof.difference:
@@ -147,7 +147,7 @@ class LocalCompileLane:
         store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
         await store.keep(good)
         if not exact:
-            stored = {one.index for one in good if one.code_key}
+            stored = {one.index for one in good if one.store_key}
             for lowered in group:
                 if lowered.index in stored:
                     await store.keep_lowered(lowered)
@@ -168,7 +168,8 @@ class LocalCompileLane:
         if self._worker is None or not self._worker.alive:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
-        return await self._worker.call(entry, payload, self._limit_s)
+        steps = 2 if entry == PROVE else 1  # a proof lowers and compiles
+        return await self._worker.call(entry, payload, steps * self._limit_s)
 
     @property
     def _limit_s(self) -> float:
@@ -184,4 +185,4 @@ def _keyed(built: Built, lowered: Lowered, variant: str) -> Built:
     """Return what was built of `lowered` with the key that the store has it under, empty where it may not be kept."""
     if isinstance(built, Failure):
         return built
-    return msgspec.structs.replace(built, code_key=lowered.code_key + variant if lowered.storable else "")
+    return msgspec.structs.replace(built, store_key=lowered.store_key + variant if lowered.storable else "")

@@ -32,14 +32,14 @@ class RunStore:
         """Return the artifact of the same code, where it is there; then what it was lowered to is remembered, too."""
         if not lowered.storable:
             return None
-        found = await self._do(lambda store: store.find(lowered.code_key + variant, lowered.index))
+        found = await self._do(lambda store: store.find(lowered.store_key + variant, lowered.index))
         if found is not None and lowered.blob and not variant:
             await self.keep_lowered(lowered)
         return found
 
     async def keep(self, library: Iterable[Artifact]) -> None:
         """Keep artifacts of one library under their keys; those without a key are not for it."""
-        if good := [(one.code_key, one) for one in library if one.code_key]:
+        if good := [(one.store_key, one) for one in library if one.store_key]:
             await self._do(lambda store: store.put(good))
 
     async def keep_lowered(self, lowered: Lowered) -> None:
@@ -48,13 +48,13 @@ class RunStore:
 
     async def find_proof(self, artifact: Artifact) -> bool:
         """Tell whether an earlier run proved the code of `artifact` to be tilelang's own."""
-        key = artifact.code_key
-        return bool(key) and bool(await self._do(lambda store: store.find_proof(key)))
+        key = artifact.store_key
+        return bool(key) and bool(await self._do(lambda store: store.find_proof(key, artifact.path)))
 
     async def keep_proof(self, artifact: Artifact) -> None:
         """Remember that the code of `artifact` is tilelang's own."""
-        if key := artifact.code_key:
-            await self._do(lambda store: store.put_proof(key))
+        if key := artifact.store_key:
+            await self._do(lambda store: store.put_proof(key, artifact.path))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
         if self._store is None:

@@ -61,7 +61,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
-    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code.
+    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, whatever compiles it.
 
     `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble).
     `blob`: the stage's own bytes (IR of host and device), meaningful to `codegen` alone; empty where an earlier run
@@ -77,6 +77,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     blob: bytes
     ir_key: str = ""
     """What lowering began with: the kernel as tilelang elaborates it, and all that decides what becomes of it."""
+    store_key: str = ""
+    """What the artifact store has its library under: `code_key`, and all that the way to that code depends on."""
     compile_key: str = ""
     """Candidates of equal `compile_key` take one compile of their device code; empty for one that shares with none."""
     storable: bool = True
@@ -108,7 +110,7 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
     """Whether its device code was made for other kernels, too: then finalists are compiled again, each exactly."""
     plain: bool = False
     """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
-    code_key: str = ""
+    store_key: str = ""
     """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""

@@ -53,7 +53,13 @@ class Acceleration(msgspec.Struct, frozen=True):
         without = [name.removeprefix("-") for name in names if name.startswith("-")]
         named = [name for name in names if not name.startswith("-") and name != "off"]
         unknown = next((name for name in [*named, *without] if name not in ACCELERATORS and ":" not in name), None)
-        if unknown is not None or not words or ("off" in words and len(words) > 1) or (auto and named):
+        if (
+            unknown is not None
+            or not words
+            or ("off" in words and len(words) > 1)
+            or (auto and named)
+            or (without and not auto)
+        ):
             raise UsageError(
                 f"{where} {text!r}: use auto, off, names from {', '.join(ACCELERATORS)}, or auto less some (auto,-cicc)"
             )
@@ -74,8 +80,9 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
     `flags`: flags of the device compiler; None takes the target's default, `-O3 -march=native` on the CPU, and flags
     given there replace that.
     A candidate's own `compile_flags` win.
-    `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as ``cicc,headers``, or
-    ``auto`` less some, such as ``auto,-cicc``. In place of ``auto`` the variable ATUNE_ACCELERATE decides.
+    `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as
+    ``cicc,swizzle_compile``, or ``auto`` less some, such as ``auto,-cicc``. In place of ``auto`` the variable
+    ATUNE_ACCELERATE decides.
     `prove`: compile the winner once more with every accelerator off, and compare sources and code.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.

@@ -50,7 +50,7 @@ def prove(payload: bytes) -> bytes:
     """Prove a candidate's library plain: msgpack of a `ProofJob` → msgpack of `Proof` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=ProofJob)
 
-    def work(candidate: Candidate) -> Proof:
+    def work(candidate: Candidate) -> Proof | Failure:
         return proof.prove(candidate, job.measured, job.path)
 
     return msgspec.msgpack.encode(_guarded(job.candidate, work))
@@ -75,7 +75,7 @@ def _lowered_before(ir_key: str) -> Lowered | None:
         found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.ir_key == ir_key and code_file(folder, found.code_key).exists() else None
+    return found if found.ir_key == ir_key and code_file(folder, found.store_key).exists() else None
 
 
 def _one_line(error: BaseException) -> str:

@@ -42,9 +42,10 @@ SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{nam
 
 
 class _Proven(msgspec.Struct, frozen=True):
-    """What a file of `proofs` says: its own name once more, so that a damaged file proves nothing."""
+    """What a file of `proofs` says: its own name once more, and the SHA-256 of the library that was compared."""
 
-    code_key: str
+    store_key: str
+    library: str
 
 
 class ArtifactStore:
@@ -57,13 +58,13 @@ class ArtifactStore:
         self._pin_file: int | None = None
         self._pinning = threading.Lock()
 
-    def find(self, code_key: str, index: int) -> Artifact | None:
-        """Return the artifact of candidate `index`, whose code has `code_key`, where the store has it intact.
+    def find(self, key: str, index: int) -> Artifact | None:
+        """Return the artifact of candidate `index`, stored under `key`, where the store has it intact.
 
         It is pinned until `close`. Raises `OSError` where the store cannot be used, read-only for example.
         """
         try:
-            found = msgspec.json.decode(self._code(code_key).read_bytes(), type=Artifact)
+            found = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
             library = self.folder / Path(found.path).name  # a name, never a path that leads elsewhere
             data = library.read_bytes()
             if f"{hashlib.sha256(data).hexdigest()}.so" != library.name:
@@ -74,18 +75,18 @@ class ArtifactStore:
             return None
         self._pin(library.name)
         return msgspec.structs.replace(
-            found, index=index, path=str(library), seconds=0.0, why="from the artifact store", code_key=code_key
+            found, index=index, path=str(library), seconds=0.0, why="from the artifact store", store_key=key
         )
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
         """Keep artifacts of one library, each under its code's key. Raises `OSError`."""
         library: Path | None = None
-        for code_key, artifact in built:
+        for key, artifact in built:
             if library is None:
                 library = self._keep_library(artifact)
             self._keep_source(artifact, library)
-            kept = msgspec.structs.replace(artifact, path=library.name, code_key=code_key)
-            _write(self._code(code_key), msgspec.json.encode(kept))
+            kept = msgspec.structs.replace(artifact, path=library.name, store_key=key)
+            _write(self._code(key), msgspec.json.encode(kept))
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Remember what a kernel was lowered to, whose library is kept here. Raises `OSError`."""
@@ -93,16 +94,18 @@ class ArtifactStore:
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
 
-    def find_proof(self, code_key: str) -> bool:
-        """Tell whether the code of `code_key` was proven to be tilelang's own. Raises `OSError`."""
+    def find_proof(self, key: str, library: str) -> bool:
+        """Tell whether the code under `key` in the file `library` was proven to be tilelang's own. Raises `OSError`."""
         try:
-            return msgspec.json.decode(self._proof(code_key).read_bytes(), type=_Proven).code_key == code_key
+            proven = msgspec.json.decode(self._proof(key).read_bytes(), type=_Proven)
+            return proven == _Proven(key, hashlib.sha256(Path(library).read_bytes()).hexdigest())
         except (FileNotFoundError, msgspec.MsgspecError):
             return False
 
-    def put_proof(self, code_key: str) -> None:
-        """Remember that the code of `code_key`, whose library is kept here, is tilelang's own. Raises `OSError`."""
-        _write(self._proof(code_key), msgspec.json.encode(_Proven(code_key)))
+    def put_proof(self, key: str, library: str) -> None:
+        """Remember that the code under `key` in the file `library` is tilelang's own. Raises `OSError`."""
+        digest = hashlib.sha256(Path(library).read_bytes()).hexdigest()
+        _write(self._proof(key), msgspec.json.encode(_Proven(key, digest)))
 
     def keep(self, artifact: Artifact) -> Artifact:
         """Keep a winner's library and source; return the artifact as it stands here. Raises `OSError`."""
@@ -140,7 +143,7 @@ class ArtifactStore:
             return path.name.partition(".")[0] not in libraries
         try:
             if path.parent.name == "lowered":
-                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).code_key).exists()
+                return not self._code(msgspec.json.decode(path.read_bytes(), type=Lowered).store_key).exists()
             if path.parent.name == "proofs":
                 return not self._code(path.stem).exists()
             return Path(msgspec.json.decode(path.read_bytes(), type=Artifact).path).stem not in libraries
@@ -173,11 +176,11 @@ class ArtifactStore:
             os.close(self._pin_file)
             self._pin_file = None
 
-    def _code(self, code_key: str) -> Path:
-        return code_file(self.folder, code_key)
+    def _code(self, key: str) -> Path:
+        return code_file(self.folder, key)
 
-    def _proof(self, code_key: str) -> Path:
-        return proof_file(self.folder, Path(code_key).name)  # a name, never a path that leads elsewhere
+    def _proof(self, key: str) -> Path:
+        return proof_file(self.folder, Path(key).name)  # a name, never a path that leads elsewhere
 
     def _keep_library(self, artifact: Artifact) -> Path:
         data = Path(artifact.path).read_bytes()

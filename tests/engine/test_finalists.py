@@ -169,9 +169,18 @@ async def test_nothing_is_compiled_ahead_of_a_final_that_has_no_use_for_it(
 
 
 async def test_a_single_candidate_is_not_compiled_again() -> None:
-    backend = FakeBackend(1, slow_last())
+    """Nobody shares its compile."""
+    backend = FakeBackend(1, slow_last(shared=False))
     await tuned(backend)
     assert not backend.as_tilelang
+
+
+async def test_the_only_one_that_works_is_compiled_exactly_without_a_final() -> None:
+    script = slow_last(fails=dict.fromkeys(range(1, 8), "mismatch"))
+    backend = FakeBackend(8, script)
+    run = await tuned(backend)
+    assert backend.as_tilelang == [(0,)] and not backend.finals
+    assert run.result.artifact is not None and run.result.artifact.exact
 
 
 async def test_without_the_pipeline_nothing_compiles_while_devices_measure() -> None:

@@ -69,7 +69,7 @@ def test_what_was_put_is_found_under_its_code(tmp_path: Path, built: Path) -> No
     store.put([("b" * 32, two)])
     found = store.find("b" * 32, 7)
     assert found is not None
-    assert (found.index, found.symbol, found.params, found.code_key) == (7, "two", two.params, "b" * 32)
+    assert (found.index, found.symbol, found.params, found.store_key) == (7, "two", two.params, "b" * 32)
     assert Path(found.path).read_bytes() == Path(two.path).read_bytes()
     assert Path(source_path(found.path, "two")).read_text() == "source of two"
     assert store.find("c" * 32, 0) is None
@@ -153,15 +153,18 @@ def test_what_leads_nowhere_is_swept(tmp_path: Path, built: Path) -> None:
 
 
 def test_a_proof_lasts_as_long_as_its_code(tmp_path: Path, built: Path) -> None:
+    library = artifact(built, "k").path
     folder = tmp_path / "store"
     store = ArtifactStore(folder)
     for i in range(3):
         store.put([(f"{i}" * 32, artifact(built, f"k{i}"))])
-        store.put_proof(f"{i}" * 32)
+        store.put_proof(f"{i}" * 32, library)
     store.close()
-    assert [store.find_proof(key * 32) for key in "0123"] == [True, True, True, False]
+    assert [store.find_proof(key * 32, library) for key in "0123"] == [True, True, True, False]
+    (tmp_path / "other.so").write_bytes(b"compiled otherwise")
+    assert not store.find_proof("1" * 32, str(tmp_path / "other.so"))  # a proof is of one library
     (folder / "proofs" / f"{'1' * 32}.json").write_text("torn")
-    assert not store.find_proof("1" * 32)
+    assert not store.find_proof("1" * 32, library)
     next(p for p in folder.glob("*.so") if p.read_bytes().startswith(b"k0")).unlink()
     torn = folder / "proofs" / ".new.json.abc.part"
     torn.write_bytes(b"half")
@@ -170,15 +173,16 @@ def test_a_proof_lasts_as_long_as_its_code(tmp_path: Path, built: Path) -> None:
             os.utime(path, (time.time() - 10_000,) * 2)
     ArtifactStore(folder).evict()
     assert sorted(p.stem[0] for p in folder.glob("proofs/*.json")) == ["1", "2"] and not torn.exists()
-    assert [store.find_proof(key * 32) for key in "012"] == [False, False, True]
+    assert [store.find_proof(key * 32, library) for key in "012"] == [False, False, True]
 
 
-def test_a_proof_s_key_leads_nowhere_else(tmp_path: Path) -> None:
+def test_a_proof_s_key_leads_nowhere_else(tmp_path: Path, built: Path) -> None:
     """It may come from a journal, and so from a stranger."""
+    library = artifact(built, "k").path
     store = ArtifactStore(tmp_path / "store")
-    store.put_proof("../../outside")
+    store.put_proof("../../outside", library)
     assert [path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*.json")] == [("store", "proofs")]
-    assert store.find_proof("../../outside") and not (tmp_path / "outside.json").exists()
+    assert store.find_proof("../../outside", library) and not (tmp_path / "outside.json").exists()
 
 
 def test_several_programs_at_once(tmp_path: Path, built: Path) -> None:

@@ -27,11 +27,13 @@ from atune.stages.accelerators.cicc_server import (
     CiccError,
     Parsed,
     ask,
+    behind,
+    nvcc_command,
     preprocess,
     repeats,
     run_tool,
 )
-from atune.stages.compile.device_source import Flavour, flavour_of, for_nvcc, parts, tilelang_paths
+from atune.stages.compile.device_source import Flavour, HeadersMissing, flavour_of, for_nvcc, parts, tilelang_paths
 from atune.stages.compile.steps import Binary, Compiled, CompileJob
 from atune.stages.session.session import session
 
@@ -51,7 +53,14 @@ class Cicc(Accelerator):
     def applies(self, host: Host) -> str:
         if host.verbose:
             return "ptxas' figures, which verbose asks for, are told by nvcc"
-        return unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server")
+        if why := unless_cuda(host) or for_nvcc({}) or ("" if host.gcc else "gcc is missing, which makes its server"):
+            return why
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                behind(nvcc_command(Flavour(host.arch or "sm_90a"), ()), folder)
+            except (CiccError, HeadersMissing, OSError) as error:
+                return str(error)[:300]
+        return ""
 
     def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
         if not serving():

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from atune.model.settings import ACCELERATORS, Acceleration
+from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
 from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile import steps
 
@@ -55,8 +55,8 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
 
 
 def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return what `chosen` does where nothing is switched off, for a target on this machine."""
-    return chosen(Acceleration(auto=True), this_host(kind, arch))
+    """Return what `chosen` does with the settings' defaults, which the environment may change, for a target here."""
+    return chosen(CompileSettings().acceleration, this_host(kind, arch))
 
 
 def compose(names: Sequence[str]) -> steps.Steps:

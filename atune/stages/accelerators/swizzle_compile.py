@@ -56,7 +56,7 @@ class SwizzleCompile(Accelerator):
         members = sum(len(family.symbols) for family in known)
         why = f"{members} kernels by {len(known)} compiles: they differ in their block order"
         binaries = tuple(map(Binary, map(tuple, (first, *others)), variants))
-        shared = frozenset(symbol for family in known for symbol in family.symbols)
+        shared = frozenset(kernel.symbol for kernel in job.kernels)  # each binary has those without relatives, too
         return Compiled(binaries, compiled.compiler, "; ".join(filter(None, (compiled.why, why))), shared)
 
 

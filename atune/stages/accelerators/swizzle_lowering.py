@@ -2,9 +2,9 @@
 
 `T.use_swizzle` leaves one annotation in a kernel, and lowering carries it along untouched: it is read when the source
 is printed. So a candidate whose kernel is another's but for that annotation takes the other's lowered modules, with
-its own annotation and symbol in them. Whether that gives what lowering it would give is checked once in a run for each
-form of kernel: kernels are of one form where they are alike but for numbers. Where it does not, kernels of that form
-are lowered one by one.
+its own annotation and symbol in them. Whether that gives what lowering it would give is checked for the first kernel
+of each form, where kernels are of one form that are alike but for numbers, and for one in `SAMPLED` of all others.
+Where it does not, kernels of that form are lowered one by one.
 
 Workers share what they lowered through files in the run's folder, each written whole.
 """
@@ -26,6 +26,8 @@ from atune.stages.compile.steps import LowerJob, Modules, printed, printed_host
 from atune.stages.session.session import session
 from atune.system.folders import whole_file
 
+SAMPLED = 8
+"""Of so many kernels one is checked, however many were right before."""
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """The annotation that `T.use_swizzle` makes."""
 
@@ -45,7 +47,7 @@ class SwizzleLowering(Accelerator):
     name, version = "swizzle_lowering", 1
 
     def applies(self, host: Host) -> str:
-        return unless_cuda(host)
+        return unless_cuda(msgspec.structs.replace(host, grouped=True))  # lowering is the same for all adapters
 
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
         bare, orders = split(job.function)
@@ -63,8 +65,9 @@ class Family:
 
     def __init__(self, folder: Path, bare: str, beside: str) -> None:
         self.folder = folder
-        form = _digest(beside, re.sub(r"\d+", "0", bare))
-        self.path = folder / _digest(beside, bare)
+        form = _digest(beside, re.sub(r"(?<![\w.])\d+(?![\w.])", "0", bare))  # names of types keep theirs
+        kernel = _digest(beside, bare)
+        self.path, self.sampled = folder / kernel, int(kernel, 16) % SAMPLED == 0
         self.checked, self.doubted = folder / f"{form}.checked", folder / f"{form}.doubted"
 
     def lowered(self, orders: Sequence[Any], symbol: str, lower: Callable[[], Modules]) -> Modules:
@@ -76,7 +79,7 @@ class Family:
         relative = self._read()
         if relative is not None and _gives(relative, order):
             derived = _derived(relative, symbol, order)
-            if self.checked.exists():
+            if self.checked.exists() and not self.sampled:
                 return derived
             modules = lower()
             if relative.order != text:  # else nothing was put in or taken out
@@ -102,6 +105,7 @@ class Family:
                     Path(part).write_bytes(msgspec.msgpack.encode(mine))
 
     def _note(self, same: bool) -> None:
+        """Remember the outcome of a check; a doubt stays, whatever follows."""
         with contextlib.suppress(OSError):
             (self.checked if same else self.doubted).touch()
 

@@ -76,8 +76,8 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             backend=adapter,
             words=said,
             shared=blob.symbol in made.shared,
-            plain=not steps.accelerators,
-            code_key=lowered.code_key,
+            plain=not (steps.accelerators or blob.accelerators),
+            store_key=lowered.store_key,
             source_key=blob.source_key,
         )
         for lowered, blob in zip(group, blobs, strict=True)

@@ -152,9 +152,3 @@ def cuda_headers() -> str | None:
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
     """Return the pass configuration that carries compile flags to nvcc."""
     return {"tl.device_compile_flags": list(flags)} if flags else {}
-
-
-def plain(source: str) -> bool:
-    """Tell whether nothing but includes stands before tilelang's headers, so that others may come first."""
-    before = source.partition("#include <tl_templates/")[0].replace(MICROSOFT, "")
-    return all(re.match(r"#include <|\s*$", line) for line in before.splitlines())

@@ -5,6 +5,7 @@ Layouts: System V ABI, figures 4-3, 4-8 and 4-15; machine 190 is CUDA (``EM_CUDA
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -42,8 +43,11 @@ def headers(elf: bytes | bytearray | memoryview) -> list[Section]:
     return [Section(*_SECTION.unpack_from(elf, table + i * entry_size)) for i in range(count)]
 
 
-def sections(elf: bytes | memoryview) -> dict[str, bytes]:
-    """Return the contents of the sections, by name. Raises `ValueError`."""
+def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
+    """Return the sections by name: header and contents, which are empty for one that only has a size.
+
+    Raises `ValueError`.
+    """
     found = headers(elf)
     (names,) = struct.unpack_from("<H", elf, 0x3E)
     contents = {}
@@ -51,7 +55,7 @@ def sections(elf: bytes | memoryview) -> dict[str, bytes]:
         start = found[names].offset + section.name
         name = bytes(elf[start : start + 4096]).partition(b"\0")[0].decode(errors="replace")
         data = b"" if section.kind == _NOBITS else bytes(elf[section.offset : section.offset + section.size])
-        contents[name] = data
+        contents[name] = section, data
     return contents
 
 
@@ -80,31 +84,28 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
         at = library.find(MAGIC, at + 1)
 
 
-def kernel_sections(library: bytes, kernel: str) -> dict[str, bytes]:
-    """Return a CUDA kernel's code, constants and registers a thread, as they lie in `library`; empty where it is not.
+def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
+    """Return what a PrimFunc's kernels consist of, once for each binary in `library` that has them.
 
-    The registers are in the high byte of ``sh_info`` of its code's section. Left out is what names other kernels of the
-    same binary by number, and what is for debuggers.
+    A PrimFunc of several `T.Kernel` has several: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. Of each: its
+    code, its constants, its registers a thread (the high byte of its code's ``sh_info``) and its static shared memory;
+    of the binary: its own constants. `symbol` is replaced in the names. Left out is what names other kernels by number,
+    and what is for debuggers.
     """
-    code = f".text.{kernel}"
+    own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
+    found = []
     for binary in cuda_binaries(library):
         try:
-            found = sections(memoryview(binary))
-            registers = _info(memoryview(binary), code) >> 24
+            parts = sections(memoryview(binary))
         except (ValueError, struct.error, IndexError):
             continue
-        if code in found:
-            wanted = {name: found[name] for name in (code, f".nv.constant0.{kernel}") if name in found}
-            return {**wanted, "registers": registers.to_bytes(1, "little")}
-    return {}
-
-
-def _info(elf: memoryview, name: str) -> int:
-    found = headers(elf)
-    (names,) = struct.unpack_from("<H", elf, 0x3E)
-    wanted = name.encode() + b"\0"
-    for section in found:
-        start = found[names].offset + section.name
-        if bytes(elf[start : start + len(wanted)]) == wanted:
-            return section.info
-    return 0
+        mine = {name: part for name, part in parts.items() if own.fullmatch(name)}
+        if not any(name.startswith(".text.") for name in mine):
+            continue
+        code = {}
+        for name, (section, data) in {**mine, **{n: p for n, p in parts.items() if n == ".nv.constant3"}}.items():
+            code[name.replace(symbol, "K")] = data or section.size.to_bytes(8, "little")
+            if name.startswith(".text."):
+                code[f"registers of {name.replace(symbol, 'K')}"] = (section.info >> 24).to_bytes(1, "little")
+        found.append(code)
+    return found

@@ -40,13 +40,10 @@ def lowering_environment() -> list[tuple[str, str]]:
 
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
-    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``.
-
-    z3 is part of it: how lowering simplifies depends on what its solver proves.
-    """
+    """Return what else decides the machine code: versions, the compilers' files, and the CPU for ``-march=native``."""
     import tilelang
 
-    found = [f"format {FORMAT}", tilelang.__version__, f"z3 {_version('z3-solver')}", str(sys.implementation.cache_tag)]
+    found = [tilelang.__version__, str(sys.implementation.cache_tag)]
     found += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
     compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
     if kind != "c":
@@ -65,7 +62,8 @@ def toolchain(kind: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Return a package's version; empty where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

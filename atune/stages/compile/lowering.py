@@ -48,6 +48,8 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """tilelang's adapter that builds it alone; empty where it may be grouped."""
     function: bytes = b""
     """For such an adapter, the PrimFunc before lowering."""
+    accelerators: tuple[str, ...] = ()
+    """Those that had a part in lowering, ``name@version`` each."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,14 @@ class How:
     accelerators: tuple[str, ...]
 
     def key(self) -> tuple[Any, ...]:
+        """Return what the code depends on, beside the kernel."""
         host = session().compile.target_host
         settings = (self.target, self.flags, self.pass_configs, self.adapter, host)
-        return (*settings, self.accelerators, keys.toolchain(self.kind))
+        return (*settings, keys.toolchain(self.kind))
+
+    def way(self) -> tuple[Any, ...]:
+        """Return what the way to the code depends on, and the code does not: unless there is a bug on it."""
+        return (keys.FORMAT, keys.version("z3-solver"), self.accelerators)
 
 
 def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -> Lowered:
@@ -113,7 +120,7 @@ def _ir_key(function: Any, how: How) -> str:
     from tilelang import tvm
 
     bare = function.with_attr("global_symbol", _BARE)
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), keys.lowering_environment()))
+    return digest((str(tvm.ir.save_json(bare)), *how.key(), *how.way(), keys.lowering_environment()))
 
 
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, steps: Steps) -> Lowered:
@@ -129,6 +136,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
     parameters = facts.parameters(function, extrac_params(function))
     calls = facts.c_arguments(function, modules.device) if on_cpu else ()
     source_key = digest((source.replace(symbol, "K"), host_source.replace(symbol, "K")))
+    code_key = digest((source_key, parameters, calls, *how.key()))
     blob = Blob(
         symbol=symbol,
         host="" if on_cpu else str(tvm.ir.save_json(modules.host)),
@@ -140,12 +148,14 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         flags=how.flags,
         backend=how.adapter,
         function=pickle.dumps(function) if how.adapter else b"",
+        accelerators=how.accelerators,
     )
     attributes = sorted(map(str, dict(modules.device.attrs or {}).items()))
     together = (how.target, how.flags, how.pass_configs, keys.preamble(source), attributes)
     return Lowered(
         index=candidate.index,
-        code_key=digest((source_key, parameters, calls, *how.key())),
+        code_key=code_key,
+        store_key=digest((code_key, *how.way())),
         merge_key=digest((how.adapter and symbol, *together)),
         params=parameters,
         facts=facts.static_facts(how.kind, modules.device, source),

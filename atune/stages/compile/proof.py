@@ -5,41 +5,44 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from atune.model.artifact import Artifact, Proof
+from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.stages.compile import elf
-from atune.stages.compile.codegen import build
+from atune.stages.compile.codegen import answer
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import Steps
 
 
-def prove(candidate: Candidate, measured: Artifact, path: str) -> Proof:
+def prove(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
     """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
 
-    Raises what lowering raises and what the compilers say.
+    Raises what elaborating and lowering raise. Returns a `Failure` where compilers refuse the plain source.
     """
-    started = time.perf_counter()
-    plain = Steps()
-    lowered = lower(candidate, plain)
-    (built,) = build([lowered], path, plain)
-    seconds = round(time.perf_counter() - started, 4)
-    return Proof(candidate.index, difference(measured, built), built, seconds)
+    started, plain = time.perf_counter(), Steps()
+    (built,) = answer([lower(candidate, plain)], path, plain)
+    if isinstance(built, Failure):
+        return built
+    return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Say in what two libraries of one candidate differ; empty where sources and code sections are the same.
 
-    For target ``c`` the source decides: both are compiled by g++ alone, which nothing wraps.
+    Sources are those of device and host. For target ``c`` they decide: both are compiled by g++ alone, which nothing
+    wraps. The host's half of a CUDA library is not compared beyond its source.
     """
-    if measured.source_key != plain.source_key:
+    if measured.source_key and measured.source_key != plain.source_key:  # a journal of old has none
         return "the generated source"
     if plain.target != "cuda" or plain.backend:
         return ""
-    kernel = f"{plain.symbol}_kernel"
-    own, other = (elf.kernel_sections(Path(one.path).read_bytes(), kernel) for one in (measured, plain))
+    own, other = (elf.kernels_code(Path(one.path).read_bytes(), one.symbol) for one in (measured, plain))
     if not other:
         return "the place of its code: the plain library has none under its name"
-    if own.keys() != other.keys():
-        return f"sections of its code: {', '.join(sorted(own)) or 'none'}, and plain {', '.join(sorted(other))}"
-    wrong = [name for name in other if own[name] != other[name]]
-    return f"the code of {', '.join(sorted(wrong))}" if wrong else ""
+    if not own:
+        return "the place of its code: the measured library has none under its name"
+    for code in own:  # which of several is loaded is tvm's to decide
+        if code.keys() != other[0].keys():
+            return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
+        if wrong := sorted(name for name in code if code[name] != other[0][name]):
+            return f"the code of {', '.join(wrong)}"
+    return ""

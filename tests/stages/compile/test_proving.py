@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.accelerators import registry
@@ -41,7 +41,7 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
         proof = prove(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
-    assert proof.plain is not None and proof.plain.plain and not artifacts[0].plain
+    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain and not artifacts[0].plain
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
 
 
@@ -49,11 +49,46 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
 def test_on_the_cpu_the_sources_decide(wrong: str, found: str, tmp_path: Path) -> None:
     with session_of(FileRef(str(KERNELS), "ADD"), tmp_path, Target("c")) as candidates:
         artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
-        assert prove(candidates[1], artifacts[1], str(tmp_path / "plain.so")).difference == found
+        proof = prove(candidates[1], artifacts[1], str(tmp_path / "plain.so"))
+    assert isinstance(proof, Proof) and proof.difference == found
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [("WrongSecondKernel", "the code of .text.K_kernel_1"), ("WrongTable", "the code of .nv.constant3")],
+)
+def test_every_kernel_of_a_candidate_and_its_constants_are_compared(wrong: str, found: str, tmp_path: Path) -> None:
+    with session_of(FileRef(str(KERNELS), "TWO"), tmp_path) as candidates:
+        artifacts = built(candidates, (f"wrong_accelerators:{wrong}",), tmp_path / "group.so")
+        proof = prove(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
+        right = prove(candidates[0], built(candidates, (), tmp_path / "right.so")[0], str(tmp_path / "again.so"))
+    assert isinstance(proof, Proof) and proof.difference == found
+    assert isinstance(right, Proof) and right.difference == ""
+
+
+@needs_nvcc
+def test_a_library_that_was_stored_under_another_name_is_compared_all_the_same(tmp_path: Path) -> None:
+    """An axis that changes no code: the store's library has the symbol of the configuration that built it."""
+    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
+        artifacts = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
+        other = Candidate(candidates[0].index, "0123456789abcdef", candidates[0].config)
+        proof = prove(other, artifacts[0], str(tmp_path / "plain.so"))
+    assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.symbol != artifacts[0].symbol
+    assert proof.difference == ""
+
+
+@needs_nvcc
+def test_what_nvcc_refuses_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as candidates:
+        (artifact, *_) = built(candidates, ("wrong_accelerators:Spy",), tmp_path / "group.so")
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-option")
+        answer = prove(candidates[0], artifact, str(tmp_path / "plain.so"))
+    assert isinstance(answer, Failure) and answer.kind == "compile"
 
 
 def test_what_is_no_library_has_no_code(tmp_path: Path) -> None:
-    assert elf.kernel_sections(b"", "kernel") == {}
-    assert elf.kernel_sections(b"x" + elf.MAGIC + bytes(13) + b"\xbe\0" + bytes(60), "kernel") == {}
+    assert elf.kernels_code(b"", "symbol") == []
+    assert elf.kernels_code(b"x" + elf.MAGIC + bytes(13) + b"\xbe\0" + bytes(60), "symbol") == []
     with pytest.raises(ValueError, match="ELF"):
         elf.sections(memoryview(b"\x7fELF\x01" + bytes(80)))
