@@ -27,6 +27,19 @@ def interrupt(payload: bytes) -> bytes:
     raise KeyboardInterrupt
 
 
+class Speechless(BaseException):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def speechless(payload: bytes) -> bytes:
+    raise Speechless
+
+
+def surrogate(payload: bytes) -> bytes:
+    raise ValueError("lone \udcff")
+
+
 def no_bytes(payload: bytes) -> bytes:
     return "text"  # type: ignore[return-value]
 

@@ -18,7 +18,7 @@ from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
 from atune.engine.strategy import make_strategy
-from atune.errors import AtuneError, NoWinner, UsageError
+from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
@@ -191,7 +191,7 @@ class Tuner:
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
             cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
-            await _end_journal(recorder, "cancelled" if cancelled else f"{type(cause).__name__}: {cause}")
+            await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
             if cause is error:
                 raise
             raise cause from None

@@ -28,6 +28,7 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -95,7 +96,8 @@ def preload(modules: list[str]) -> dict[str, Any]:
                 getattr(module, function)()
     except BaseException as exc:
         traceback.print_exc()
-        error = f"{type(exc).__name__}: {exc}"
+        kind, message, _ = failure(exc)
+        error = f"{kind.decode()}: {message.decode()}"
     gc.freeze()  # collections in a worker then leave the shared pages shared; collecting here would take 0.3 s
     gc.enable()
     return {"seconds": time.monotonic() - start, "error": error}
@@ -236,7 +238,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
+            with suppress(BaseException):  # closed, or the user's own by now
                 stream.flush()
         libc.fflush(None)
         replies.sendall(FRAME.pack(*map(len, reply)))
@@ -247,12 +249,18 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
     """Describe `exc` as the three parts of a reply."""
+    kind = encoded(lambda: type(exc).__name__, "the class's name")
+    message = encoded(lambda: str(exc), "str()")
+    text = encoded(lambda: "".join(traceback.format_exception(exc)), "its traceback")
+    return kind, message, memoryview(text[-TRACEBACK_BYTES:])
+
+
+def encoded(make: Callable[[], str], what: str) -> bytes:
+    """Return a text of an exception that user code raised, which may raise, too, or not be encodable."""
     try:
-        message = str(exc)
-    except Exception as broken:
-        message = f"<no message: str() raised {type(broken).__name__}>"
-    text = "".join(traceback.format_exception(exc)).encode(errors="replace")[-TRACEBACK_BYTES:]
-    return type(exc).__name__.encode(), message.encode(errors="replace"), memoryview(text)
+        return str.encode(make(), errors="backslashreplace")
+    except BaseException as broken:
+        return f"<no message: {what} raised {type(broken).__name__}>".encode(errors="backslashreplace")
 
 
 def receive(replies: socket.socket) -> list[bytes]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.errors import SpaceError, WorkloadError
+from atune.errors import SpaceError, WorkloadError, name_and_message
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 
 if TYPE_CHECKING:
@@ -246,7 +246,5 @@ def _run_file(path: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, (SpaceError, WorkloadError)):
             raise
-        if isinstance(error, Exception):
-            raise WorkloadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-        raise
+        raise WorkloadError(f"{path} cannot be loaded: {name_and_message(error)}") from error
     return module

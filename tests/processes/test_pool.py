@@ -171,6 +171,8 @@ async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
             ("pool_targets:fail", "ValueError", "so sad"),
             ("pool_targets:leave", "SystemExit", "3"),
             ("pool_targets:interrupt", "KeyboardInterrupt", "^$"),
+            ("pool_targets:speechless", "Speechless", r"<no message: str\(\) raised KeyboardInterrupt>"),
+            ("pool_targets:surrogate", "ValueError", r"lone \\udcff"),
             ("pool_targets:no_bytes", "TypeError", "bytes-like"),
             ("pool_targets:missing", "AttributeError", "missing"),
             ("no_such_module:f", "ModuleNotFoundError", "no_such_module"),

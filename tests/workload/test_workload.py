@@ -128,6 +128,14 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         load(FileRef(str(tmp_path / "bad.py"), "WORKLOAD"))
 
 
+@pytest.mark.parametrize("raised", ["SystemExit: 3", "KeyboardInterrupt: ", "Skipped: no"])
+def test_a_file_that_ends_the_program_is_named(tmp_path: Path, raised: str) -> None:
+    text = {"SystemExit: 3": "raise SystemExit(3)", "KeyboardInterrupt: ": "raise KeyboardInterrupt"}
+    (tmp_path / "ends.py").write_text(text.get(raised, "import pytest\npytest.skip('no', allow_module_level=True)"))
+    with pytest.raises(WorkloadError, match=rf"ends\.py cannot be loaded: {raised}"):
+        load(FileRef(str(tmp_path / "ends.py"), "WORKLOAD"))
+
+
 def locked_kernel() -> Callable[..., Any]:
     lock = threading.Lock()
 

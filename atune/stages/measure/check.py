@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError
+from atune.errors import WorkloadError, name_and_message
 from atune.model.artifact import FailureKind
 from atune.stages.measure.inputs import Arguments, same_bits
 from atune.workload.workload import Workload
@@ -54,10 +54,10 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     sees_outputs = everything or not arguments.out_idx
     try:
         answer = work.reference(*given)
-    except Exception as error:
+    except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
-        raise WorkloadError(f"Workload {work.name}: the reference raised {type(error).__name__}: {error}") from error
+        raise WorkloadError(f"Workload {work.name}: the reference raised {name_and_message(error)}") from error
     if sees_outputs and isinstance(answer, bool):
         return {}
     found = fresh if everything and answer is None else _listed(answer)

@@ -116,6 +116,16 @@ def test_a_reference_that_answers_nothing_is_refused() -> None:
         judge(workload(reference=lambda x: None), double, X, X)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), pytest.skip.Exception("no")])
+@pytest.mark.parametrize("part", ["inputs", "setup", "reference"])
+def test_whatever_the_workloads_own_functions_raise_is_named(part: str, error: BaseException) -> None:
+    def raising(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(WorkloadError, match=f"{part} raised {type(error).__name__}"):
+        judge(workload(**{"reference": lambda x: x * 2, part: raising}), double, X, X)
+
+
 def test_a_check_of_ones_own_returns_false_or_raises() -> None:
     def manual(outputs: list[Any], expected: list[Any]) -> None:
         torch.testing.assert_close(outputs[0], expected[0])
