@@ -37,6 +37,8 @@ class Lasting(NamedTuple):
     sock: socket.socket
     stderr: Path
     mark: int
+    calls: int
+    """How many calls it was given."""
 
 
 class ServerProcess:

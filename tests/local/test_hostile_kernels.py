@@ -1,4 +1,4 @@
-"""What user code raises in a worker is its candidate's failure, whatever it is, and however badly it can be told."""
+"""What a kernel does to the worker that makes it is its own failure, named rightly, and costs no other candidate."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ async def test_what_a_kernel_raises_is_its_failure_alone(tmp_path: Path) -> None
     assert failures["SpeechlessPanic"].message == "SpeechlessPanic: <no message: str() raised KeyboardInterrupt>"
     assert failures["ValueError"].message == "ValueError: a lone \\udcff surrogate"
     assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records
+
+
+async def test_kernels_that_meddle_with_their_worker_are_named_and_cost_no_other() -> None:
+    """`os.fork()` that returns twice, a socket that is closed, and an answer that nobody asked for."""
+    kernels = f"{KERNELS.with_name('meddling_kernels.py')}:WORKLOAD"
+    result = await tune(kernels, target="c", compile=CompileSettings(workers=1), benchmark=BENCHMARK)
+    failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
+    closed = "lowering ended its process: closed the socket that its answers go through"
+    written = "lowering ended its process: something wrote to the socket that its answers go through"
+    assert failed == {
+        "closes its socket": ("crash", closed),
+        "closes its socket and stays": ("crash", closed),
+        "answers": ("crash", written),
+    }
+    assert result.measured == 4
