@@ -94,7 +94,8 @@ def ship(workload: Workload) -> PickleRef:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
     own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
-    names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
+    # A copy, which is made in one step: other threads put in what they show or trace.
+    names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
 
