@@ -42,6 +42,8 @@ PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
+WORKER = "ATUNE_WORKER"
+"""Environment variable of a worker: its own pid. Processes that it starts have another."""
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by what it ran."""
 HUNG_UP_WORDS = "closed the socket that its answers go through"
@@ -222,6 +224,7 @@ class Server:
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("500")
             os.environ.update(order["env"])
+            os.environ[WORKER] = str(os.getpid())
             os.nice(order["nice"])
             if order["cpus"] is not None:
                 os.sched_setaffinity(0, order["cpus"])

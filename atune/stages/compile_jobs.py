@@ -81,4 +81,7 @@ def _lowered_before(ir_key: str) -> Lowered | None:
 def _one_line(error: BaseException) -> str:
     lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
     # TVM puts the C++ stack first and the message last.
-    return f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
+    said = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
+    if isinstance(error, OSError) and "source code" in said:  # inspect's words
+        return f"{said}; a kernel that exec made needs its text, too: Workload(source=...)"
+    return said
