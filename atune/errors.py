@@ -7,10 +7,44 @@ mistake (`UsageError` and its branches: fix the call, nothing was lost) or machi
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
+
+
+def message_of(error: BaseException) -> str:
+    """Return what `error` says, in text that can be encoded. Cannot fail, whatever its `__str__` does."""
+    try:
+        return _encodable(str(error))
+    except BaseException as broken:
+        return f"<no message: str() raised {name_of(broken)}>"
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of an exception's class. Cannot fail."""
+    try:
+        return _encodable(type(error).__name__)
+    except BaseException:
+        return "BaseException"
+
+
+def name_and_message(error: BaseException) -> str:
+    """Return an exception's class and what it says, as Python shows them. Cannot fail."""
+    return f"{name_of(error)}: {message_of(error)}"
+
+
+def traceback_of(error: BaseException, limit: int | None = None) -> str:
+    """Return the traceback as Python prints it; `limit` as in `traceback.format_exception`. Cannot fail."""
+    try:
+        return _encodable("".join(traceback.format_exception(error, limit=limit)))
+    except BaseException:
+        return f"<no traceback> {name_and_message(error)}"
+
+
+def _encodable(text: str) -> str:
+    return str.encode(text, errors="backslashreplace").decode()  # lone surrogates fit into no journal and no message
 
 
 class AtuneError(Exception):

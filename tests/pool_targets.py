@@ -27,6 +27,19 @@ def interrupt(payload: bytes) -> bytes:
     raise KeyboardInterrupt
 
 
+class Speechless(BaseException):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def speechless(payload: bytes) -> bytes:
+    raise Speechless
+
+
+def surrogate(payload: bytes) -> bytes:
+    raise ValueError("lone \udcff")
+
+
 def no_bytes(payload: bytes) -> bytes:
     return "text"  # type: ignore[return-value]
 
@@ -47,6 +60,34 @@ def close_replies(payload: bytes) -> bytes:
     os.closerange(3, 256)
     time.sleep(60)
     return b""
+
+
+def close_replies_and_go_on(payload: bytes) -> bytes:
+    os.closerange(3, 256)
+    return payload
+
+
+def kill_itself(payload: bytes) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def fork_and_go_on(payload: bytes) -> bytes:
+    """Return in two processes, in the new one also by raising."""
+    child = os.fork() == 0
+    if child and payload == b"raise":
+        raise ValueError("in the child")
+    if payload == b"child first" and not child:
+        time.sleep(0.1)
+    return str(os.getpid()).encode()
+
+
+def answer(payload: bytes) -> bytes:
+    """Send what `payload` says in hexadecimal through the reply socket, before the true answer."""
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) >= 64 and os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+            os.write(int(entry), bytes.fromhex(payload.decode()))
+    return b"the true answer"
 
 
 def sleep(payload: bytes) -> bytes:

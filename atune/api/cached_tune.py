@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.api.tuner import run_blocking, tune
+from atune.api.tuner import check_listener, run_blocking, tune
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
@@ -25,6 +25,7 @@ from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.messages import Discovery
+from atune.processes.server import refuse_in_worker
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import ResultKey
@@ -49,6 +50,7 @@ class Work:
     """
 
     def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
+        check_listener(options.get("on_event"))
         self.workload, self.options = workload, options
         self.problem = workload.arguments if problem is None else problem
         self.compile = options.get("compile") or CompileSettings()
@@ -172,6 +174,7 @@ async def tune_work(
     key = work.key
     if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
         return found
+    refuse_in_worker()
     lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
     mine = _acquire(lock)
     while mine is False and concurrent == "wait":

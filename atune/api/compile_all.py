@@ -22,6 +22,7 @@ from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.server import refuse_in_worker
 from atune.workload.workload import Workload, describe, ship
 
 
@@ -66,6 +67,7 @@ def compile_all(
     Raises `CompileFailed` where a configuration could not be compiled, once all the others are, and `UsageError` for
     what cannot work.
     """
+    refuse_in_worker()
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
     spec = describe(workload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,7 +19,7 @@ from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
 from atune.engine.strategy import make_strategy
-from atune.errors import AtuneError, NoWinner, UsageError
+from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
@@ -26,6 +27,7 @@ from atune.journal.writer import Journal
 from atune.local.backend import LocalBackend
 from atune.model.device import parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.processes.server import refuse_in_worker
 from atune.storage.artifact_store import find, keep
 from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
 
@@ -62,6 +64,9 @@ class Tuner:
         force_parts: Sequence[str] = (),
         backend: Backend | None = None,
     ) -> None:
+        if backend is None:
+            refuse_in_worker()
+        check_listener(on_event)
         parse_target(target)
         accept = check_parts(force_parts)
         make_strategy(strategy, 1, seed)
@@ -102,9 +107,10 @@ class Tuner:
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
-        self._stopped = False
+        self._stopped = self._entered = False
 
     async def __aenter__(self) -> Tuner:
+        self._entered = True
         self._done = anyio.Event()
         self._more = anyio.Event()
         self._tasks = anyio.create_task_group()
@@ -134,6 +140,7 @@ class Tuner:
 
     async def result(self) -> TuneResult:
         """Wait for the end and return the result. Raises what `tune` raises."""
+        self._must_be_entered("result")
         await self._done.wait()
         if self._error is not None:
             raise self._error
@@ -144,6 +151,10 @@ class Tuner:
         self._stopped = True
         if self._engine is not None:
             self._engine.stop()
+
+    def _must_be_entered(self, method: str) -> None:
+        if not self._entered:
+            raise UsageError(f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`")
 
     def _result(self) -> TuneResult:
         assert self._recorder is not None
@@ -191,7 +202,7 @@ class Tuner:
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
             cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
-            await _end_journal(recorder, "cancelled" if cancelled else f"{type(cause).__name__}: {cause}")
+            await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
             if cause is error:
                 raise
             raise cause from None
@@ -212,12 +223,27 @@ class _Events:
     async def __anext__(self) -> Event:
         await anyio.lowlevel.checkpoint()
         tuner = self._tuner
+        tuner._must_be_entered("events")
         while self._position == len(tuner._past):
             if tuner._done.is_set():
                 raise StopAsyncIteration
             await tuner._more.wait()
         self._position += 1
         return tuner._past[self._position - 1]
+
+
+def check_listener(on_event: object) -> None:
+    """Raise `UsageError` where `on_event` cannot be called as a plain function of an event."""
+    if on_event is None:
+        return
+    if not callable(on_event):
+        raise UsageError(f"on_event must be a function of an event, got {on_event!r}")
+    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+        raise UsageError(
+            "on_event is called and not awaited, and must be a plain function; for async code read the events: "
+            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
+        )
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
@@ -273,7 +299,10 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
     measured.
     """
-    tuner = Tuner(workload, **options)
+    return await _finished(Tuner(workload, **options))
+
+
+async def _finished(tuner: Tuner) -> TuneResult:
     tuner._keeps_past = False  # nobody can ask this one for its events, and there may be hundreds of thousands
     async with tuner:
         return await tuner.result()
@@ -284,7 +313,9 @@ def run(workload: Workload | FileRef | str | None = None, **options: Any) -> Tun
 
     Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
     """
-    return run_blocking(tune, workload, **options)
+    # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
+    # for it.
+    return run_blocking(_finished, Tuner(workload, **options))
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from atune.errors import name_and_message
 from atune.journal.events import Event, Warned
 from atune.journal.state import State
 from atune.journal.writer import Journal
@@ -64,7 +65,7 @@ class Recorder:
         dropped: list[Exception] = []
         self._hand_on(event, dropped)
         for why in dropped:  # only now: the listeners after it get their events in order too
-            self.emit(Warned, message=f"a listener of events raised and was dropped: {type(why).__name__}: {why}")
+            self.emit(Warned, message=f"a listener of events raised and was dropped: {name_and_message(why)}")
 
     async def sync(self) -> None:
         """Return once everything recorded so far is on the disk."""

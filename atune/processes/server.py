@@ -22,10 +22,29 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from atune.errors import WorkloadError
 from atune.processes import server_main as forkserver
 from atune.system.folders import SERVER_FOLDER
 
 REAP_S = 0.5
+
+
+def refuse_in_worker() -> None:
+    """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
+    if os.environ.get(forkserver.WORKER) != str(os.getpid()):
+        return
+    frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
+    while frame is not None and not where:  # the innermost file that is being run
+        code, line = frame.f_code, frame.f_lineno
+        if code.co_name == "<module>" and code.co_filename != forkserver.__file__:
+            where = f"{code.co_filename}, line {line},"
+        frame = frame.f_back
+    if not where:
+        raise WorkloadError("a function of the workload tunes, in a worker that tunes already: call it elsewhere")
+    raise WorkloadError(
+        f"{where} tunes while a worker loads the file, and would do so again in each worker: put the call below "
+        '`if __name__ == "__main__":`'
+    )
 
 
 class Lasting(NamedTuple):
@@ -37,6 +56,8 @@ class Lasting(NamedTuple):
     sock: socket.socket
     stderr: Path
     mark: int
+    calls: int
+    """How many calls it was given."""
 
 
 class ServerProcess:
@@ -44,7 +65,7 @@ class ServerProcess:
 
     Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
     of its workers; `remove_folder` is called once the process has ended. `facts` holds whatever runs learned and the
-    next may use, `lasting` the workers that one leaves to the next.
+    next may use, `lasting` the workers that one leaves to the next. Raises `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -55,6 +76,7 @@ class ServerProcess:
         *,
         env: Mapping[str, str],
     ) -> None:
+        refuse_in_worker()
         folder.mkdir(parents=True, exist_ok=True)
         self._remove_folder = remove_folder
         self.folder = folder

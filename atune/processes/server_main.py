@@ -28,18 +28,25 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-FRAME = struct.Struct("!IIQ")
-"""Header of a frame: the sizes of its three parts. A request is (entry, nothing, payload); a reply is (nothing,
-nothing, result) or, when the entry point raised, (exception's class name, its message, the traceback's tail)."""
+FRAME = struct.Struct("!QIIQ")
+"""Header of a frame: the request's number, which its reply carries too, and the sizes of three parts. A request is
+(entry, nothing, payload); a reply is (nothing, nothing, result) or, when the entry point raised, (exception's class
+name, its message, the traceback's tail)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
+WORKER = "ATUNE_WORKER"
+"""Environment variable of a worker: its own pid. Processes that it starts have another."""
+HUNG_UP = 113
+"""Exit status of a worker whose socket was closed by what it ran."""
+HUNG_UP_WORDS = "closed the socket that its answers go through"
 
 
 def main() -> NoReturn:
@@ -95,7 +102,8 @@ def preload(modules: list[str]) -> dict[str, Any]:
                 getattr(module, function)()
     except BaseException as exc:
         traceback.print_exc()
-        error = f"{type(exc).__name__}: {exc}"
+        kind, message, _ = failure(exc)
+        error = f"{kind.decode()}: {message.decode()}"
     gc.freeze()  # collections in a worker then leave the shared pages shared; collecting here would take 0.3 s
     gc.enable()
     return {"seconds": time.monotonic() - start, "error": error}
@@ -216,6 +224,7 @@ class Server:
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("500")
             os.environ.update(order["env"])
+            os.environ[WORKER] = str(os.getpid())
             os.nice(order["nice"])
             if order["cpus"] is not None:
                 os.sched_setaffinity(0, order["cpus"])
@@ -228,53 +237,68 @@ class Server:
 
 def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
     """Answer one request after the other until the parent closes the socket."""
+    pid = os.getpid()
     while True:
-        entry, _, payload = receive(replies)
+        number, (entry, _, payload) = receive(replies)
         try:
             module, _, name = entry.decode().partition(":")
             reply = (b"", b"", memoryview(getattr(importlib.import_module(module), name)(payload)).cast("B"))
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
+            with suppress(BaseException):  # closed, or the user's own by now
                 stream.flush()
         libc.fflush(None)
-        replies.sendall(FRAME.pack(*map(len, reply)))
-        for part in reply:
-            replies.sendall(part)
+        if os.getpid() != pid:  # os.fork() has returned in what was called; the answer is the worker's own to give
+            os._exit(0)
+        try:
+            replies.sendall(FRAME.pack(number, *map(len, reply)))
+            for part in reply:
+                replies.sendall(part)
+        except OSError:
+            os._exit(HUNG_UP)
         del payload, reply  # not kept while the worker waits, which may be long
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
     """Describe `exc` as the three parts of a reply."""
+    kind = encoded(lambda: type(exc).__name__, "the class's name")
+    message = encoded(lambda: str(exc), "str()")
+    text = encoded(lambda: "".join(traceback.format_exception(exc)), "its traceback")
+    return kind, message, memoryview(text[-TRACEBACK_BYTES:])
+
+
+def encoded(make: Callable[[], str], what: str) -> bytes:
+    """Return a text of an exception that user code raised, which may raise, too, or not be encodable."""
     try:
-        message = str(exc)
-    except Exception as broken:
-        message = f"<no message: str() raised {type(broken).__name__}>"
-    text = "".join(traceback.format_exception(exc)).encode(errors="replace")[-TRACEBACK_BYTES:]
-    return type(exc).__name__.encode(), message.encode(errors="replace"), memoryview(text)
+        return str.encode(make(), errors="backslashreplace")
+    except BaseException as broken:
+        return f"<no message: {what} raised {type(broken).__name__}>".encode(errors="backslashreplace")
 
 
-def receive(replies: socket.socket) -> list[bytes]:
+def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
     """Read one whole frame; end the process, all buffers flushed, once nobody is left to ask."""
-    parts: list[bytes] = []
-    sizes: tuple[int, ...] = (FRAME.size,)
-    while len(parts) < len(sizes):
-        buffer, filled = memoryview(bytearray(sizes[len(parts)])), 0
-        while filled < len(buffer):
-            count = replies.recv_into(buffer[filled:])
+
+    def exactly(size: int) -> bytes:
+        buffer, filled = memoryview(bytearray(size)), 0
+        while filled < size:
+            try:
+                count = replies.recv_into(buffer[filled:])
+            except OSError:
+                os._exit(HUNG_UP)
             if count == 0:
                 os._exit(0)
             filled += count
-        if len(sizes) == 1:
-            sizes = FRAME.unpack(buffer)
-        else:
-            parts.append(bytes(buffer))
-    return parts
+        return bytes(buffer)
+
+    number, *sizes = FRAME.unpack(exactly(FRAME.size))
+    return number, [exactly(size) for size in sizes]
 
 
 def describe(code: int | None) -> str:
     """Say how a process ended, from its exit code as `subprocess` has it: negative for a signal."""
+    if code == HUNG_UP:
+        return HUNG_UP_WORDS
     if code is None or code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -13,9 +13,11 @@ import anyio
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
-from atune.processes.server_main import FRAME
+from atune.processes.server_main import FRAME, HUNG_UP_WORDS
 
 TAIL_BYTES = 4096
+PF_EXITING = 0x4
+"""Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
 CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
@@ -49,6 +51,7 @@ class Worker:
         """The process, and its group."""
         self._server, self._number = server, number
         self._sock, self._mark = sock, mark
+        self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
         """Set once the process is there, or never will be."""
@@ -59,12 +62,12 @@ class Worker:
     def left(cls, server: ForkServerSide, left: Lasting) -> Worker:
         """Return a worker that the run before left at `server`'s process."""
         worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
-        worker.pid = left.pid
+        worker.pid, worker._calls = left.pid, left.calls
         worker.forked.set()
         return worker
 
     def leave(self) -> Lasting:
-        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark)
+        return Lasting(self._number, self.name, self.pid, self._sock, self.stderr, self._mark, self._calls)
 
     @property
     def busy(self) -> bool:
@@ -87,23 +90,31 @@ class Worker:
         Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
         past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
         wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
-        cancellation, the worker and its compilers are dead.
+        cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers what
+        it was not asked, is lost too: what it ran has meddled with it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
         if not self.alive:
             raise WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
         self._busy = True
+        self._calls += 1
         try:
             with anyio.fail_after(timeout_s):
-                await send(self._sock, entry.encode(), b"", payload)
-                kind, message, body = await receive(self._sock)
+                await send(self._sock, self._calls, entry.encode(), b"", payload)
+                kind, message, body = await receive(self._sock, self._calls)
         except TimeoutError:
             await self.kill()
             raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
+        except OutOfTurn:
+            await self.kill()
+            how = "something wrote to the socket that its answers go through"
+            raise WorkerLost(f"{self.name} answered out of turn in {entry}: {how}", self._tail()) from None
         except (OSError, EOFError, anyio.ClosedResourceError):
-            await self.kill()  # an end of file alone is no death
-            raise WorkerLost(f"{self.name} died in {entry}: {self.how_ended}", self._tail()) from None
+            hung_up = self.alive and not _ends(self.pid)  # an end of file alone is no death
+            await self.kill()
+            how = HUNG_UP_WORDS if hung_up else self.how_ended
+            raise WorkerLost(f"{self.name} died in {entry}: {how}", self._tail()) from None
         except BaseException:
             await self.kill(CANCEL_S)
             raise
@@ -152,9 +163,13 @@ class Worker:
         return read_tail(self.stderr, self._mark)
 
 
-async def send(sock: socket.socket, *parts: bytes) -> None:
-    """Send one frame over a non-blocking socket, however little it takes at a time."""
-    for part in (FRAME.pack(*map(len, parts)), *parts):
+class OutOfTurn(Exception):
+    """What came is no reply to what was asked."""
+
+
+async def send(sock: socket.socket, number: int, *parts: bytes) -> None:
+    """Send request `number` over a non-blocking socket, however little it takes at a time."""
+    for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
@@ -163,11 +178,18 @@ async def send(sock: socket.socket, *parts: bytes) -> None:
                 await anyio.wait_writable(sock)
 
 
-async def receive(sock: socket.socket) -> list[bytes]:
-    """Receive one frame from a non-blocking socket. Raises `EOFError` where the stream ends."""
+async def receive(sock: socket.socket, number: int) -> list[bytes]:
+    """Receive the reply to request `number` from a non-blocking socket.
+
+    One to an earlier request, which was answered twice, is passed over: that is not this request's doing. Raises
+    `OutOfTurn` for anything else, and `EOFError` where the stream ends.
+    """
 
     async def exactly(size: int) -> bytes:
-        buffer, filled = memoryview(bytearray(size)), 0
+        try:
+            buffer, filled = memoryview(bytearray(size)), 0
+        except (MemoryError, OverflowError):
+            raise OutOfTurn from None  # no size of ours
         while filled < size:
             try:
                 got = sock.recv_into(buffer[filled:])
@@ -179,7 +201,22 @@ async def receive(sock: socket.socket) -> list[bytes]:
             filled += got
         return bytes(buffer)
 
-    return [await exactly(size) for size in FRAME.unpack(await exactly(FRAME.size))]
+    while True:
+        answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
+        if answered > number:
+            raise OutOfTurn
+        parts = [await exactly(size) for size in sizes]
+        if answered == number:
+            return parts
+
+
+def _ends(pid: int) -> bool:
+    """Tell whether a process is dying already, or dead: then its socket was closed by that."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return True
+    return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 
 
 def read_tail(path: Path, start: int = 0) -> str:

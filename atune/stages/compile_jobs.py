@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from atune.errors import message_of, name_of, traceback_of
 from atune.model.artifact import Failure, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.processes.messages import BuildJob, ProofJob
@@ -65,8 +65,8 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
     """Do `work`. What the kernel or tilelang raises is the candidate's failure."""
     try:
         return work(candidate)
-    except (Exception, SystemExit) as error:
-        return Failure(candidate.index, "lower", _one_line(error), traceback.format_exc(limit=-6)[-4000:])
+    except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
+        return Failure(candidate.index, "lower", _one_line(error), traceback_of(error, limit=-6)[-4000:])
 
 
 def _lowered_before(ir_key: str) -> Lowered | None:
@@ -79,6 +79,9 @@ def _lowered_before(ir_key: str) -> Lowered | None:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
     # TVM puts the C++ stack first and the message last.
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"[:500]
+    said = f"{name_of(error)}: {lines[-1].strip() if lines else ''}"[:500]
+    if isinstance(error, OSError) and "source code" in said:  # inspect's words
+        return f"{said}; a kernel that exec made needs its text, too: Workload(source=...)"
+    return said

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.errors import SpaceError, WorkloadError
+from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def parse_file_ref(text: str) -> FileRef:
     return FileRef(os.path.abspath(path), name)
 
 
+_RELATIVE = (
+    "; FILE.py:NAME runs the file alone, outside its package: import by full names (from package.module import ...), "
+    "with the package's parent folder on PYTHONPATH, or import the workload and give it itself: atune.run(WORKLOAD)"
+)
 _by_value = threading.Lock()
 """Which modules cloudpickle takes by value is one setting of the whole process."""
 
@@ -94,7 +98,8 @@ def ship(workload: Workload) -> PickleRef:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
     own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
-    names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
+    # A copy, which is made in one step: other threads put in what they show or trace.
+    names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
 
@@ -246,7 +251,6 @@ def _run_file(path: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, (SpaceError, WorkloadError)):
             raise
-        if isinstance(error, Exception):
-            raise WorkloadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-        raise
+        hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
+        raise WorkloadError(f"{path} cannot be loaded: {name_and_message(error)}{hint}") from error
     return module

@@ -63,7 +63,7 @@ class Workload:
     out_idx
         Positions of the output parameters; by default `@tilelang.jit`'s `out_idx`, else the last parameter.
     check
-        A function that judges the outputs and returns false, or raises AssertionError, where they are wrong. With a
+        A function that judges the outputs and returns false, or raises, where they are wrong. With a
         reference it gets ``(outputs, reference_outputs)``, as tilelang's `manual_check_prog` does; without one
         ``(inputs, outputs)``. All are lists of tensors.
     supply

@@ -463,6 +463,20 @@ async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
     assert result.warnings == (warning.message,)
 
 
+async def test_a_listener_whose_exception_has_no_words_is_dropped_too() -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no words")
+
+    def bad(event: Event) -> None:
+        raise Speechless
+
+    result = await tune(backend=FakeBackend(), on_event=bad)
+    assert result.measured == 8
+    [warning] = result.warnings
+    assert "Speechless: <no message: str() raised KeyError>" in warning
+
+
 async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -> None:
     fails: dict[int, Any] = dict.fromkeys(range(5), "compile") | {5: "lower", 6: "mismatch", 7: "mismatch"}
     with pytest.raises(NoWinner) as caught:

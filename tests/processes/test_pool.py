@@ -21,6 +21,7 @@ import pytest
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.pool import ForkServer
 from atune.processes.server import shutdown
+from atune.processes.server_main import FRAME
 from atune.processes.worker import Worker
 
 HERE = Path(__file__).parents[1]
@@ -171,6 +172,8 @@ async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
             ("pool_targets:fail", "ValueError", "so sad"),
             ("pool_targets:leave", "SystemExit", "3"),
             ("pool_targets:interrupt", "KeyboardInterrupt", "^$"),
+            ("pool_targets:speechless", "Speechless", r"<no message: str\(\) raised KeyboardInterrupt>"),
+            ("pool_targets:surrogate", "ValueError", r"lone \\udcff"),
             ("pool_targets:no_bytes", "TypeError", "bytes-like"),
             ("pool_targets:missing", "AttributeError", "missing"),
             ("no_such_module:f", "ModuleNotFoundError", "no_such_module"),
@@ -205,9 +208,50 @@ async def test_worker_that_hangs_up_is_killed(run_dir: str) -> None:
     async with ForkServer(run_dir=run_dir) as server:
         worker = await server.spawn("test")
         group = worker.pid
-        with anyio.fail_after(2), pytest.raises(WorkerLost, match="SIGKILL"):
+        with anyio.fail_after(2), pytest.raises(WorkerLost, match="close_replies: closed the socket that its answers"):
             await worker.call("pool_targets:close_replies", b"")
         assert not processes([group])
+
+
+async def test_a_worker_without_its_socket_is_named_whether_it_goes_on_or_ends(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        for _ in range(10):
+            worker = await server.spawn("test")
+            with anyio.fail_after(2), pytest.raises(WorkerLost, match="closed the socket that its answers go through"):
+                await worker.call("pool_targets:close_replies_and_go_on", b"")
+            worker = await server.spawn("test")
+            with anyio.fail_after(2), pytest.raises(WorkerLost, match="killed by SIGKILL"):
+                await worker.call("pool_targets:kill_itself", b"")
+
+
+@pytest.mark.parametrize("how", [b"", b"raise", b"child first"])
+async def test_fork_that_returns_twice_is_answered_once(run_dir: str, how: bytes) -> None:
+    """The new process ends, and its answer is nobody's."""
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        for _ in range(5):
+            assert await worker.call("pool_targets:fork_and_go_on", how) == str(worker.pid).encode()
+            assert await worker.call("pool_targets:echo", b"x") == b"x"
+        assert await until(lambda: list(processes([worker.pid])) == [worker.pid])
+
+
+async def test_reply_to_an_earlier_request_is_passed_over(run_dir: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        false = FRAME.pack(1, 0, 0, 5) + b"false"
+        assert await worker.call("pool_targets:answer", false.hex().encode()) == b"false"
+        assert await worker.call("pool_targets:echo", b"mine") == b"mine"
+        assert await worker.call("pool_targets:answer", false.hex().encode()) == b"the true answer"
+
+
+@pytest.mark.parametrize("data", [FRAME.pack(2, 0, 0, 0), b"some bytes, and some more", FRAME.pack(1, 0, 0, 1 << 62)])
+async def test_reply_out_of_turn_is_named(run_dir: str, data: bytes) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        words = "answered out of turn in pool_targets:answer: something wrote to the socket"
+        with anyio.fail_after(2), pytest.raises(WorkerLost, match=words):
+            await worker.call("pool_targets:answer", data.hex().encode())
+        assert not worker.alive
 
 
 async def test_idle_worker_killed_from_outside(run_dir: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import linecache
 import os
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from atune.api.tuner import run
 from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.local.backend import LocalBackend
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
+from atune.testing import FakeBackend
 from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
 
 HERE = Path(__file__).parents[1]
@@ -126,6 +129,14 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         WorkloadError, match=r"bad\.py cannot be loaded: ModuleNotFoundError: .*no_such_module_anywhere"
     ):
         load(FileRef(str(tmp_path / "bad.py"), "WORKLOAD"))
+
+
+@pytest.mark.parametrize("raised", ["SystemExit: 3", "KeyboardInterrupt: ", "Skipped: no"])
+def test_a_file_that_ends_the_program_is_named(tmp_path: Path, raised: str) -> None:
+    text = {"SystemExit: 3": "raise SystemExit(3)", "KeyboardInterrupt: ": "raise KeyboardInterrupt"}
+    (tmp_path / "ends.py").write_text(text.get(raised, "import pytest\npytest.skip('no', allow_module_level=True)"))
+    with pytest.raises(WorkloadError, match=rf"ends\.py cannot be loaded: {raised}"):
+        load(FileRef(str(tmp_path / "ends.py"), "WORKLOAD"))
 
 
 def locked_kernel() -> Callable[..., Any]:
@@ -338,6 +349,44 @@ class Slow:
     def __reduce__(self) -> Any:
         time.sleep(0.05)
         return (int, ())
+
+
+def test_eight_threads_run_twenty_times_while_linecache_changes() -> None:
+    """Each shares one process's linecache with the others, and with a program that logs tracebacks meanwhile."""
+    sources = "def f(N, block=1):\n    return N\n"
+    ended = threading.Event()
+    outcomes: list[tuple[int, str]] = []
+
+    def log_tracebacks() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            linecache.cache[f"<logged {number % 3000}>"] = (1, None, ["pass\n"], "logged")
+            linecache.cache.pop(f"<logged {(number + 1500) % 3000}>", None)
+
+    def runs(thread: int) -> None:
+        for one in range(20):
+            names: dict[str, Any] = {"__name__": f"typed_in_{thread}_{one}"}
+            exec(compile(sources, f"<cell {thread} {one}>", "exec"), names)
+            work = Workload(names["f"], Space(block=[1, 2]), arguments={"N": 1}, source=sources)
+            spec, ref = describe(work), ship(work)
+            result = run(backend=FakeBackend(len(spec.configs)))
+            outcomes.append((result.measured, ref.sources[f"<cell {thread} {one}>"]))
+
+    interval = sys.getswitchinterval()
+    logger = threading.Thread(target=log_tracebacks)
+    try:
+        sys.setswitchinterval(1e-5)
+        logger.start()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(runs, range(8)))  # raises what a run raised
+    finally:
+        ended.set()
+        logger.join()
+        sys.setswitchinterval(interval)
+        for name in [name for name in linecache.cache if name.startswith(("<logged", "<cell"))]:
+            del linecache.cache[name]
+    assert outcomes == [(2, sources)] * 160
 
 
 def test_two_threads_ship_kernels_of_one_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

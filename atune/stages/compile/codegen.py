@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from atune.errors import message_of, name_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
 from atune.stages.compile import adapters, cpu, ir
 from atune.stages.compile.device_source import flags_config
@@ -91,13 +92,13 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
     """
     try:
         return build(group, path, steps)
-    except Exception as error:
+    except BaseException as error:
         if len(group) > 1:
             raise
-        said = str(error).strip()
+        said = message_of(error).strip()
         first = re.sub(r"\S*/[^/\s:]+\.part", "kernel", first_error(said))  # failures of one kind count together
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in said else "codegen"
-        return [Failure(group[0].index, kind, f"{type(error).__name__}: {first.strip()}"[:500], said[-4000:])]  # type: ignore[arg-type]
+        return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], said[-4000:])]  # type: ignore[arg-type]
 
 
 def _build_alone(blobs: Sequence[Blob], path: str, output: CompilerOutput) -> Made:

@@ -84,12 +84,12 @@ def measure(payload: bytes) -> bytes:
         result = Failure(artifact.index, "load", words_of(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
-    except Exception as error:
+    except BaseException as error:
         result = Failure(artifact.index, kind_of(error), words_of(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
-        except Exception as error:
+        except BaseException as error:
             result = Failure(artifact.index, kind_of(error), words_of(error))
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()

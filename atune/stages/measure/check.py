@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import WorkloadError
+from atune.errors import WorkloadError, message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
+from atune.stages.measure.device_errors import kind_of
 from atune.stages.measure.inputs import Arguments, same_bits
 from atune.workload.workload import Workload
 
@@ -54,10 +55,10 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     sees_outputs = everything or not arguments.out_idx
     try:
         answer = work.reference(*given)
-    except Exception as error:
+    except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
-        raise WorkloadError(f"Workload {work.name}: the reference raised {type(error).__name__}: {error}") from error
+        raise WorkloadError(f"Workload {work.name}: the reference raised {name_and_message(error)}") from error
     if sees_outputs and isinstance(answer, bool):
         return {}
     found = fresh if everything and answer is None else _listed(answer)
@@ -113,10 +114,11 @@ def judged(work: Workload, arguments: Arguments, expected: Expected | None) -> t
         answer = work.check(
             *((list(outputs.values()), other) if expected is not None else (other, list(outputs.values())))
         )
-    except AssertionError as error:
-        why = f"the check says: {_first_line(error)}"
+        right = answer is None or bool(answer)
+    except BaseException as error:
+        why = _objection("check", error, arguments)
     else:
-        if answer is None or bool(answer):
+        if right:
             return None, None
         why = "the check returned a false value"
     return _worst_kind(outputs, arguments, why), None
@@ -127,10 +129,11 @@ def _judged_by_reference(work: Workload, arguments: Arguments) -> Mismatch | Non
     outputs = {i: arguments.values[i] for i in arguments.out_idx}
     try:
         answer = work.reference(*(v.clone() if hasattr(v, "clone") else v for v in arguments.values))
-    except AssertionError as error:
-        why = f"the reference says: {_first_line(error)}"
+        right = answer is None or bool(answer)
+    except BaseException as error:
+        why = _objection("reference", error, arguments)
     else:
-        if answer is None or bool(answer):
+        if right:
             return None
         why = "the reference returned a false value"
     return _worst_kind(outputs, arguments, why)
@@ -147,9 +150,16 @@ def _worst_kind(outputs: dict[int, Any], arguments: Arguments, why: str) -> Mism
     return Mismatch("mismatch", why)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:300] or type(error).__name__
+def _objection(judge: str, error: BaseException, arguments: Arguments) -> str:
+    """Say what a check that raised has said. What the device itself reports is raised again: it has its own kinds."""
+    on_device = any(getattr(value, "is_cuda", False) for value in arguments.values)
+    if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
+        raise error
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    said = " ".join(lines[:3])[:300]
+    if isinstance(error, AssertionError):
+        return f"the {judge} says: {said or name_of(error)}"
+    return f"the {judge} raised {name_of(error)}: {said}"
 
 
 def compare(work: Workload, arguments: Arguments, expected: Expected) -> tuple[Mismatch | None, float]:

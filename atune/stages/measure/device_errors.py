@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from atune.errors import message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
 
 _BEYOND_REPAIR = re.compile(
@@ -24,7 +25,7 @@ _NO_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cud
 
 def kind_of(error: BaseException) -> FailureKind:
     """Tell what became of a call that raised `error`: after ``fault`` the process's context is beyond repair."""
-    text = f"{type(error).__name__}: {error}"
+    text = name_and_message(error)
     if _BEYOND_REPAIR.search(text):
         return "fault"
     return "out_of_memory" if _NO_MEMORY.search(text) else "launch"
@@ -32,5 +33,5 @@ def kind_of(error: BaseException) -> FailureKind:
 
 def words_of(error: BaseException) -> str:
     """Return the first lines of what was said, in one."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]
+    lines = [line for line in message_of(error).splitlines() if line.strip()]
+    return f"{name_of(error)}: {' '.join(lines[:2])}"[:500]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.errors import WorkloadError
+from atune.errors import WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
 from atune.workload.workload import Workload
@@ -70,8 +70,8 @@ class Arguments:
         if work.setup is not None:
             try:
                 work.setup(*self.inputs)
-            except Exception as error:
-                raise WorkloadError(f"Workload {work.name}: setup raised {type(error).__name__}: {error}") from error
+            except BaseException as error:
+                raise WorkloadError(f"Workload {work.name}: setup raised {name_and_message(error)}") from error
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def poison(self) -> None:
@@ -250,8 +250,8 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         named = {"parameters": in_params} if "parameters" in wanted else {}
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
         return list(work.inputs(**named))
-    except Exception as error:
-        raise WorkloadError(f"Workload {work.name}: inputs raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise WorkloadError(f"Workload {work.name}: inputs raised {name_and_message(error)}") from error
 
 
 def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:

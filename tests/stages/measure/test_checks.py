@@ -116,6 +116,16 @@ def test_a_reference_that_answers_nothing_is_refused() -> None:
         judge(workload(reference=lambda x: None), double, X, X)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), pytest.skip.Exception("no")])
+@pytest.mark.parametrize("part", ["inputs", "setup", "reference"])
+def test_whatever_the_workloads_own_functions_raise_is_named(part: str, error: BaseException) -> None:
+    def raising(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(WorkloadError, match=f"{part} raised {type(error).__name__}"):
+        judge(workload(**{"reference": lambda x: x * 2, part: raising}), double, X, X)
+
+
 def test_a_check_of_ones_own_returns_false_or_raises() -> None:
     def manual(outputs: list[Any], expected: list[Any]) -> None:
         torch.testing.assert_close(outputs[0], expected[0])
@@ -134,6 +144,51 @@ def test_a_check_of_ones_own_returns_false_or_raises() -> None:
     ):
         wrong = judge(alone, kernel, X, X)
         assert wrong is not None and wrong.kind == kind
+
+
+class Speechless(AssertionError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+RAISED_BY_CHECKS = {
+    "raised ValueError: the outputs' rows are not sorted": ValueError("the outputs' rows are not sorted"),
+    "raised RuntimeError: out of memory, says the check": RuntimeError("out of memory, says the check"),
+    "raised KeyError: 'row'": KeyError("row"),
+    "raised MemoryError: ": MemoryError(),
+    "raised KeyboardInterrupt: ": KeyboardInterrupt(),
+    "raised SystemExit: 1": SystemExit(1),
+    "raised Skipped: not here": pytest.skip.Exception("not here"),
+    "raised WorkloadError: strange": WorkloadError("strange"),
+    "says: <no message: str() raised RuntimeError>": Speechless(),
+    "says: \\udcff": AssertionError("\udcff"),
+}
+
+
+@pytest.mark.parametrize("words", RAISED_BY_CHECKS)
+@pytest.mark.parametrize("form", ["without reference", "with reference", "reference that judges"])
+def test_a_check_that_raises_is_a_mismatch_with_its_words(form: str, words: str) -> None:
+    judging: list[bool] = []  # a reference is asked for what it returns first
+
+    def raising(*_: Any) -> bool:
+        if form == "reference that judges" and not judging:
+            judging.append(True)
+            return False
+        raise RAISED_BY_CHECKS[words]
+
+    options: dict[str, Any] = {"check": raising}
+    if form == "with reference":
+        options["reference"] = lambda x: x * 2
+    elif form == "reference that judges":
+        options = {"reference": lambda x, out: raising(x, out)}
+    wrong = judge(workload(**options), double, X, X)
+    judged_by = "reference" if form == "reference that judges" else "check"
+    assert wrong == Mismatch("mismatch", f"the {judged_by} {words}")
+
+
+def test_a_check_whose_answer_is_no_truth_value_is_a_mismatch() -> None:
+    wrong = judge(workload(check=lambda inputs, outputs: outputs[0] > 0), double, X, X)
+    assert wrong is not None and wrong.kind == "mismatch" and "the check raised RuntimeError: Boolean" in wrong.message
 
 
 def test_a_mismatch_says_where_and_how_much() -> None:

@@ -1,0 +1,137 @@
+"""Programs that would tune without end, or wait for nothing: each is told what it lacks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atune.api.tuner import Tuner, run, tune
+from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.testing import FakeBackend
+from atune.workload.workload import Workload
+
+QUICK = {"compile": CompileSettings(workers=1), "benchmark": BenchmarkSettings(n_repeat=2, n_final=0)}
+KERNEL = """\
+import asyncio
+import tilelang.language as T
+import atune
+from atune.api.cached_tune import run_cached
+
+
+def kernel(x=0):
+    {body}
+
+    @T.prim_func
+    def main(a: T.Tensor((32,), "float32"), out: T.Tensor((32,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(32):
+                out[i] = a[i] * 2.0
+
+    return main
+
+
+WORKLOAD = atune.Workload(kernel, [{{"x": 0}}])
+{last}
+"""
+GUARD = r'tunes while a worker loads the file, .*: put the call below `if __name__ == "__main__":`'
+
+
+def written(folder: Path, last: str, body: str = "pass", name: str = "tunes.py") -> Path:
+    file = folder / name
+    file.write_text(KERNEL.format(last=last, body=body))
+    return file
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "atune.run(WORKLOAD, target='c')",
+        "atune.run(__file__, target='c')",
+        "atune.run(WORKLOAD, target='c', journal='never')",
+        "asyncio.run(atune.tune(WORKLOAD, target='c'))",
+        "run_cached(WORKLOAD, target='c')",
+        "atune.compile_all(kernel, [{'x': 0}], target='c')",
+    ],
+)
+def test_file_that_tunes_while_it_is_loaded(tmp_path: Path, call: str) -> None:
+    """Its workers would load the file, and tune, and so on."""
+    file = written(tmp_path, call)
+    line = len(file.read_text().splitlines())
+    with pytest.raises(WorkloadError, match=rf"tunes\.py, line {line}, {GUARD}"):
+        run(f"{file}:WORKLOAD", target="c", **QUICK)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_module_that_tunes_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program imports it by name, and so do the workers."""
+    written(tmp_path, "atune.run(WORKLOAD, target='c')", name="tunes_at_import.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WorkloadError, match=rf"tunes_at_import\.py, line \d+, {GUARD}"):
+        importlib.import_module("tunes_at_import")
+    assert "tunes_at_import" not in sys.modules
+
+
+def test_kernel_that_tunes_fails_alone(tmp_path: Path) -> None:
+    file = written(tmp_path, "", "if x == 0: atune.run(WORKLOAD, target='c')")
+    with pytest.raises(NoWinner, match="lower: WorkloadError: a function of the workload tunes, in a worker"):
+        run(f"{file}:WORKLOAD", target="c", **QUICK)
+
+
+def test_a_file_with_the_guard_tunes(tmp_path: Path) -> None:
+    file = written(tmp_path, "if __name__ == '__main__':\n    atune.run(WORKLOAD)")
+    assert run(f"{file}:WORKLOAD", target="c", **QUICK).measured == 1
+
+
+def test_relative_import_in_a_file_says_what_to_do(tmp_path: Path) -> None:
+    file = written(tmp_path, "from .sizes import N")
+    words = r"relative import .*; FILE\.py:NAME runs the file alone, .* import by full names .* atune\.run\(WORKLOAD\)"
+    with pytest.raises(WorkloadError, match=words):
+        run(f"{file}:WORKLOAD", target="c", **QUICK)
+
+
+def test_exec_without_its_source_says_what_to_do() -> None:
+    text = KERNEL.format(body="pass", last="")
+    names: dict[str, Any] = {"__name__": "made_by_exec"}
+    exec(text, names)
+    with pytest.raises(NoWinner, match=r"needs its text, too: Workload\(source=\.\.\.\)"):
+        run(Workload(names["kernel"], [{"x": 0}]), target="c", **QUICK)
+
+
+@pytest.mark.anyio
+async def test_events_and_result_before_entering_are_refused() -> None:
+    tuner = Tuner(backend=FakeBackend())
+    events = tuner.events()
+    with pytest.raises(UsageError, match=r"Tuner\.events\(\): the run starts on entering: `async with Tuner"):
+        await anext(events)
+    with pytest.raises(UsageError, match=r"Tuner\.result\(\): the run starts on entering"):
+        await tuner.result()
+    async with tuner:  # it is as good as new
+        assert (await anext(events)).seq == 0
+        assert (await tuner.result()).measured == 8
+
+
+class Listening:
+    async def __call__(self, event: object) -> None:
+        raise AssertionError("never called")
+
+
+async def listening(event: object) -> None:
+    raise AssertionError("never called")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("listener", [listening, functools.partial(listening), Listening(), Listening().__call__])
+async def test_async_on_event_is_refused(listener: Any) -> None:
+    with pytest.raises(UsageError, match=r"on_event is called and not awaited, .*tuner\.events\(\)"):
+        await tune(backend=FakeBackend(), on_event=listener)
+
+
+def test_on_event_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(UsageError, match="on_event must be a function of an event, got 5"):
+        Tuner(backend=FakeBackend(), on_event=5)  # type: ignore[arg-type]
