@@ -103,20 +103,15 @@ def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from pathlib import Path
-
     from atune.cli.main import complain
-    from atune.errors import UsageError
+    from atune.cli.output import write_output
 
     cache = _cache(arguments)
     data = cache.export(kernel=arguments.kernel, key=arguments.key)
     if arguments.output is None:
         print(data.decode(), flush=True)
         return 0
-    try:
-        Path(arguments.output).write_bytes(data + b"\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {arguments.output}: {error.strerror or error}") from error
+    write_output(arguments.output, data + b"\n", private=False)
     count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
     if arguments.json:
         print(json.dumps({"exported": count, "file": arguments.output}), flush=True)

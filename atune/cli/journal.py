@@ -146,16 +146,18 @@ QUIET_S = 60
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
+    from atune.cli.output import write_output
     from atune.reporting.report import report
 
-    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     page = report(arguments.journal)
-    _write(output, page.encode())
+    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    write_output(output, page.encode())
     _done(arguments, output, f"report     {output}")
     return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.output import write_output
     from atune.journal.export import export
 
     data = export(arguments.journal, arguments.to)
@@ -163,7 +165,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
     else:
-        _write(arguments.output, data)
+        write_output(arguments.output, data)
         _done(arguments, arguments.output, f"exported   {arguments.output}")
     return 0
 
@@ -177,19 +179,6 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for text in result.warnings:
         complain(printable(text), kind="merge: ")
     return show(result, arguments)
-
-
-def _write(path: str, data: bytes) -> None:
-    import os
-
-    from atune.errors import UsageError
-
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _done(arguments: argparse.Namespace, output: str, text: str) -> None:

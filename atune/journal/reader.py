@@ -174,6 +174,17 @@ def read(path: str | Path) -> list[AnyEvent]:
     return list(JournalReader(path))
 
 
+def is_journal(path: str | Path) -> bool:
+    """Tell whether the file at `path` begins as journals do, whole or damaged. Raises `OSError`."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
+_BEGINNING = b'{"crc":"'
+
+
 def parse_line(line: bytes) -> AnyEvent | None:
     """Return the event of one whole line, its newline included; None where it is half-written, damaged or unknown."""
     body = _body(line) if line.endswith(b"\n") else None
