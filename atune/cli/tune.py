@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from atune.cli.main import INTERRUPTED, NO_WINNER, complain, report_error, show
+from atune.cli.main import INTERRUPTED, NO_WINNER, report_error, show_kept
+from atune.cli.printing import complain
 from atune.errors import NoWinner, UsageError
 from atune.journal.events import Event
 from atune.journal.result import TuneResult
@@ -149,12 +150,12 @@ async def _interruptible(
 
 def _report(ended: TuneResult | BaseException | None, state: State, journal: str, arguments: argparse.Namespace) -> int:
     if isinstance(ended, TuneResult):
-        return show(ended, arguments)
+        return show_kept(ended, arguments)
     if ended is None:
         kept = os.path.exists(journal)
         result = TuneResult(state, journal if kept else None)
         if arguments.table or arguments.json:
-            show(result, arguments)
+            show_kept(result, arguments)
         how = f" are kept in {journal}; atune resume {shlex.quote(journal)} goes on" if kept else ""
         complain(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
@@ -164,7 +165,7 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         else:
             complain(str(ended))
         if arguments.table or arguments.json:
-            show(ended.result, arguments)
+            show_kept(ended.result, arguments)
         return NO_WINNER
     return report_error(ended, debug=arguments.debug)
 

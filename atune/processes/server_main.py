@@ -52,7 +52,7 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     sys.path[:] = config["path"]
-    server = Server(socket.socket(fileno=config["control"]), lifeline)
+    server = Server(socket.socket(fileno=config["control"]), lifeline, config["folder"])
     try:
         server.report(op="ready", **preload(config["preload"]))
         server.serve(config["parent"])
@@ -104,8 +104,8 @@ def preload(modules: list[str]) -> dict[str, Any]:
 class Server:
     """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
 
-    def __init__(self, control: socket.socket, lifeline: int) -> None:
-        self.control, self.lifeline = control, lifeline
+    def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
+        self.control, self.lifeline, self.folder = control, lifeline, folder
         self.libc = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.woken, self.wakeup = socket.socketpair()
@@ -210,6 +210,8 @@ class Server:
             for fd in fds:
                 os.close(fd)
             faulthandler.enable()
+            with suppress(OSError):  # the program's working folder, unless it was removed
+                os.chdir(self.folder)
             for stream in (sys.stdout, sys.stderr):
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
             # Short of memory, the kernel should take a worker before the user's program.

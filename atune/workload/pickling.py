@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError
+from atune.system.paths import working_folder
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def ship(workload: Workload) -> PickleRef:
     own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
     names = own_files | {n for n in linecache.cache if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
+    return PickleRef(blob, sources, tuple(sys.path), working_folder())
 
 
 def _without_kernels(workload: Workload) -> Workload:
