@@ -24,7 +24,7 @@ from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.system.paths import cache_folder
-from atune.system.signals import SIGNALS, Interrupts
+from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def _interruptible(
 ) -> TuneResult | BaseException | None:
     """Return what `call` returned or raised; None where a signal cancelled it, after it has cleaned up."""
     ended: TuneResult | BaseException | None = None
-    with anyio.open_signal_receiver(*SIGNALS) as received:
+    with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
 

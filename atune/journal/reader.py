@@ -235,6 +235,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "the name is too long: give a shorter one",
     errno.ENOLCK: "the file system has no locks: give a path on a local disk",
     errno.EOPNOTSUPP: "the file system has no locks: give a path on a local disk",
+    errno.EMFILE: "too many files are open in this process: raise the limit (ulimit -n 1024)",
     errno.ESTALE: "it was removed, or its file system went away, while the run wrote it",
 }
 

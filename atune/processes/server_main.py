@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -40,6 +41,11 @@ PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
+"""Where a worker's socket is put, or at the middle of what its limit allows, where that is lower."""
+FILES = 4096
+"""Open files that a worker is allowed, where its user may have so many."""
+CORE_FILES = "ATUNE_CORE_FILES"
+"""Environment variable: set to 1, crashing workers leave core files as this machine has it."""
 
 
 def main() -> NoReturn:
@@ -50,6 +56,7 @@ def main() -> NoReturn:
     # It was inheritable only to get past our own exec; the preloaded modules' children and compilers do not get it.
     os.set_inheritable(config["control"], False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    set_limits()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     sys.path[:] = config["path"]
     server = Server(socket.socket(fileno=config["control"]), lifeline, config["folder"])
@@ -61,6 +68,23 @@ def main() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     server.end()
+
+
+def set_limits() -> None:
+    """Leave no core files of candidates that crash, unless they are asked for, and allow enough open files."""
+    if os.environ.get(CORE_FILES) != "1":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard), hard)
+        )
+
+
+def private_fd() -> int:
+    """Return the least number for a descriptor that is ours alone."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
 
 
 def arm_lifeline(lifeline: int) -> int:
@@ -206,7 +230,7 @@ class Server:
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
             # Far from the descriptors that native code writes to by number, and closed in every compiler.
-            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, FIRST_PRIVATE_FD))
+            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, private_fd()))
             for fd in fds:
                 os.close(fd)
             faulthandler.enable()
