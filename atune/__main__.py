@@ -10,5 +10,6 @@ try:
     if __name__ == "__main__":
         sys.exit(main())
 except KeyboardInterrupt:  # Ctrl-C before the command line could install its handlers
-    sys.stderr.write("atune: interrupted\n")
+    if sys.stderr is not None:
+        sys.stderr.write("atune: interrupted\n")
     sys.exit(130)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
+import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -179,6 +181,8 @@ class Tuner:
             result = self._result()
             if result.best_config is None:
                 raise NoWinner(no_winner_message(result), result)
+        except OSError as error:
+            self._error = too_many_files(error) if error.errno in (errno.EMFILE, errno.ENFILE) else error
         except Exception as error:
             self._error = error
         except BaseException:
@@ -209,6 +213,20 @@ class Tuner:
         finally:
             if journal is not None:
                 journal.close()
+
+
+def too_many_files(error: OSError) -> UsageError:
+    """Return what to raise where the system opens no more files: whose limit it is, and what to do."""
+    if error.errno == errno.ENFILE:
+        said = UsageError("the machine has too many files open: end what has them, or try again later")
+    else:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        said = UsageError(
+            f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
+            "workers (--workers, CompileSettings(workers=…)); each takes one or two"
+        )
+    said.__cause__ = error
+    return said
 
 
 class _Events:

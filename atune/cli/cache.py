@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from atune.cli.printing import complain, say, say_bytes
 
 if TYPE_CHECKING:
     from atune.storage.result_cache import ResultCache
@@ -53,7 +54,7 @@ def _cache(arguments: argparse.Namespace) -> ResultCache:
 def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
-        print(json.dumps({"results": [_plain(entry) for entry in entries]}), flush=True)
+        say(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
     from atune.journal.result import describe_config, printable
 
@@ -64,12 +65,11 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         named = printable(entry.parts.kernel), problem, printable(entry.parts.device)
         rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
     if not entries:
-        print("no results", flush=True)
+        say("no results")
         return 0
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    sys.stdout.flush()
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    say("\n".join(lines))
     return 0
 
 
@@ -83,7 +83,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         raise UsageError(f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls")
     [entry] = found
     if arguments.json:
-        print(json.dumps(_plain(entry)), flush=True)
+        say(json.dumps(_plain(entry)))
         return 0
     result = cache.find(entry.parts)
     plain = _plain(entry)
@@ -92,34 +92,28 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         lines.append("It was imported: the other candidates are not known.")
     else:
         lines += ["", *(printable(line) for line in result.table().splitlines())]
-    print("\n".join(lines), flush=True)
+    say("\n".join(lines))
     return 0
 
 
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
-    print(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed", flush=True)
+    say(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed")
     return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from pathlib import Path
-
-    from atune.cli.main import complain
-    from atune.errors import UsageError
+    from atune.cli.output import write_output
 
     cache = _cache(arguments)
     data = cache.export(kernel=arguments.kernel, key=arguments.key)
     if arguments.output is None:
-        print(data.decode(), flush=True)
+        say_bytes(data + b"\n")
         return 0
-    try:
-        Path(arguments.output).write_bytes(data + b"\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {arguments.output}: {error.strerror or error}") from error
+    write_output(arguments.output, data + b"\n", private=False)
     count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
     if arguments.json:
-        print(json.dumps({"exported": count, "file": arguments.output}), flush=True)
+        say(json.dumps({"exported": count, "file": arguments.output}))
     else:
         complain(f"{count} results exported to {arguments.output}", kind="")
     return 0
@@ -135,7 +129,7 @@ def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {arguments.file}: {error.strerror or error}") from error
     new = _cache(arguments).merge(data)
-    print(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported", flush=True)
+    say(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
     return 0
 
 

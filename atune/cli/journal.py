@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ _PARTS = "accept that kernel, space, target, device, versions or settings differ
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.api.resume import options_of, origin_of, read_state, resume
-    from atune.cli.main import complain
+    from atune.cli.printing import complain
     from atune.cli.tune import drive
     from atune.engine.plan import check_parts, finished
     from atune.model.settings import Budget
@@ -86,7 +85,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.cli.main import complain, show
+    from atune.cli.main import show
+    from atune.cli.printing import complain
     from atune.journal.replay import salvage
 
     if not arguments.salvage:
@@ -99,7 +99,6 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if len(lost) > 20:
         complain(f"{len(lost) - 20} more", kind="salvage: ")
     complain("nothing is lost" if not lost else "the result below is without that", kind="salvage: ")
-    sys.stderr.flush()
     return show(result, arguments)
 
 
@@ -108,7 +107,8 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     import anyio
 
-    from atune.cli.main import complain, show
+    from atune.cli.main import show
+    from atune.cli.printing import complain
     from atune.errors import UsageError
     from atune.journal.replay import follow, simulate
     from atune.journal.result import TuneResult
@@ -146,30 +146,33 @@ QUIET_S = 60
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
+    from atune.cli.output import write_output
     from atune.reporting.report import report
 
-    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     page = report(arguments.journal)
-    _write(output, page.encode())
+    output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
+    write_output(output, page.encode())
     _done(arguments, output, f"report     {output}")
     return 0
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.output import write_output
+    from atune.cli.printing import say_bytes
     from atune.journal.export import export
 
     data = export(arguments.journal, arguments.to)
     if arguments.output is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        say_bytes(data)
     else:
-        _write(arguments.output, data)
+        write_output(arguments.output, data)
         _done(arguments, arguments.output, f"exported   {arguments.output}")
     return 0
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.cli.main import complain, show
+    from atune.cli.main import show
+    from atune.cli.printing import complain
     from atune.journal.merge import merge
     from atune.journal.result import printable
 
@@ -179,20 +182,9 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     return show(result, arguments)
 
 
-def _write(path: str, data: bytes) -> None:
-    import os
-
-    from atune.errors import UsageError
-
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
     import json
 
-    print(json.dumps({"output": output}) if arguments.json else text, flush=True)
+    from atune.cli.printing import say
+
+    say(json.dumps({"output": output}) if arguments.json else text)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.cli.cache import add_cache_commands
 from atune.cli.journal import add_journal_commands
+from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.system.signals import Interrupts
+from atune.system.streams import discard, prepare
 from atune.version import __version__
 
 if TYPE_CHECKING:
@@ -29,21 +30,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     not show a traceback. Given, they are put back.
     """
     arguments: argparse.Namespace | None = None
+    if argv is None:
+        prepare()
     with Interrupts(keep=argv is None) as interrupts:
         try:
             arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)
             status: int = arguments.command(arguments, interrupts)
-            sys.stdout.flush()
             return status
         except SystemExit as error:  # --help and --version
+            try:
+                sys.stdout.flush()
+            except OSError:
+                discard(sys.stdout, 1)
             return error.code if isinstance(error.code, int) else USAGE
         except KeyboardInterrupt:
             complain("interrupted", kind="")
             return INTERRUPTED
         except BrokenPipeError:
-            # The reader of our output left (`… | head`). Python would complain again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            return OK
+            return OK  # the reader of our output left (`… | head`)
         except Exception as error:
             return report_error(error, debug=arguments is not None and arguments.debug)
 
@@ -53,32 +57,35 @@ def report_error(error: BaseException, *, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exception(error)
+        mutter("".join(traceback.format_exception(error)))
     error = _only_error(error)
     if isinstance(error, AtuneError):
         complain(str(error))
         if isinstance(error, WorkerError) and error.detail:
-            sys.stderr.write("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
+            mutter("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
         return USAGE if isinstance(error, UsageError) else NO_WINNER
     hint = "" if debug else "; --debug shows where"
     complain(f"{type(error).__name__}: {error} (this is a mistake in atune{hint})")
     return NO_WINNER
 
 
-def complain(message: str, kind: str = "error: ") -> None:
-    sys.stderr.write(f"atune: {kind}{message}\n")
-    sys.stderr.flush()
-
-
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     """Print `result` as asked for, the JSON object as the last line, and return the exit status."""
     if arguments.table:
-        print(result.table())
-    if arguments.json:
-        print(json.dumps(result.summary()), flush=True)
-    else:
-        print(summary_text(result), flush=True)
+        say(result.table())
+    say(json.dumps(result.summary()) if arguments.json else summary_text(result))
     return OK if result.best is not None else NO_WINNER
+
+
+def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
+    """Print the result of a run as `show` does. Where stdout does not take it, the run's status is what it was."""
+    try:
+        return show(result, arguments)
+    except (BrokenPipeError, OutputLost) as error:
+        if isinstance(error, OutputLost):
+            kept = "" if result.journal is None else f"; atune replay {result.journal} shows the result"
+            complain(f"{error}{kept}", kind="")
+        return OK if result.best is not None else NO_WINNER
 
 
 def summary_text(result: TuneResult) -> str:
@@ -138,9 +145,9 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     checks = examine()
     ready = can_tune(checks)
     if arguments.json:
-        print(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
+        say(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
     else:
-        print(render(checks))
+        say(render(checks))
     return OK if ready else NO_WINNER
 
 

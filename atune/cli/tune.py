@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from atune.cli.main import INTERRUPTED, NO_WINNER, complain, report_error, show
+from atune.cli.main import INTERRUPTED, NO_WINNER, report_error, show_kept
+from atune.cli.printing import complain
 from atune.errors import NoWinner, UsageError
 from atune.journal.events import Event
 from atune.journal.result import TuneResult
@@ -23,7 +24,7 @@ from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.system.paths import cache_folder
-from atune.system.signals import SIGNALS, Interrupts
+from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ async def _interruptible(
 ) -> TuneResult | BaseException | None:
     """Return what `call` returned or raised; None where a signal cancelled it, after it has cleaned up."""
     ended: TuneResult | BaseException | None = None
-    with anyio.open_signal_receiver(*SIGNALS) as received:
+    with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
 
@@ -149,12 +150,12 @@ async def _interruptible(
 
 def _report(ended: TuneResult | BaseException | None, state: State, journal: str, arguments: argparse.Namespace) -> int:
     if isinstance(ended, TuneResult):
-        return show(ended, arguments)
+        return show_kept(ended, arguments)
     if ended is None:
         kept = os.path.exists(journal)
         result = TuneResult(state, journal if kept else None)
         if arguments.table or arguments.json:
-            show(result, arguments)
+            show_kept(result, arguments)
         how = f" are kept in {journal}; atune resume {shlex.quote(journal)} goes on" if kept else ""
         complain(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
@@ -164,7 +165,7 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         else:
             complain(str(ended))
         if arguments.table or arguments.json:
-            show(ended.result, arguments)
+            show_kept(ended.result, arguments)
         return NO_WINNER
     return report_error(ended, debug=arguments.debug)
 

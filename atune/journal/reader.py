@@ -174,6 +174,17 @@ def read(path: str | Path) -> list[AnyEvent]:
     return list(JournalReader(path))
 
 
+def is_journal(path: str | Path) -> bool:
+    """Tell whether the file at `path` begins as journals do, whole or damaged. Raises `OSError`."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
+_BEGINNING = b'{"crc":"'
+
+
 def parse_line(line: bytes) -> AnyEvent | None:
     """Return the event of one whole line, its newline included; None where it is half-written, damaged or unknown."""
     body = _body(line) if line.endswith(b"\n") else None
@@ -224,6 +235,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "the name is too long: give a shorter one",
     errno.ENOLCK: "the file system has no locks: give a path on a local disk",
     errno.EOPNOTSUPP: "the file system has no locks: give a path on a local disk",
+    errno.EMFILE: "too many files are open in this process: raise the limit (ulimit -n 1024)",
     errno.ESTALE: "it was removed, or its file system went away, while the run wrote it",
 }
 

@@ -17,6 +17,10 @@ PASS_CONFIGS = "pass_configs"
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the compiler's flags for that candidate, in place of `CompileSettings.flags`."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1
+"""Integers outside become floating-point numbers in a journal, and no message to a worker holds them."""
+MAX_NESTING = 60
+"""Lists and dicts in one another in a value. A journal's line has three more around it, and is refused above 64."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -28,23 +32,60 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def normalise(value: Any, where: str) -> Any:
-    """Return `value` as data that a journal keeps unchanged; sequences become tuples.
+    """Return `value` as data that a journal keeps unchanged; sequences become tuples, and subclasses plain values.
 
-    Raises `SpaceError`, naming `where`, for anything but None, bool, int, float, str and nested lists, tuples and
-    string-keyed dicts of these.
+    numpy's scalars and enumerations with a number or text for a value are taken for that value. Raises `SpaceError`,
+    naming `where`, for anything but None, bool, int, float, str and nested lists, tuples and string-keyed dicts of
+    these, and for what a journal does not hold: integers beyond 64 bits, numbers that are not finite, text that is no
+    Unicode, and nesting deeper than `MAX_NESTING`.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SpaceError(f"{where}: {value!r} cannot be told from None in a journal; use a string or None")
-    if value is None or isinstance(value, (bool, int, float, str)):
+    return _normalised(value, where, 0)
+
+
+def _normalised(value: Any, where: str, depth: int) -> Any:
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        value = int.__int__(value)
+        if not MIN_INT <= value <= MAX_INT:
+            raise SpaceError(f"{where}: an integer of {value.bit_length()} bits; a journal keeps 64: use a string")
+        return value
+    if isinstance(value, float):
+        value = float.__float__(value)
+        if not math.isfinite(value):
+            raise SpaceError(f"{where}: {value!r} cannot be told from None in a journal; use a string or None")
+        return value
+    if isinstance(value, str):
+        value = str.__str__(value)
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise SpaceError(
+                    f"{where}: {_shown(value)} has a surrogate, which no file keeps; give text that is Unicode"
+                ) from None
+        return value
+    if isinstance(value, (list, tuple, Mapping)) and depth == MAX_NESTING:
+        raise SpaceError(f"{where}: nested deeper than {MAX_NESTING}, which a journal does not keep; use a string")
     if isinstance(value, (list, tuple)):
-        return tuple(normalise(v, where) for v in value)
+        return tuple(_normalised(v, where, depth + 1) for v in value)
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
-        return {k: normalise(v, where) for k, v in value.items()}
+        return {_normalised(k, where, depth): _normalised(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
-        f"{where}: {value!r} is a {type(value).__name__}; values must be None, bool, int, float, str, or lists, "
+        f"{where}: {_shown(value)} is a {type(value).__name__}; values must be None, bool, int, float, str, or lists, "
         "tuples and dicts of these (name other things by a string and look them up in the kernel)"
     )
+
+
+def _shown(value: Any) -> str:
+    """Return `value` for a message of one line, whatever its own `__repr__` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def config_key(config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
+from atune.model.candidate import normalise
 
 Constraint = Callable[..., Any]
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
@@ -54,6 +55,10 @@ class Space:
         for name, values in axes.items():
             if not callable(values):
                 self._axes[name] = _axis(name, values)
+        if isinstance(configs, Sequence):
+            for position, config in enumerate(configs):
+                for name, value in config.items() if isinstance(config, Mapping) else ():
+                    normalise(value, f"Space: config {position}: {name!r}")
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -121,6 +126,9 @@ def _axis(name: str, values: Any) -> tuple[Any, ...]:
     found = tuple(values)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
+    where = f"Space: axis {name!r}"
+    for value in found:  # only checked: constraints see what was given
+        normalise(value, where)
     return found
 
 

@@ -25,6 +25,7 @@ import anyio
 from atune.errors import WorkloadError
 from atune.processes import server_main as forkserver
 from atune.system.folders import SERVER_FOLDER
+from atune.system.paths import working_folder
 
 REAP_S = 0.5
 
@@ -91,12 +92,14 @@ class ServerProcess:
             stack.callback(theirs.close)
             lifeline, self.lifeline = os.pipe()
             stack.callback(os.close, lifeline)
+            there = working_folder()
             config = {
                 "control": theirs.fileno(),
                 "lifeline": lifeline,
                 "parent": os.getpid(),
+                "folder": there,
                 "preload": tuple(preload),
-                "path": [os.path.abspath(entry) for entry in sys.path],
+                "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
             }
             try:
                 log = stack.enter_context(self.log.open("ab"))
@@ -106,6 +109,7 @@ class ServerProcess:
                     stdout=log,
                     stderr=log,
                     env={**os.environ, **env, SERVER_FOLDER: str(folder)},
+                    cwd="/",  # which stays: libraries that torch loads end the process where there is none
                     pass_fds=(theirs.fileno(), lifeline),
                 )
             except BaseException:
@@ -183,7 +187,7 @@ class ServerProcess:
 
 def surroundings() -> tuple[object, ...]:
     """Return what a server takes from this program when it starts: one started among others is of another kind."""
-    return tuple(sorted(os.environ.items())), os.getcwd()
+    return tuple(sorted(os.environ.items())), working_folder()
 
 
 class Parked:

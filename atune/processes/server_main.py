@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -42,6 +43,11 @@ PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
+"""Where a worker's socket is put, or at the middle of what its limit allows, where that is lower."""
+FILES = 4096
+"""Open files that a worker is allowed, where its user may have so many."""
+CORE_FILES = "ATUNE_CORE_FILES"
+"""Environment variable: set to 1, crashing workers leave core files as this machine has it."""
 WORKER = "ATUNE_WORKER"
 """Environment variable of a worker: its own pid. Processes that it starts have another."""
 HUNG_UP = 113
@@ -57,9 +63,10 @@ def main() -> NoReturn:
     # It was inheritable only to get past our own exec; the preloaded modules' children and compilers do not get it.
     os.set_inheritable(config["control"], False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    set_limits()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     sys.path[:] = config["path"]
-    server = Server(socket.socket(fileno=config["control"]), lifeline)
+    server = Server(socket.socket(fileno=config["control"]), lifeline, config["folder"])
     try:
         server.report(op="ready", **preload(config["preload"]))
         server.serve(config["parent"])
@@ -68,6 +75,23 @@ def main() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     server.end()
+
+
+def set_limits() -> None:
+    """Leave no core files of candidates that crash, unless they are asked for, and allow enough open files."""
+    if os.environ.get(CORE_FILES) != "1":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard), hard)
+        )
+
+
+def private_fd() -> int:
+    """Return the least number for a descriptor that is ours alone."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
 
 
 def arm_lifeline(lifeline: int) -> int:
@@ -112,8 +136,8 @@ def preload(modules: list[str]) -> dict[str, Any]:
 class Server:
     """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
 
-    def __init__(self, control: socket.socket, lifeline: int) -> None:
-        self.control, self.lifeline = control, lifeline
+    def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
+        self.control, self.lifeline, self.folder = control, lifeline, folder
         self.libc = ctypes.CDLL(None)
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.woken, self.wakeup = socket.socketpair()
@@ -214,10 +238,12 @@ class Server:
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
             # Far from the descriptors that native code writes to by number, and closed in every compiler.
-            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, FIRST_PRIVATE_FD))
+            replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, private_fd()))
             for fd in fds:
                 os.close(fd)
             faulthandler.enable()
+            with suppress(OSError):  # the program's working folder, unless it was removed
+                os.chdir(self.folder)
             for stream in (sys.stdout, sys.stderr):
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
             # Short of memory, the kernel should take a worker before the user's program.

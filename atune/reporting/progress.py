@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -22,7 +23,7 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = 5.0, budget: Budget | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget = budget or Budget()
         self._state = State()
@@ -31,7 +32,7 @@ class Progress:
         self._bars: _Bars | None = None
 
     def __enter__(self) -> Self:
-        if self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        if self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
             self._bars = _Bars(self._stream)
         return self
 
@@ -39,8 +40,9 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bars is not None:
-            self._bars.show(self)
-            self._bars.stop()
+            with suppress(OSError):  # the terminal is gone
+                self._bars.show(self)
+                self._bars.stop()
         elif self._state.header is not None:
             self._line()
 
@@ -134,7 +136,11 @@ class Progress:
         self._bars.note(printable(message)) if self._bars is not None else self._print(f"warning: {printable(message)}")
 
     def _print(self, text: str) -> None:
-        print(f"atune: {text}", file=self._stream, flush=True)
+        if self._stream is not None:  # closed when the program began
+            try:
+                print(f"atune: {text}", file=self._stream, flush=True)
+            except OSError:
+                self._stream = None  # the result is still wanted
 
 
 class _Bars:

@@ -42,7 +42,7 @@ def report(journal: str | Path) -> str:
         lanes.add(event)
         clocks.add(event)
     result = TuneResult(state, Path(journal), replayed=True)
-    page = (Path(__file__).with_name("report_page.html")).read_text()
+    page = (Path(__file__).with_name("report_page.html")).read_text(encoding="utf-8")
     # Inside a script element only "<" can end it, or begin a comment; a journal may come from a stranger.
     data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"

@@ -60,7 +60,10 @@ def run_folder() -> Generator[str, None, None]:
     try:
         yield str(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(3):  # a compiler that was just killed may still have made a file
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
         lock.close()
 
 

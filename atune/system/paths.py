@@ -45,6 +45,14 @@ def is_stored(path: str) -> bool:
         return False
 
 
+def working_folder() -> str:
+    """Return the working folder; empty where it was removed, or may not be looked at."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def make_private_folder(folder: str) -> None:
     """Make `folder` and the missing ones above it, for their owner alone. Raises `OSError`."""
     if not os.path.isdir(folder):

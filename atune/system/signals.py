@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at the command line, from the process's first line to its last."""
+"""SIGINT, SIGTERM and SIGHUP at the command line, from the process's first line to its last."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Turns the first SIGINT or SIGTERM into one KeyboardInterrupt; later ones are counted and do nothing.
+    """Turns the first of `SIGNALS` into one KeyboardInterrupt; later ones are counted and do nothing.
 
-    `keep`: leave the handlers installed on exit, for a process that is about to end.
+    A SIGHUP that is ignored when this is made, as `nohup` has it, stays so. `keep`: leave the handlers installed on
+    exit, for a process that is about to end.
     """
 
     def __init__(self, *, keep: bool) -> None:
         self.count = 0
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self.signals = tuple(number for number in SIGNALS if not (ignored and number is signal.SIGHUP))
+        """Those that interrupt."""
         self._keep = keep
         self._raises = True
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses handlers
-            for number in SIGNALS:
+            for number in self.signals:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 

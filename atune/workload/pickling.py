@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
+from atune.system.paths import working_folder
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def ship(workload: Workload) -> PickleRef:
     # A copy, which is made in one step: other threads put in what they show or trace.
     names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    return PickleRef(blob, sources, tuple(sys.path), os.getcwd())
+    return PickleRef(blob, sources, tuple(sys.path), working_folder())
 
 
 def _without_kernels(workload: Workload) -> Workload:

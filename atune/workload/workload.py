@@ -134,7 +134,8 @@ class Workload:
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = name or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments: dict[str, Any] = {
-            k: normalise(v, f"Workload {self.name}: argument {k!r}") for k, v in (arguments or {}).items()
+            normalise(k, f"Workload {self.name}: argument {k!r}"): normalise(v, f"Workload {self.name}: argument {k!r}")
+            for k, v in (arguments or {}).items()
         }
         self.inputs = inputs
         self.reference = reference
@@ -168,7 +169,7 @@ class Workload:
         seen: dict[str, int] = {}
         for index, raw in enumerate(self.space.configs(self.arguments)):
             where = f"Workload {self.name}, config {index}"
-            config = {str(k): normalise(v, f"{where}: {k!r}") for k, v in raw.items()}
+            config = {normalise(str(k), where): normalise(v, f"{where}: {k!r}") for k, v in raw.items()}
             names = config.keys() - RESERVED
             if unknown := sorted(n for n in names if n not in parameters and not takes_any):
                 raise SpaceError(

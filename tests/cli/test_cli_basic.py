@@ -319,7 +319,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     number: signal.Signals, workload: str, tmp_path: Path
 ) -> None:
@@ -341,6 +341,23 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     said = json.loads(out.splitlines()[-1])
     assert (said["measured"], said["remaining"], said["best_config"], said["journal"]) == (1, 8, {"block": 0}, journal)
     assert err == f"atune: interrupted; 1 measured are kept in {journal}; atune resume {journal} goes on\n"
+
+
+def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_path: Path) -> None:
+    journal = str(tmp_path / "j.jsonl")
+    command = ["nohup", sys.executable, "-c", SLOW_ENGINE, "tune", workload, "--quiet", "--journal", journal]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "cleaning\n"
+        process.communicate("go on\n", timeout=10)
+    assert process.returncode == 130
 
 
 def test_a_signal_at_any_time_from_the_start_gives_130_without_a_traceback(workload: str, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 from processes import MARK, groups, marked, new_mark, wait_until
 
+from atune.journal.events import RunInterrupted
+from atune.journal.reader import read
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "tests" / "workloads.py"
 END_S = 1.0
@@ -107,7 +110,9 @@ PHASES = [
 ]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["ctrl-c", "sigterm", "terminal-closed"]
+)
 @pytest.mark.parametrize(("name", "reached"), PHASES)
 def test_signal_at_the_command_line_ends_everything(
     run: Run, name: str, reached: Callable[[Run], bool], how: signal.Signals
@@ -115,6 +120,8 @@ def test_signal_at_the_command_line_ends_everything(
     program = run.command_line(name)
     n_groups = 1 if reached is preloading else 2  # the server's, and a worker's: the server may sleep, too
     wait_until(lambda: reached(run) and len(groups(run.others())) >= n_groups, 30, "the phase")
+    if reached is compiler_alive:
+        wait_until(lambda: any(run.tmp_path.glob("atune-*/run-*/**/cc*.s")), 10, "the compiler's file")
     before = run.others()
     sent = time.monotonic()
     program.send_signal(how)
@@ -127,6 +134,9 @@ def test_signal_at_the_command_line_ends_everything(
     if run.journal.exists():  # no lock is left on it either
         relock = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         subprocess.run([sys.executable, "-c", relock, str(run.journal)], check=True)
+    if reached is not preloading:
+        assert isinstance(read(run.journal)[-1], RunInterrupted)
+    assert not [*run.tmp_path.rglob("cc*.*"), *ROOT.glob("cc*.*")], "a compiler's file is left over"
     assert not list(run.tmp_path.glob("atune-*/run-*")), "the run's folder is left over"
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
+from collections import namedtuple
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from event_streams import Stream, write
 
 from atune.errors import SpaceError
-from atune.model.candidate import config_key, normalise, thaw
+from atune.journal.replay import replay
+from atune.model.candidate import MAX_INT, MAX_NESTING, MIN_INT, config_key, normalise, thaw
 from atune.model.space import Space
+from atune.workload.workload import Workload, describe
 
 
 def configs(space: Space, **arguments: Any) -> list[dict[str, Any]]:
@@ -141,3 +147,137 @@ def test_mistakes_are_named(make: Any, message: str) -> None:
 def test_values_that_are_no_data_are_named(value: Any) -> None:
     with pytest.raises(SpaceError, match=f"here: .*{type(value).__name__}.*values must be None, bool, int"):
         normalise(value, "here")
+
+
+class Tile(enum.IntEnum):
+    SMALL, LARGE = 16, 32
+
+
+class Flag(enum.IntFlag):
+    A, B = 1, 2
+
+
+class Policy(enum.StrEnum):
+    FULL = "full"
+
+
+class Scale(float, enum.Enum):
+    HALF = 0.5
+
+
+class Int(int): ...
+
+
+class Float(float): ...
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def kernel(block: Any = None) -> None: ...
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def kinds(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(kinds, value))
+    return {kinds(k): kinds(v) for k, v in value.items()} if isinstance(value, dict) else (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (Tile.SMALL, 16), (Flag.A | Flag.B, 3), (Policy.FULL, "full"), (Scale.HALF, 0.5), (Int(3), 3), (Text("x"), "x"),
+        (Float(1.5), 1.5), (Pair(Tile.LARGE, Int(1)), (32, 1)), ([Float(0.5)], (0.5,)),
+        ({Text("k"): Tile.SMALL}, {"k": 16}), (True, True), (MAX_INT, MAX_INT), (MIN_INT, MIN_INT),
+    ],
+)  # fmt: skip
+def test_subclasses_of_plain_values_are_the_plain_values(given: Any, kept: Any) -> None:
+    spec = describe(Workload(kernel, Space(block=[given]), arguments={}))
+    assert kinds(spec.configs[0]) == kinds({"block": kept})
+    assert config_key(spec.configs[0]) == config_key({"block": kept})
+
+
+def test_numpy_scalars_are_the_plain_values() -> None:
+    np = pytest.importorskip("numpy")
+    given = [np.int64(16), np.float64(1.5), np.float32(0.5), np.bool_(True), np.str_("x"), np.array(7)]
+    assert kinds(normalise(given, "here")) == kinds((16, 1.5, 0.5, True, "x", 7))
+    found = describe(Workload(kernel, Space(block=np.linspace(0.0, 1.0, 3)))).configs
+    assert [kinds(config) for config in found] == [kinds({"block": value}) for value in (0.0, 0.5, 1.0)]
+    for value in (np.array([1, 2]), np.dtype("float32"), np.complex128(1j), np.longdouble(1), np.datetime64("2026")):
+        with pytest.raises(SpaceError, match="values must be None, bool, int"):
+            normalise(value, "here")
+
+
+def cyclic() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (2**64, "an integer of 65 bits; a journal keeps 64"),
+        (-(2**63) - 1, "an integer of 64 bits"),
+        (1 << 10**6, "an integer of 1000001 bits"),
+        (Float("nan"), "nan cannot be told from None"),
+        ("\ud800", r"'\ud800' has a surrogate"),
+        ({"\ud800": 1}, r"'\ud800' has a surrogate"),
+        (nested(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING}"),
+        (nested(100_000), f"nested deeper than {MAX_NESTING}"),
+        (cyclic(), f"nested deeper than {MAX_NESTING}"),
+        (Mute(), "<Mute> is a Mute; values must be None"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
+)
+def test_what_a_journal_does_not_hold_is_refused_at_construction(value: Any, message: str) -> None:
+    for make in (
+        lambda: Space(block=[value]),
+        lambda: Space([{"block": 1}, {"block": value}]),
+        lambda: Workload(kernel, [{}], arguments={"block": value}),
+        lambda: Workload(kernel, Space(block=lambda: [value])).candidates(),
+        lambda: Workload(kernel, Space({"block": v} for v in (1, value))).candidates(),
+    ):
+        with pytest.raises(SpaceError) as caught:
+            make()
+        text = str(caught.value)
+        assert message in text and "block" in text and "\n" not in text and len(text) < 500
+        text.encode()
+
+
+def test_a_name_with_a_surrogate_is_refused() -> None:
+    def any_name(**names: Any) -> None: ...
+
+    with pytest.raises(SpaceError, match="has a surrogate"):
+        Workload(any_name, [{"\ud800": 1}]).candidates()
+    with pytest.raises(SpaceError, match="has a surrogate"):
+        Workload(any_name, [{"a": 1}], arguments={"\ud800": 1})
+
+
+def test_what_is_accepted_is_read_back_from_a_journal(tmp_path: Path) -> None:
+    """Also at the limits: the largest integers, and the deepest nesting."""
+    for value in (MIN_INT, MAX_INT, nested(MAX_NESTING), {"a": nested(MAX_NESTING - 1)}, "\0\u2028é\U0001f600"):
+        [config] = describe(Workload(kernel, [{"block": value}])).configs
+        path = tmp_path / "j"
+        path.unlink(missing_ok=True)
+        write(path, Stream(total=1).candidate(0, 1.0, **config).finished().events)
+        assert replay(path).best_config == config

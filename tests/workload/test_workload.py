@@ -94,7 +94,7 @@ def problem(space: Any, **options: Any) -> Any:
         ),
         (lambda: problem(Space(block=[1, 1])), "{'block': 1} occurs twice, first as config 0"),
         (lambda: problem([{"block": (1, 2)}, {"block": [1, 2]}]), "occurs twice, first as config 0"),
-        (lambda: problem(Space(block=[object()])), "config 0: 'block': <object object"),
+        (lambda: problem(Space(block=[object()])), "Space: axis 'block': <object object"),
         (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),
         (lambda: problem(Space(pass_configs=[3])), "pass_configs must be a dict, got 3"),
         (

@@ -125,7 +125,10 @@ class AutoTuner:
             if target is None or (target.kind == "cuda" and not target.arch):
                 target, _ = discover(planned.target, planned.devices)
             return of_winner(self.fn, arguments, {}, self.compile_args, target, None)
-        workload = self.workload(configs, arguments)
+        try:
+            workload = self.workload(configs, arguments)
+        except SpaceError as error:
+            raise ConfigError(str(error)) from error
         options = planned.options()
         try:
             if environment.caching():

@@ -53,6 +53,8 @@ def encode(value: Any, where: str) -> Any:
     try:
         return normalise(value, where)
     except SpaceError as error:
+        if isinstance(value, (int, float, str)):  # the kind is right, and the error says what is not
+            raise
         raise UsageError(
             f"{where} is a {type(value).__name__}; a problem's arguments must be None, bool, int, float, str, a dtype, "
             "a symbolic variable, or lists, tuples and dicts of these: put other things in the kernel's closure"

@@ -1,0 +1,43 @@
+"""The files that commands write: whole or not at all, and never in a journal's place."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from atune.errors import UsageError
+
+
+def write_output(path: str, data: bytes, *, private: bool = True) -> None:
+    """Write `data` beside `path`, and put it there once it is on the disk; what was there stays where that fails.
+
+    A file that is there keeps its mode; a new one is its owner's alone, or, where it is not `private`, as the user's
+    mask says. Into what is no regular file, such as a pipe, is written as it stands. Raises `UsageError` where `path`
+    is a journal, or cannot be written.
+    """
+    from atune.journal.reader import is_journal
+    from atune.system.folders import whole_file
+
+    try:
+        real = os.path.realpath(path)  # a link stays one
+        there = os.stat(real) if os.path.exists(real) else None
+        if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
+            with open(path, "wb") as special:
+                special.write(data)
+            return
+        if is_journal(real):
+            raise UsageError(f"{path} is a journal, which is never overwritten: give another file with -o")
+        with whole_file(Path(real)) as part:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if there is not None:
+                os.chmod(part, stat.S_IMODE(there.st_mode))
+            elif not private:
+                mask = os.umask(0o077)
+                os.umask(mask)
+                os.chmod(part, 0o666 & ~mask)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,47 @@
+"""What commands print: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from atune.errors import UsageError
+from atune.system.streams import discard
+
+
+class OutputLost(UsageError):
+    """Stdout takes nothing more, as on a full disk. Free some space, or send the output elsewhere."""
+
+
+def say(text: str) -> None:
+    """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` where its reader left."""
+    say_bytes(None, text)
+
+
+def say_bytes(data: bytes | None, text: str = "") -> None:
+    """Write `data` to stdout as it is, or else `text` as a line. Raises as `say`."""
+    try:
+        if data is None:
+            print(text)
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout, 1)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise OutputLost(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def complain(message: str, kind: str = "error: ") -> None:
+    """Say something on stderr, if it still takes it."""
+    mutter(f"atune: {kind}{message}\n")
+
+
+def mutter(text: str) -> None:
+    """Write `text` to stderr as it is; where stderr takes nothing more, the command goes on without."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr, 2)
