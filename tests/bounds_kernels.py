@@ -28,9 +28,11 @@ CODE = """
 #ifdef __CUDACC__
 #define OF_ONE_THREAD __device__
 #define ALONE (threadIdx.x == 0)
+#define INPUT const float*
 #else
 #define OF_ONE_THREAD extern "C"
 #define ALONE 1
+#define INPUT float*
 #endif
 OF_ONE_THREAD int atune_write(float* p, int first, int end) {
   if (ALONE) for (int i = first; i < end; i++) p[i] = 123.0f;
@@ -49,7 +51,7 @@ extern "C" int atune_no_files(int n) {
   return setrlimit(RLIMIT_NOFILE, &none);
 }
 #endif
-OF_ONE_THREAD int atune_double_once(float* out, float* x, int n) {
+OF_ONE_THREAD int atune_double_once(float* out, INPUT x, int n) {
   if (ALONE && atune_calls++ == 0) for (int i = 0; i < n; i++) out[i] = 2.0f * x[i];
   return 0;
 }
@@ -60,7 +62,7 @@ WRITES = {"past the end": (M, M + 16), "before the start": (-16, 0), "far past t
 
 def rounded_up(n: int, block: int, threads: int = 0) -> Any:
     """out = 2 x, in blocks of which the last one is not cut off."""
-    wide = min(threads, block) or None
+    wide = threads or None
 
     @T.prim_func
     def main(x: T.Tensor((n,), "float32"), out: T.Tensor((n,), "float32")):
