@@ -15,6 +15,7 @@ from scaling import built
 
 import atune
 from atune.local.backend import LocalBackend
+from atune.model.measurement import FinalEntry
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -36,7 +37,8 @@ async def true_latencies() -> list[float]:
         [lane] = backend.device_lanes()
         await lane.start()
         await lane.prepare(artifacts[0])
-        entries, _ = await lane.final(artifacts, TRUE_ROUNDS)
+        found, _ = await lane.final(artifacts, TRUE_ROUNDS)
+        entries = [entry for entry in found if isinstance(entry, FinalEntry)]
         return [entry.timing.latency_ms for entry in sorted(entries, key=lambda entry: entry.index)]
 
 

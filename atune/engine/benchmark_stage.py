@@ -170,10 +170,9 @@ class Measuring:
                 reason = f"{answer.kind}: {answer.message}"
                 emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, kill_s=answer.kill_s)
             emit(BenchmarkRepeated, lane=lane.name, index=index, device=lane.name, reason=doubt)
-            if lane.name not in self._excluded:
+            if lane.name not in self._excluded and await self.start(lane):
                 self._repeated.add(index)
-                if await self.start(lane):
-                    continue
+                continue
             self._again.append(artifact)
             return False
 
@@ -246,6 +245,7 @@ class Measuring:
     async def again(self, artifact: Artifact) -> bool:
         """Check, time and record a candidate that was measured, with another library; False where no device is left."""
         before = self.run.artifacts.pop(artifact.index)
+        self._repeated.discard(artifact.index)
         with suppress(DevicesLost):
             for lane in self.usable():
                 self._again.clear()

@@ -13,7 +13,7 @@ from atune.engine.interfaces import CompileLane, DeviceLane
 from atune.engine.ranking import final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import FinalOrdered, Warned
+from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, FinalOrdered, Warned
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -24,6 +24,14 @@ FINAL_S = 5.0
 """Seconds after which the final takes no further look at an order that is not settled."""
 
 Find = Callable[[Artifact], Artifact | None]
+
+
+class _FinalistsFailed(Exception):
+    """Finalists were wrong once they had been timed: what was timed beside them does not count."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        super().__init__(failures)
+        self.failures = failures
 
 
 class FinalStage:
@@ -53,29 +61,35 @@ class FinalStage:
     async def hold(self) -> None:
         """Time the best few in turn, with the default and the slowest beside them, while nothing compiles.
 
-        A final that stands is not held again: then the winner's library is got, as far as it is missing.
+        Where one turns out to be wrong, it is a failure, and the others are timed again. A final that stands is not
+        held again: then the winner's library is got, as far as it is missing.
         """
+        while await self._hold():
+            await self.run.outcomes.acknowledge()
+
+    async def _hold(self) -> bool:
+        """Hold the final; return whether it is to be held again, without a finalist that failed in it."""
         ranked = [m.index for m in self.state.ranked()]
         if self.benchmark.n_final == 0 or len(ranked) < 2 or self.state.final is not None:
             await self._get_winner()
-            return
+            return False
         usable = self.measuring.usable()
         if not usable:
             self.emit(Warned, message=NO_FINAL)
-            return
+            return False
         contenders = ranked[: self.benchmark.n_final]
         chosen = self._chosen(ranked)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
         contenders = [i for i in contenders if i in self.run.artifacts]
         if len(chosen) < 2 or not contenders:
-            return
+            return False
         lane = next((lane for lane in usable if lane.alive), usable[0])
         ready = lane.alive or await self.measuring.restarted(lane, BETWEEN)
         if not ready or not await self._again_as_tilelang(lane, contenders):
             self.emit(Warned, message=NO_FINAL)
-            return
-        await self._time(lane, chosen, contenders)
+            return False
+        return await self._time(lane, chosen, contenders)
 
     def _chosen(self, ranked: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default where it was measured."""
@@ -93,19 +107,33 @@ class FinalStage:
         if winner in self.run.artifacts and lanes and self.benchmark.n_final:
             await self._again_as_tilelang(lanes[0], [winner])
 
-    async def _time(self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]) -> None:
-        """Time and record the final, once more where the device is lost in it."""
+    async def _time(self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
+        """Time and record the final, once more where the device is lost in it; return whether finalists failed."""
         for attempt in range(2):
             try:
                 entries, reference = await self._rounds(lane, chosen, contenders)
+            except _FinalistsFailed as failed:
+                await self._drop(lane, failed.failures)
+                return True
             except WorkerError as error:
                 if attempt or not await self.measuring.restarted(lane, str(error)):
                     self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
-                    return
+                    return False
             else:
                 device = lane.name
                 self.emit(FinalOrdered, lane=device, device=device, entries=tuple(entries), reference=reference)
-                return
+                return False
+        return False
+
+    async def _drop(self, lane: DeviceLane, failures: Sequence[Failure]) -> None:
+        """Record finalists as failures, and get the device back where they cost it its process."""
+        for one in failures:
+            where = {"lane": lane.name, "index": one.index, "device": lane.name}
+            self.emit(BenchmarkFailed, **where, kind=one.kind, message=one.message, detail=one.detail)  # type: ignore[arg-type]
+            self.run.artifacts.pop(one.index, None)
+            self.run.outcomes.settled(one.index)
+        if not lane.alive:
+            await self.measuring.restarted(lane, f"{failures[0].kind}: {failures[0].message}")
 
     async def _rounds(
         self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]
@@ -114,15 +142,23 @@ class FinalStage:
         rounds = self.benchmark.n_final_rounds
         looks = max(1, self.benchmark.n_final_limit // rounds)
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
-        found, reference = await lane.final([self.run.artifacts[i] for i in chosen], rounds)
+        found, reference = await self._timed(lane, chosen, rounds)
         timings.update((e.index, e.timing) for e in found)
         for _ in range(looks - 1):
             playing = unsettled(timings, contenders, looks)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
-            found, _ = await lane.final([self.run.artifacts[i] for i in playing], rounds, with_reference=False)
+            found, _ = await self._timed(lane, playing, rounds, with_reference=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
         return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
+
+    async def _timed(
+        self, lane: DeviceLane, finalists: Sequence[int], rounds: int, with_reference: bool = True
+    ) -> tuple[list[FinalEntry], Timing | None]:
+        found, reference = await lane.final([self.run.artifacts[i] for i in finalists], rounds, with_reference)
+        if failures := [one for one in found if isinstance(one, Failure)]:
+            raise _FinalistsFailed(failures)
+        return [one for one in found if isinstance(one, FinalEntry)], reference
 
     async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
         """Put libraries as tilelang makes them in the place of others, where they work; False if the device is lost."""
@@ -134,6 +170,11 @@ class FinalStage:
             self._tried.add(index)
             one = made[index]
             answer = await self._measured(lane, one) if isinstance(one, Artifact) else one
+            if isinstance(one, Artifact) and isinstance(answer, Failure) and answer.doubt:
+                self.emit(BenchmarkRepeated, lane=lane.name, index=index, device=lane.name, reason=answer.doubt)
+                if not await self.measuring.restarted(lane, f"{answer.kind}: {answer.message}"):
+                    return False
+                answer = await self._measured(lane, one)
             if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
                 return False
             if isinstance(one, Artifact) and isinstance(answer, Measurement):

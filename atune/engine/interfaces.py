@@ -93,8 +93,11 @@ class DeviceLane(Protocol):
 
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
-        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`."""
+    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
+        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`.
+
+        Then each is checked again; one that is wrong now is a failure. Where that cost the process, `alive` is false.
+        """
         ...
 
 

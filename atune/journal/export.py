@@ -19,7 +19,8 @@ FORMATS = ("csv", "parquet", "t4")
 
 INVALIDITY = {
     "lower": "compile", "codegen": "compile", "compile": "compile", "crash": "compile", "timeout": "timeout",
-    "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness", "pruned": "constraints",
+    "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness",
+    "out_of_bounds": "correctness", "pruned": "constraints",
 }  # fmt: skip
 """T4's word for a kind of failure; what is not here is ``runtime``."""
 

@@ -22,7 +22,7 @@ from atune.errors import (
 )
 from atune.local.entry_points import MEASURE
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, FailureKind
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared, Session
@@ -36,6 +36,11 @@ STANDBY_PATIENCE_S = 1.0
 """Seconds that a process in the making waits for what is measured on its device: candidates are done sooner."""
 SHARED_S = 2.0
 """Seconds of waiting for a device after which it is said that another run measures there, too."""
+DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
+"""Failures that another candidate may have caused, of those that ran in the process before."""
+NOT_ALONE = "other candidates had run in its process, and may have spoilt it"
+SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
+"""Failures after which the process's context, or its memory, is beyond repair, although it answered."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class LocalDeviceLane:
         self._example: Artifact | None = None
         """A candidate whose parameters the inputs were made for: a new process makes them at once."""
         self._prepared = False
+        self._used = False
+        """Whether a candidate has run in this process."""
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
@@ -87,9 +94,24 @@ class LocalDeviceLane:
         return await self._prepare(artifact, first=True)
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
-        limit = self.context.limit_s
         if not self._prepared:
             await self._prepare(artifact, first=False)
+        used, self._used = self._used, True
+        answer = await self._measured(artifact, best_ms)
+        if isinstance(answer, Failure):
+            if used and answer.kind in DOUBTFUL:
+                answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
+            if answer.kind in SPOILING and self.alive:
+                answered = time.monotonic()
+                await self._stop()
+                answer = msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
+            if answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
+                self._room_for_two = False
+                await self._dismiss()
+        return answer
+
+    async def _measured(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
+        limit = self.context.limit_s
         request = Measure(artifact=artifact, best_ms=best_ms)
         try:
             reply = await self._call("measure", msgspec.msgpack.encode(request), limit)
@@ -102,27 +124,24 @@ class LocalDeviceLane:
         except RemoteError as error:
             raise translated(error) from error
         answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
-        if isinstance(answer, Failure) and answer.kind == "fault":
-            answered = time.monotonic()
-            await self._stop()  # its context is beyond repair, although it answered
-            return msgspec.structs.replace(answer, kill_s=round(time.monotonic() - answered, 4))
-        no_room = isinstance(answer, Failure) and answer.kind == "out_of_memory" and bool(answer.doubt)
-        if no_room and self._standby is not None:
-            self._room_for_two = False
-            await self._dismiss()
         return answer
 
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
+    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
         limit = self.context.limit_s * (len(artifacts) + 1)
         request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
+        self._used = True
         reply = await self._call("final", msgspec.msgpack.encode(request), limit)
         finals = msgspec.msgpack.decode(reply, type=Finals)
-        return list(finals.entries), finals.reference
+        if any(failure.kind in SPOILING for failure in finals.failures):
+            await self._stop()
+        failed = {failure.index: failure for failure in finals.failures}
+        return [failed.get(entry.index, entry) for entry in finals.entries], finals.reference
 
     async def outputs(self, artifact: Artifact) -> list[bytes]:
         """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        self._used = True
         reply = await self._call("outputs", msgspec.msgpack.encode(artifact), None)
         return msgspec.msgpack.decode(reply, type=list[bytes])
 
@@ -201,7 +220,7 @@ class LocalDeviceLane:
         self.context.warn(message)
 
     async def _stop(self) -> None:
-        self._prepared = False
+        self._prepared = self._used = False
         if self._worker is not None:
             await self._worker.kill()
             self._worker = None

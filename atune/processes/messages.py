@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
@@ -104,7 +104,11 @@ class Final(msgspec.Struct, frozen=True):
 
 
 class Finals(msgspec.Struct, frozen=True):
-    """The finalists' timings, in the order they were given, and the reference's where it was timed."""
+    """The finalists' timings, in the order they were given, and the reference's where it was timed.
+
+    `failures`: of finalists that were found wrong once they had been timed.
+    """
 
     entries: tuple[FinalEntry, ...]
     reference: Timing | None
+    failures: tuple[Failure, ...] = ()

@@ -21,7 +21,7 @@ from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config, config_key
 
-LASTING = ("lower", "codegen", "compile", "launch", "mismatch", "non_finite", "unwritten")
+LASTING = ("lower", "codegen", "compile", "launch", "out_of_bounds", "mismatch", "non_finite", "unwritten")
 """Kinds of failure that come back with the same code. The others (a deadline, a lost process, memory that was short)
 are tried again."""
 

@@ -126,9 +126,11 @@ class FakeDeviceLane:
         self.name = info.id
         self.alive = False
         self.took_over = False
+        self._used = False
+        """Whether a candidate has run in this process."""
 
     async def start(self) -> DeviceInfo:
-        self.alive = False
+        self.alive = self._used = False
         backend = self.backend
         backend.starts[self.name] += 1
         with backend.running_as("start"):
@@ -165,8 +167,11 @@ class FakeDeviceLane:
         with backend.running_as("measure"):
             if not await backend.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
                 kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
+        used, self._used = self._used, True
         doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
-        if doubt and kind is None:
+        if used and kind is None and index in script.spoilt:
+            kind, doubt = script.spoilt[index], "scripted to be spoilt by another"
+        elif doubt and kind is None:
             kind = "worker_lost"
         elif kind is None and index in script.dies_after and before < script.dies_after[index]:
             self.alive = False
@@ -181,8 +186,9 @@ class FakeDeviceLane:
 
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
+    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
         self._check_alive()
+        self._used = True
         backend, script = self.backend, self.backend.script
         if len(backend.finals) < script.final_losses:
             backend.finals.append(tuple(self._loaded(artifact) for artifact in artifacts))
@@ -194,10 +200,13 @@ class FakeDeviceLane:
             await backend.take(0.1 * len(indices) / self.speed)
         latencies = [script.latency_of(backend.configs[self._loaded(a)], plain=a.plain, final=True) for a in artifacts]
         noise = script.final_noise
-        entries = [
-            FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter"))
-            for i, ms in zip(indices, latencies, strict=True)
-        ]
+        entries: list[FinalEntry | Failure] = []
+        for i, ms in zip(indices, latencies, strict=True):
+            if kind := script.final_fails.get(i):
+                entries.append(Failure(i, kind, f"scripted to fail in the final: {kind}"))
+                self.alive &= kind not in FATAL
+            else:
+                entries.append(FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter")))
         reference = script.reference_ms if with_reference else None
         return entries, None if reference is None else _timing(reference, rounds)
 
@@ -235,7 +244,7 @@ class IdleDeviceLane:
 
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry], Timing | None]:
+    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
         return [], None
 
 

@@ -14,7 +14,7 @@ Seconds = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
 """Where a kind of failure happens by itself; every other kind happens while measuring."""
-FATAL: tuple[FailureKind, ...] = ("fault", "worker_lost", "timeout")
+FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
 """Failures that cost a device its process."""
 
 
@@ -31,12 +31,14 @@ class Script:
     does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
     writes.
 
-    `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often
-    it dies once the candidate was measured. `first_ms` is a latency that only the first measuring sees. `slowdown` is
-    how many times slower kernels and the reference run on a device, by its name. `final_noise` multiplies each sample
-    of a candidate in the final; in the first `final_losses` calls of the final the device is lost. `shared` has
-    libraries say that their code was made for others, too; compiling finalists exactly, which the final asks for then,
-    takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
+    `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often it
+    dies once the candidate was measured. `spoilt` maps a candidate to how it fails in a process that ran others before,
+    and only there; `final_fails` to how it fails in the final, once it was timed. `first_ms` is a latency that only the
+    first measuring sees. `slowdown` is how many times slower kernels and the reference run on a device, by its name.
+    `final_noise` multiplies each sample of a candidate in the final; in the first `final_losses` calls of the final the
+    device is lost. `shared` has libraries say that their code was made for others, too; compiling finalists exactly,
+    which the final asks for then, takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first
+    `exact_losses` calls.
 
     `accelerated` has accelerators take part in every library, so that the winner is to be proven; else all are plain.
     Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls;
@@ -60,6 +62,8 @@ class Script:
     start_failures: Mapping[str, float] = field(default_factory=dict)
     doubts: Mapping[int, int] = field(default_factory=dict)
     dies_after: Mapping[int, int] = field(default_factory=dict)
+    spoilt: Mapping[int, FailureKind] = field(default_factory=dict)
+    final_fails: Mapping[int, FailureKind] = field(default_factory=dict)
     first_ms: Mapping[int, float] = field(default_factory=dict)
     slowdown: Mapping[str, float] = field(default_factory=dict)
     final_noise: Callable[[int], float] = lambda index: 1.0

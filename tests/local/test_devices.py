@@ -17,7 +17,7 @@ from fake_runs import finish, valley
 from atune.api.tuner import tune
 from atune.engine.plausible import implausible
 from atune.engine.ranking import final_order, speed_outliers, unsettled
-from atune.errors import DevicesLost
+from atune.errors import DevicesLost, NoWinner
 from atune.journal import writer as journals
 from atune.journal.events import (
     ArtifactBuilt,
@@ -52,6 +52,43 @@ async def test_a_device_killed_from_outside_costs_its_candidate_nothing() -> Non
     assert [(e.index, e.reason) for e in run.of(BenchmarkRepeated)] == [(3, "scripted to be another's fault")]
     assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 2
     assert backend.measured["fake-0"].count(3) == 2
+
+
+async def test_what_fails_in_a_process_that_others_spoilt_is_measured_in_a_fresh_one() -> None:
+    backend = FakeBackend(8, Script(spoilt={3: "fault", 5: "launch", 6: "load"}))
+    run = await finish(backend)
+    assert run.result.measured == 8 and not run.of(BenchmarkFailed)
+    assert [e.index for e in run.of(BenchmarkRepeated)] == [3, 5, 6]
+    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 4  # the other two processes were replaced
+
+
+@pytest.mark.parametrize("kind", ["fault", "launch", "load"])
+async def test_what_fails_in_a_fresh_process_too_counts(kind: Any) -> None:
+    backend = FakeBackend(8, Script(fails={3: kind}, doubts={3: 1}))
+    run = await finish(backend)
+    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
+    assert backend.measured["fake-0"].count(3) == 2 and len(run.of(BenchmarkRepeated)) == 1
+
+
+@pytest.mark.parametrize("kind", ["mismatch", "out_of_bounds"])
+async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_next_leader_wins(
+    kind: Any, tmp_path: Path
+) -> None:
+    """The final is held again without it, with the candidate that comes next in its place."""
+    backend = FakeBackend(8, Script(latency_ms=valley(0), final_fails={0: kind, 2: kind}))
+    run = await finish(backend, benchmark=BenchmarkSettings(n_final=3), journal=tmp_path / "j")
+    assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(0, kind), (2, kind)]
+    assert [set(finalists) for finalists in backend.finals[:2]] == [{0, 1, 2, 7}, {1, 3, 4, 7}]
+    assert run.result.best_index == 1 and (run.result.measured, run.result.failed) == (6, 2)
+    assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceLost)) == (kind == "out_of_bounds")
+    replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
+    assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
+
+
+async def test_the_only_two_finalists_that_are_wrong_leave_no_winner() -> None:
+    backend = FakeBackend(2, Script(final_fails={0: "mismatch", 1: "mismatch"}))
+    with pytest.raises(NoWinner, match="2 failed"):
+        await tune(backend=backend)
 
 
 async def test_a_candidate_is_tried_again_once_only() -> None:

@@ -85,11 +85,11 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     assert "SIGABRT" in messages["abort"] and "SIGSEGV" in messages["segv"] and "SIGKILL" in messages["killed"]
     assert "16 of 32 elements were not written" in messages["half"] and "largest difference" in messages["wrong"]
     repeated = [(FAULTS.get(e.index, e.index), e.reason) for e in events if isinstance(e, BenchmarkRepeated)]
-    assert [fault for fault, _ in repeated] == ["killed", "slow"], repeated
+    assert [fault for fault, _ in repeated] == ["abort", "segv", "killed", "slow"], repeated
     lost = [e for e in events if isinstance(e, DeviceLost)]
     ready = [e for e in events if isinstance(e, DeviceReady)]
-    assert len(lost) == 6 and len(ready) == 7  # abort, segv, endless, killed twice, slow once
-    assert [e.standby for e in ready] == [False, *[standby] * 6]
+    assert len(lost) == 8 and len(ready) == 9  # abort, segv and killed twice, endless and slow once
+    assert [e.standby for e in ready] == [False, *[standby] * 8]
     [late] = [e.kill_s for e in lost if e.reason.startswith("timeout")]
     assert 0 < late < 1 and all(0 < e.start_s < 10 for e in ready)
     assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records

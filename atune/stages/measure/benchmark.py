@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import statistics
@@ -16,10 +17,11 @@ from atune.model.artifact import Artifact, Failure
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
-from atune.stages.measure.check import Expected, expected_outputs, judged, reference_arguments
+from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.conditions import Observer
 from atune.stages.measure.device_errors import kind_of, words_of
 from atune.stages.measure.effort import PROBE, counts, still_wanted
+from atune.stages.measure.guards import GUARDED, Guards
 from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.timer import Timed, Timer, make_timer
@@ -27,6 +29,7 @@ from atune.stages.session.session import session, workload
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
+AFTER_TIMING = " (once it had been timed)"
 
 
 class _Device:
@@ -90,7 +93,7 @@ def measure(payload: bytes) -> bytes:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
         except BaseException as error:
-            result = Failure(artifact.index, kind_of(error), words_of(error))
+            result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
         result = msgspec.structs.replace(result, doubt=_others(result.message))
@@ -98,16 +101,16 @@ def measure(payload: bytes) -> bytes:
 
 
 def final(payload: bytes) -> bytes:
-    """Entry point: `Final` → `Finals`: all timed in turn, every round in another order."""
+    """Entry point: `Final` → `Finals`: all timed in turn, every round in another order, and then checked again."""
     job = msgspec.msgpack.decode(payload, type=Final)
     calls: list[Timed] = []
-    kept: dict[Any, Arguments] = {}
+    kept: dict[Any, tuple[Arguments, Expected | None]] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
         if artifact.params not in kept:
             _fit_arguments(artifact)
             assert _device.arguments is not None
-            kept[artifact.params] = _device.arguments
-        arguments = kept[artifact.params]
+            kept[artifact.params] = _device.arguments, _device.expected
+        arguments, _ = kept[artifact.params]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         _device.timer.synchronise()
@@ -117,9 +120,17 @@ def final(payload: bytes) -> bytes:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = tuple(FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False))
-    for arguments in kept.values():
+    failures = []
+    for artifact, timed in zip(job.artifacts if _checks_again() else (), calls, strict=False):
+        arguments, expected = kept[artifact.params]
+        arguments.guards.renew()  # whose doing it was tells the culprit's own call
         arguments.restore_inputs()
-    return msgspec.msgpack.encode(Finals(entries, _timing(samples[-1]) if with_reference else None))
+        wrong, _ = _called_and_judged(timed, arguments, expected)
+        if wrong is not None:
+            failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
+        arguments.restore_inputs()
+    reference = _timing(samples[-1]) if with_reference else None
+    return msgspec.msgpack.encode(Finals(entries, reference, tuple(failures)))
 
 
 def outputs(payload: bytes) -> bytes:
@@ -174,26 +185,56 @@ def _time_reference() -> Timing:
 def _checked_and_timed(
     artifact: Artifact, function: Callable[..., None], started: float, best_ms: float | None
 ) -> Measurement | Failure:
-    arguments, settings, work = _device.arguments, session().benchmark, workload()
+    arguments, settings, expected = _device.arguments, session().benchmark, _device.expected
     assert arguments is not None
-    checked = settings.check and (_device.expected is not None or work.check is not None)
-    worst: float | None = None
-    arguments.poison()
-    function(*arguments.values)
-    _device.timer.synchronise()
-    if checked:
-        wrong, worst = judged(work, arguments, _device.expected)
-        if wrong is not None:
-            arguments.restore_inputs()
-            return Failure(artifact.index, wrong.kind, wrong.message)
-    changed = arguments.restore_inputs()
     call = functools.partial(function, *arguments.values)
+    arguments.guards.renew()
+    wrong, worst = _called_and_judged(Timed(call), arguments, expected)
+    changed = arguments.restore_inputs()
+    if wrong is not None:
+        return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
-    samples = _samples(timed, settings, best_ms if settings.adaptive else None)
-    timing = _timing(samples)
+    timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
+    wrong, worst_again = _called_and_judged(timed, arguments, expected) if _checks_again() else (None, None)
     arguments.restore_inputs()
+    if wrong is not None:
+        return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
+    if worst is not None and worst_again is not None:
+        worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
-    return Measurement(artifact.index, timing, checked, worst, seconds, tuple(sorted(changed)))
+    return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, tuple(sorted(changed)))
+
+
+def _is_checked(expected: Expected | None) -> bool:
+    return session().benchmark.check and (expected is not None or workload().check is not None)
+
+
+def _checks_again() -> bool:
+    return ("cpu" if session().device == "cpu" else "cuda") in GUARDED
+
+
+def _called_and_judged(
+    timed: Timed, arguments: Arguments, expected: Expected | None
+) -> tuple[Mismatch | None, float | None]:
+    """Call once, on poisoned outputs; tell what is wrong with what was written since the guards were renewed."""
+    arguments.poison()
+    if timed.before is not None:
+        timed.before()
+    timed.call()
+    _device.timer.synchronise()
+    if damage := arguments.guards.damage():
+        return Mismatch("out_of_bounds", damage), None
+    return judged(workload(), arguments, expected) if _is_checked(expected) else (None, None)
+
+
+def _after(error: BaseException, artifact: Artifact) -> Failure:
+    """Return the failure of a candidate whose call raised: that it wrote out of bounds says more, where that is so."""
+    kind, message = kind_of(error), words_of(error)
+    if kind == "launch" and _device.arguments is not None:
+        with contextlib.suppress(Exception):  # the device may not answer any more
+            if damage := _device.arguments.guards.damage():
+                kind, message = "out_of_bounds", f"{damage}; then the call raised {message}"
+    return Failure(artifact.index, kind, message)
 
 
 def _samples(timed: Timed, settings: BenchmarkSettings, best_ms: float | None) -> list[float]:
@@ -266,5 +307,8 @@ def _warm_up() -> None:
         bad = ~((two - one.to(torch.float64)).abs() <= 1.0)
         bad.sum().item(), bad.nonzero(), torch.equal(one.view(torch.uint8), one.clone().view(torch.uint8))
         two[torch.isfinite(two)].square().mean().sqrt().item()
+    guards = Guards("cuda", 1)
+    guards.allocate(0, 1, torch.float32)
+    guards.damage()
     _device.timer.samples(_device.timer.ready(Timed(lambda: one.fill_(0))), 1, 1)
     torch.cuda.synchronize()

@@ -13,6 +13,7 @@ from typing import Any
 
 from atune.errors import WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
+from atune.stages.measure.guards import Guards
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
 from atune.workload.workload import Workload
 
@@ -20,7 +21,8 @@ from atune.workload.workload import Workload
 class Arguments:
     """All arguments of one workload's kernel on one device; every candidate gets the same data.
 
-    `values` are the kernel's parameters in order. Positions are those of the parameters.
+    `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
+    parameters.
     """
 
     def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, seed: int) -> None:
@@ -45,22 +47,28 @@ class Arguments:
         sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         queue = None if given is None else list(given)
         self.values: list[Any] = [None] * len(params)
+        self.guards = Guards(device, len(params))
+        self._memory: dict[int, Any] = {}
+        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
         for i, param in enumerate(params):
             if i in self.out_idx:
                 continue  # made last: its dimensions may be bound by an input
             if queue is not None:
-                self.values[i] = _placed(queue.pop(0), param, i, device, sizes, work.name)
+                value = _placed(queue.pop(0), param, i, device, sizes, work.name)
             else:
                 shape = _sized(param.shape, sizes)
                 strides = None if param.strides is None else _sized(param.strides, sizes)
-                self.values[i] = drawn(param, shape, device, work.supply, strides)
+                value = drawn(param, shape, device, work.supply, strides)
+            if isinstance(value, torch.Tensor):
+                flat = memory_of(value)
+                self._allocate(i, flat.dtype, value.shape, value.stride())
+                self._memory[i].copy_(flat)
+            else:
+                self.values[i] = value  # a scalar
         for i in self.out_idx:
             shape = _sized(params[i].shape, sizes)
             strides = contiguous_strides(shape) if params[i].strides is None else _sized(params[i].strides, sizes)
-            empty = torch.empty(extent(shape, strides), dtype=torch_dtype(params[i].dtype), device=device)
-            self.values[i] = empty.as_strided(shape, strides)
-        self._memory = {i: memory_of(value) for i, value in enumerate(self.values) if isinstance(value, torch.Tensor)}
-        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
+            self._allocate(i, torch_dtype(params[i].dtype), shape, strides)
         self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
@@ -73,6 +81,10 @@ class Arguments:
             except BaseException as error:
                 raise WorkloadError(f"Workload {work.name}: setup raised {name_and_message(error)}") from error
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+
+    def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
+        self.values[i] = self._memory[i].as_strided(shape, strides)
 
     def poison(self) -> None:
         """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
@@ -309,7 +321,7 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
             f"the kernel takes {param.dtype} {list(param.shape)}"
         )
     if param.strides is None:
-        return value.detach().to(device).contiguous().clone()
+        return value.detach().to(device).contiguous()
     if not has_layout(param, value):
         raise WorkloadError(
             f"Workload {name}: input {position} has the strides {list(value.stride())}; "
@@ -321,7 +333,7 @@ def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: d
                 f"Workload {name}: input {position} has the strides {list(value.stride())}; "
                 f"{want} is {sizes[want]} elsewhere"
             )
-    return memory_of(value.detach()).to(device).clone().as_strided(value.shape, value.stride())
+    return memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

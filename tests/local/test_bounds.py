@@ -1,0 +1,125 @@
+"""A kernel that writes out of bounds, or stops writing, fails; the good ones beside it are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atune
+from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
+from atune.journal.result import TuneResult
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.candidate import Candidate, config_key
+from atune.model.measurement import FinalEntry, Measurement
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.stages.measure.guards import GUARDED
+from atune.workload.workload import parse_file_ref
+
+KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
+ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])
+TARGETS = [pytest.param("c"), *([ON_GPU] if "cuda" in GUARDED else [])]
+
+
+def tuned(name: str, target: str, **options: Any) -> tuple[TuneResult, list[Event]]:
+    events: list[Event] = []
+    name, device = (name, "cpu") if target == "c" else (f"{name}_GPU", "0")
+    settings = BenchmarkSettings(benchmark_timeout_s=20, **options)
+    compiling = CompileSettings(workers=1, store=False)
+    result = atune.run(
+        f"{KERNELS}:{name}",
+        target=target,
+        devices=[device],
+        compile=compiling,
+        benchmark=settings,
+        on_event=events.append,
+    )
+    return result, events
+
+
+def repeated_for_others(events: list[Event]) -> list[int]:
+    """Return the candidates that were repeated because of those that ran before them."""
+    repeated = [e for e in events if isinstance(e, BenchmarkRepeated)]
+    return [e.index for e in repeated if "other candidates had run in its process" in e.reason]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_blocks_that_reach_past_the_end_fail_and_all_others_are_measured(target: str) -> None:
+    """N = 100 without bounds checks: blocks of 64 and 1024 write 28 and 924 floats too many, next to good ones."""
+    result, events = tuned("BLOCKED", target)
+    failed = {record.config["block"]: (record.kind, record.message) for record in result.failures}
+    assert failed == {
+        block: ("out_of_bounds", f"parameter 1: written up to {n} bytes after its end")
+        for block, n in ((64, 4 * 28), (1024, 4 * 924))
+    }
+    assert result.measured == 8 and all(m.checked for m in result.measurements)
+    assert not repeated_for_others(events)
+    assert sum(isinstance(e, DeviceLost) for e in events) == 2  # what else they wrote is not known
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right_once(target: str) -> None:
+    result, events = tuned("CALLING", target, n_final=2)
+    failed = {record.config["mode"]: (record.kind, record.message) for record in result.failures}
+    assert failed == {
+        "past the end": ("out_of_bounds", "parameter 1: written up to 64 bytes after its end"),
+        "before the start": ("out_of_bounds", "parameter 1: written up to 64 bytes before its start"),
+        "far past the end": ("out_of_bounds", "parameter 1: written up to 16388 bytes after its end"),
+        "once": (
+            "unwritten",
+            "output 0: 64 of 64 elements were not written, the first at [0] (once it had been timed)",
+        ),
+    }
+    assert result.measured == 5 and not repeated_for_others(events)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("check", [True, False])
+def test_without_a_check_of_the_outputs_the_bounds_are_kept(target: str, check: bool) -> None:
+    result, events = tuned("BLOCKED", target, check=check, n_final=0)
+    assert {e.kind for e in events if isinstance(e, BenchmarkFailed)} == {"out_of_bounds"} and result.measured == 8
+
+
+def test_what_does_not_load_where_another_spoilt_the_process_is_measured_in_a_fresh_one() -> None:
+    events: list[Event] = []
+    result = atune.run(
+        f"{KERNELS}:SPOILING",
+        target="c",
+        compile=CompileSettings(workers=1, group_size=1, store=False),
+        benchmark=BenchmarkSettings(n_final=0),
+        on_event=events.append,
+    )
+    assert result.measured == 4 and not result.failures
+    assert repeated_for_others(events) == [2]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("target", TARGETS)
+async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_backend: str) -> None:
+    """Three finalists that no one measured before: one is right in its first call alone, one writes past the end."""
+    name, device = ("CALLING", "cpu") if target == "c" else ("CALLING_GPU", "0")
+    settings = CompileSettings(workers=1, store=False)
+    backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, devices=[device], compile=settings)
+    async with backend.open():
+        await backend.discover()
+        compiler, [lane] = backend.compile_lanes()[0], backend.device_lanes()
+        artifacts = []
+        for i, mode in enumerate(("good 1", "once", "past the end")):
+            lowered = await compiler.lower(Candidate(i, config_key({"mode": mode}), {"mode": mode}))
+            assert isinstance(lowered, Lowered), lowered
+            artifacts += await compiler.build([lowered])
+        good, once, past = artifacts
+        assert all(isinstance(artifact, Artifact) for artifact in artifacts)
+        await lane.start()
+        await lane.prepare(good)
+        found, _ = await lane.final([good, once], 4)
+        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and lane.alive
+        assert (found[1].index, found[1].kind) == (1, "unwritten") and "once it had been timed" in found[1].message
+        found, _ = await lane.final([good, past], 4)
+        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and not lane.alive
+        assert (found[1].index, found[1].kind) == (2, "out_of_bounds") and "parameter 1" in found[1].message
+        await lane.start()
+        assert isinstance(await lane.measure(good), Measurement)
