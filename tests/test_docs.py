@@ -25,7 +25,7 @@ from atune.model.artifact import FailureKind
 from atune.stages.measure.check import RTOL
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README, CONCEPTS, JOURNAL = PAGES[0], ROOT / "docs" / "concepts.md", ROOT / "docs" / "journal.md"
 DECORATOR, CACHE = ROOT / "docs" / "decorator.md", ROOT / "docs" / "cache.md"
 

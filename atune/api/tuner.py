@@ -300,7 +300,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     budget
         Candidates (``40``), seconds (``"90s"``) or a `Budget`; None tries the whole space.
     journal
-        Path of the journal; None writes none. One that holds a run of the same work already is gone on with, as by
+        Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.
     pipeline
         False starts measuring when all compiling is done; for comparison.

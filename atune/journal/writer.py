@@ -106,7 +106,7 @@ class Journal:
             raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
         done = 0
         try:
-            if self.torn_bytes:  # only now: a journal that is opened and not gone on with stays as it was
+            if self.torn_bytes:  # only now: a journal that is only opened stays as it was
                 os.ftruncate(self._fd, self._size)
                 self.torn_bytes = 0
             while done < len(line):
