@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,6 +54,14 @@ def why_no_gpu() -> str:
         pynvml.nvmlShutdown()
         return "" if count else "no CUDA GPU: NVML finds none"
     return "no CUDA GPU: NVML does not answer"
+
+
+@pytest.fixture
+def with_a_terminal() -> Iterator[None]:
+    """Programs that are started meanwhile end at SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -319,6 +319,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     number: signal.Signals, workload: str, tmp_path: Path

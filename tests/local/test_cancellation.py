@@ -110,6 +110,7 @@ PHASES = [
 ]
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["ctrl-c", "sigterm", "terminal-closed"]
 )
