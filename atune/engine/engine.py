@@ -24,7 +24,7 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
-from atune.engine.plan import Plan, finished, plan_new, plan_rest, space_hash
+from atune.engine.plan import GONE, Plan, finished, plan_new, plan_rest, space_hash
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
@@ -210,7 +210,7 @@ class Engine:
             message = "suspect: the whole program died twice while this candidate was being measured"
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
         for index in plan.gone:
-            emit(CandidatePruned, index=index, reason="the space does not hold it any more")
+            emit(CandidatePruned, index=index, reason=GONE)
 
     async def _propose(self, plan: Plan, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]) -> None:
         proposed = 0

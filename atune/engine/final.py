@@ -10,6 +10,7 @@ import anyio.to_thread
 from atune.engine.benchmark_stage import BETWEEN, Measuring
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileLane, DeviceLane
+from atune.engine.plan import GONE
 from atune.engine.ranking import final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
@@ -207,8 +208,7 @@ class FinalStage:
             while missing:
                 index = missing.pop(0)
                 candidate = self.candidates.get(index)
-                gone = "the space does not hold it any more"
-                failed = gone if candidate is None else await self._rebuild(lane, candidate)
+                failed = GONE if candidate is None else await self._rebuild(lane, candidate)
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
                     self.emit(Warned, lane=lane.name, message=f"{message}: it is not in the final")

@@ -10,6 +10,7 @@ import anyio
 
 from atune.engine.compile_stage import Ahead
 from atune.engine.interfaces import CompileLane
+from atune.engine.plan import GONE
 from atune.engine.run_state import Run
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact, Built, Failure, Lowered
@@ -94,9 +95,9 @@ class Finalists:
             self._under_way.append((part, scope))
             try:
                 known = {index: self._lowered[index] for index in part if index in self._lowered}
-                answers = await lane.as_tilelang(
-                    [self.candidates[index] for index in part if index in self.candidates], known
-                )
+                wanted = [self.candidates[index] for index in part if index in self.candidates]
+                answers = await lane.as_tilelang(wanted, known) if wanted else []
+                answers += [Failure(index, "lower", GONE) for index in part if index not in self.candidates]
             except AtuneError as error:  # nothing that was measured depends on it
                 answers = [Failure(index, "worker_lost", str(error)) for index in part]
             finally:

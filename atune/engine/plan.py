@@ -19,6 +19,8 @@ from atune.model.device import DeviceInfo
 from atune.model.settings import Budget
 from atune.workload.workload import WorkloadSpec
 
+GONE = "the space does not hold it any more"
+"""Why a candidate of an earlier part can be neither compiled nor tried again."""
 PARTS = ("kernel", "space", "target", "device", "versions", "settings")
 """Parts of the work that may differ when a run goes on; each can be accepted by its name."""
 DEATHS = 2

@@ -17,6 +17,7 @@ from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Ahead
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileLane
+from atune.engine.plan import GONE
 from atune.engine.run_state import Run
 from atune.errors import AtuneError
 from atune.journal.events import Warned, WinnerProven
@@ -96,8 +97,7 @@ class Proofs:
         key = _key(artifact)
         candidate = self.candidates.get(artifact.index)
         if candidate is None:  # measured by an earlier part of the run
-            message = "the space does not hold it any more"
-            self._made[key] = Failure(artifact.index, "lower", message)
+            self._made[key] = Failure(artifact.index, "lower", GONE)
             return
         try:
             self._made[key] = await lane.prove(candidate, artifact)

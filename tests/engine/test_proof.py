@@ -430,3 +430,24 @@ def test_a_measurement_after_the_final_has_the_last_word() -> None:
 def test_the_proofs_event_is_read_as_it_is_written() -> None:
     [event] = Stream().proven(3, "replaced").events[1:]
     assert decode(encode(event)) == event and b'"event":"winner_proven"' in encode(event)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_proven(
+    tmp_path: Path, shared: bool
+) -> None:
+    """Another of the same code keeps it among the results; nobody can compile it again, and nothing waits for that."""
+    journal = tmp_path / "run.jsonl"
+    script = Script(
+        latency_ms=lambda config: 1.0 + config["x"] % 5, code_key=lambda config: str(config["x"] % 5),
+        shared=shared, exact_fails=(0,), accelerated=True,
+    )  # fmt: skip
+    off = CompileSettings(prove=False)
+    await tune(backend=FakeBackend(6, script), journal=journal, compile=off)
+    backend = FakeBackend(7, script)
+    backend.described = backend.configs[1:]  # without 0, whose code 5 has, too; 6 is new
+    events: list[Event] = []
+    with anyio.fail_after(30):
+        result = await tune(backend=backend, journal=journal, force_parts=["space"], on_event=events.append)
+    assert result.latency_ms == 1.0 and not result.proven
+    assert not any(isinstance(event, WinnerProven) for event in events)

@@ -92,7 +92,7 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     of the binary: its own constants. `symbol` is replaced in the names. Left out is what names other kernels by number,
     and what is for debuggers.
     """
-    own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
+    own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     found = []
     for binary in cuda_binaries(library):
         try:
@@ -103,7 +103,7 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
         if not any(name.startswith(".text.") for name in mine):
             continue
         code = {}
-        for name, (section, data) in {**mine, **{n: p for n, p in parts.items() if n == ".nv.constant3"}}.items():
+        for name, (section, data) in mine.items():
             code[name.replace(symbol, "K")] = data or section.size.to_bytes(8, "little")
             if name.startswith(".text."):
                 code[f"registers of {name.replace(symbol, 'K')}"] = (section.info >> 24).to_bytes(1, "little")
