@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import ALONE, SLOW, SLOW_S, last_wins, slow_last, tuned
 
 from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
@@ -24,53 +25,12 @@ from atune.journal.events import (
     GroupSplit,
     Warned,
 )
-from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeBackend, FakeClock, Script
 
 pytestmark = pytest.mark.anyio
-SLOW, SLOW_S = 7, 40.0
-"""The last candidate, and the seconds that compiling it takes: long enough for all that others could do meanwhile."""
-ALONE = CompileSettings(group_size=1)
-
-
-def slow_last(**script: Any) -> Script:
-    """Return a script in which candidate 0 is the fastest and the last one is compiled for long."""
-    values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
-    return Script(**{"shared": True, **values, **script})
-
-
-def last_wins(config: dict[str, Any]) -> float:
-    return 0.5 if config["x"] == SLOW else 1.0 + float(config["x"])
-
-
-class Tuned:
-    """One finished run: its result, its events and when, in virtual seconds, each came."""
-
-    def __init__(self) -> None:
-        self.result: TuneResult
-        self.events: list[tuple[float, Event]] = []
-
-    def nvcc(self) -> list[tuple[float, ArtifactBuilt]]:
-        return [(s, e) for s, e in self.events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [e for _, e in self.events if isinstance(e, kind)]
-
-    def when(self, kind: type[Event]) -> float:
-        """Return when the last event of `kind` came."""
-        return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
-
-
-async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Tuned:
-    run = Tuned()
-    backend.clock = clock = FakeClock()
-    options = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options}
-    run.result = await tune(backend=backend, on_event=lambda e: run.events.append((clock.now, e)), **options)
-    assert backend.running == 0
-    return run
 
 
 @pytest.mark.parametrize("lanes", [2, 6])

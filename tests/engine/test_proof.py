@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from event_streams import Stream, write
+from fake_runs import SLOW, SLOW_S, last_wins, slow_last, tuned
 
 from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
@@ -37,52 +38,12 @@ from atune.reporting.report import report
 from atune.testing import FakeBackend, FakeClock, FakeCompileLane, Script
 
 pytestmark = pytest.mark.anyio
-SLOW, SLOW_S = 7, 40.0
-"""The last candidate, and the seconds that compiling it takes: long enough for all that others could do meanwhile."""
 N = 8
 
 
 def accelerated(**script: Any) -> Script:
     """Return a script in which candidate 0 is the fastest, the last one compiles for long, and proofs are needed."""
-    values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
-    return Script(**{"accelerated": True, **values, **script})
-
-
-def last_wins(config: dict[str, Any]) -> float:
-    return 0.5 if config["x"] == SLOW else 1.0 + float(config["x"])
-
-
-class Tuned:
-    """One finished run: its result, its events and when, in virtual seconds, each came."""
-
-    def __init__(self) -> None:
-        self.result: TuneResult
-        self.events: list[tuple[float, Event]] = []
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [e for _, e in self.events if isinstance(e, kind)]
-
-    def when(self, kind: type[Event]) -> float:
-        """Return when the last event of `kind` came."""
-        return [seconds for seconds, e in self.events if isinstance(e, kind)][-1]
-
-    def proven(self) -> tuple[int, str, float]:
-        """Return what the one proof says, which comes right before the end."""
-        [proof] = self.of(WinnerProven)
-        assert [type(e) for _, e in self.events[-2:]] == [WinnerProven, RunFinished]
-        assert self.result.proven
-        return proof.index, proof.how, proof.seconds
-
-
-async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Tuned:
-    run = Tuned()
-    backend.clock = clock = FakeClock()
-    options = {
-        "compile": CompileSettings(group_size=1), "benchmark": BenchmarkSettings(n_final=n_final), **options,
-    }  # fmt: skip
-    run.result = await tune(backend=backend, on_event=lambda e: run.events.append((clock.now, e)), **options)
-    assert backend.running == 0
-    return run
+    return slow_last(**{"shared": False, "accelerated": True, **script})
 
 
 @pytest.mark.parametrize("lanes", [2, 6])
