@@ -18,8 +18,6 @@ from atune.system.paths import artifacts_folder, code_file, lowered_file
 
 T = TypeVar("T")
 
-_CICC = "cicc"
-
 
 def lower(payload: bytes) -> bytes:
     """Lower a candidate: msgpack of a `Candidate` → msgpack of `Lowered` or `Failure`.
@@ -40,10 +38,12 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    names = [name for name in session().accelerators if job.service or name != _CICC]
-    if job.exact:
-        names = [name for name in names if registry.named(name).exact]
-    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(names)))
+    fitting = [
+        name
+        for name in session().accelerators
+        if (job.service or not registry.named(name).served) and (registry.named(name).exact or not job.exact)
+    ]
+    return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(fitting)))
 
 
 def prove(payload: bytes) -> bytes:

@@ -29,12 +29,13 @@ class Accelerator:
     """Wraps steps of the compile. A method that is not overridden calls the plain step.
 
     `exact`: whether the kernel's machine code is that of the plain compile; finalists are compiled again without those
-    that are not.
+    that are not. `served`: whether it needs the compile service, and is left out of builds while that is not there.
     """
 
     name: str
     version: int
     exact: bool = True
+    served: bool = False
 
     def applies(self, host: Host) -> str:
         """Return why it cannot be used on `host`; empty where it can."""

@@ -48,7 +48,7 @@ class Cicc(Accelerator):
     The server belongs to the compile service; until that is ready, and where it is gone, nvcc compiles.
     """
 
-    name, version = "cicc", 1
+    name, version, served = "cicc", 1, True
 
     def applies(self, host: Host) -> str:
         if host.verbose:
