@@ -15,12 +15,11 @@ from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import FinalEntry, Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.stages.measure.guards import GUARDED
 from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "bounds_kernels.py"
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(180)])
-TARGETS = [pytest.param("c"), *([ON_GPU] if "cuda" in GUARDED else [])]
+TARGETS = [pytest.param("c"), ON_GPU]
 
 
 def tuned(name: str, target: str, **options: Any) -> tuple[TuneResult, list[Event]]:

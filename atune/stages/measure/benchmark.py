@@ -21,7 +21,7 @@ from atune.stages.measure.check import Expected, Mismatch, expected_outputs, jud
 from atune.stages.measure.conditions import Observer
 from atune.stages.measure.device_errors import kind_of, words_of
 from atune.stages.measure.effort import PROBE, counts, still_wanted
-from atune.stages.measure.guards import GUARDED, Guards
+from atune.stages.measure.guards import Guards
 from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.timer import Timed, Timer, make_timer
@@ -121,7 +121,7 @@ def final(payload: bytes) -> bytes:
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = tuple(FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False))
     failures = []
-    for artifact, timed in zip(job.artifacts if _checks_again() else (), calls, strict=False):
+    for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments, expected = kept[artifact.params]
         arguments.guards.renew()  # whose doing it was tells the culprit's own call
         arguments.restore_inputs()
@@ -195,7 +195,7 @@ def _checked_and_timed(
         return Failure(artifact.index, wrong.kind, wrong.message)
     timed = _device.timer.ready(Timed(call, arguments.restorer(changed)))
     timing = _timing(_samples(timed, settings, best_ms if settings.adaptive else None))
-    wrong, worst_again = _called_and_judged(timed, arguments, expected) if _checks_again() else (None, None)
+    wrong, worst_again = _called_and_judged(timed, arguments, expected)
     arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
@@ -207,10 +207,6 @@ def _checked_and_timed(
 
 def _is_checked(expected: Expected | None) -> bool:
     return session().benchmark.check and (expected is not None or workload().check is not None)
-
-
-def _checks_again() -> bool:
-    return ("cpu" if session().device == "cpu" else "cuda") in GUARDED
 
 
 def _called_and_judged(

@@ -9,8 +9,6 @@ GUARD_BYTES = 64 << 10
 ALIGN_BYTES = 512
 """What tensors are aligned to, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
 «Asynchronous Data Copies», table of alignments)."""
-GUARDED = ("cpu",)
-"""Devices whose tensors are guarded, and whose outputs are checked again after timing: those on which it was tried."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
 
@@ -33,7 +31,6 @@ class Guards:
         import torch
 
         self.device = device
-        """Of those that are not in `GUARDED`, tensors are allocated plainly, and no damage is seen."""
         self._guards: list[_Guard] = []
         generator = torch.Generator().manual_seed(0)  # of its own: inputs are drawn from torch's
         size = GUARD_BYTES + n_params
@@ -45,8 +42,6 @@ class Guards:
         import torch
 
         n = count * dtype.itemsize
-        if self.device not in GUARDED:
-            return torch.empty(count, dtype=dtype, device=self.device)
         whole = torch.empty(2 * GUARD_BYTES + ALIGN_BYTES + n, dtype=torch.uint8, device=self.device)
         start = GUARD_BYTES + -whole.data_ptr() % ALIGN_BYTES
         end = start + n
@@ -67,7 +62,7 @@ class Guards:
         """Say which parameters were written past, on which side and how far; empty where none was. Waits for it."""
         import torch
 
-        if not self._guards:
+        if not self._guards:  # no parameter is a tensor
             return ""
         hit = torch.stack([(guard.zone != guard.pattern).any() for guard in self._guards]).tolist()
         return "; ".join(_told(guard) for guard, was_hit in zip(self._guards, hit, strict=True) if was_hit)

@@ -74,14 +74,15 @@ def test_the_words_are_those_of_the_device_in_short() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(120)
-def test_an_assertion_and_a_trap_on_the_device_cost_two_processes_each() -> None:
-    """Both are repeated once and named, the processes are replaced, and the two good candidates are measured."""
+def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measured() -> None:
+    """Each fault costs its process. One is repeated where other candidates had run in that process, and only there."""
     events: list[Event] = []
     settings = BenchmarkSettings(benchmark_timeout_s=20, n_final=0)
     result = atune.run(f"{KERNELS}:WORKLOAD", target="cuda", devices=["0"], benchmark=settings, on_event=events.append)
     kinds = {record.config["mode"]: record.kind for record in result.failures}
     assert kinds == {"assert": "fault", "trap": "fault"}, [(r.config, r.kind, r.message) for r in result.failures]
-    assert result.measured == 2 and sum(isinstance(e, DeviceLost) for e in events) == 4
-    assert sum(isinstance(e, BenchmarkRepeated) for e in events) == 2
+    repeated = [e.index for e in events if isinstance(e, BenchmarkRepeated)]
+    assert result.measured == 2 and 1 <= len(repeated) == len(set(repeated)) <= 2  # one at most begins a process
+    assert sum(isinstance(e, DeviceLost) for e in events) == 2 + len(repeated)
     messages = {record.config["mode"]: record.message for record in result.failures}
     assert "assert" in messages["assert"] and "launch failure" in messages["trap"], messages
