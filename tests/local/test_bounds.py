@@ -74,6 +74,16 @@ def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right
     assert result.measured == 5 and not repeated_for_others(events)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("time", range(10))
+def test_one_that_writes_past_the_end_among_twenty_good_ones_fails_alone_each_time(target: str, time: int) -> None:
+    result, events = tuned("AMONG_TWENTY", target, n_final=2)
+    assert [(record.config["mode"], record.kind) for record in result.failures] == [("past the end", "out_of_bounds")]
+    assert result.measured == 20 and all(m.checked for m in result.measurements)
+    assert not repeated_for_others(events)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("check", [True, False])
 def test_without_a_check_of_the_outputs_the_bounds_are_kept(target: str, check: bool) -> None:
