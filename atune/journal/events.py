@@ -256,8 +256,8 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
     | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured
-    | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | WinnerProven | Warned
-    | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered
+    | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

@@ -26,7 +26,7 @@ from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
-from atune.system.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import made_folder, run_folder, server_folder
 from atune.system.versions import installed_versions
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -96,6 +96,7 @@ class LocalBackend:
                 try:
                     yield
                 finally:
+                    self._warn = lambda message: None  # the run has ended, and records nothing more
                     if store is not None:
                         store.close()
             if store is not None:  # not after an error or a cancellation, which must not wait
@@ -165,7 +166,7 @@ class LocalBackend:
             workers=self.workers,
             store=self.store,
             service=self.service,
-            room=Room(n, self._warned),
+            room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
         )
         return [LocalCompileLane(context, f"compile-{i}", cpus) for i in range(n)]

@@ -9,7 +9,6 @@ from typing import TypeVar, get_args
 import anyio
 
 from atune.errors import MachineError, RemoteError, WorkerError
-from atune.system.cores import oom_kills
 from atune.system.shortage import Resource, ShortOf, shortage_in, shortage_of, what_to_do
 
 T = TypeVar("T")
@@ -67,7 +66,7 @@ class Room:
     `kills` counts what the kernel has killed for want of memory, or tells nothing.
     """
 
-    def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None] = oom_kills) -> None:
+    def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None]) -> None:
         self._limiter = anyio.CapacityLimiter(workers)
         self._warn, self._kills = warn, kills
         self._seen = kills() or 0

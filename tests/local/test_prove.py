@@ -69,7 +69,7 @@ def lane(tmp_path: Path, store: ArtifactStore) -> Answering:
         workers=Workers(ref),
         store=RunStore(store),
         service=CompileService(settings, "c"),
-        room=Room(1, print),
+        room=Room(1, print, lambda: None),
         patience=Patience(str(tmp_path), print),
     )
     made = Answering(context, "compile-0", None)
