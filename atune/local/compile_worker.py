@@ -20,7 +20,7 @@ from atune.model.candidate import Candidate
 from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
-from atune.system.shortage import CompilerKilled
+from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
 
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
@@ -212,6 +212,10 @@ class LocalCompileLane:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
             if shortage(error) is not None:
                 await self._worker.kill()  # it may have what is missing
+            raise
+        except WorkerLost as error:
+            if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
+                raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
 
     @property

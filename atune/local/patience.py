@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 PAUSES_S = (0.5, 2.0, 8.0)
 """Seconds of waiting, one after the other, for what the machine is short of."""
-GOES_ON = "What was measured stays, and `atune resume JOURNAL` goes on"
 
 
 class Patience:
@@ -40,12 +39,17 @@ class Patience:
         except (OSError, WorkerError) as error:
             if (short_of := shortage(error)) is None:
                 raise
-            raise MachineError(f"{what_to_do(short_of, self.folder)}. {GOES_ON}") from error
+            raise machine_error(short_of, self.folder) from error
 
     def _tell(self, short_of: Resource) -> None:
         if short_of not in self._told:
             self._told.add(short_of)
             self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
+
+
+def machine_error(short_of: Resource, folder: str) -> MachineError:
+    """Return what ends a run; `folder`: where its files lie."""
+    return MachineError(f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` goes on")
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import resource
+import tempfile
 from typing import Literal
 
 from atune.errors import message_of
@@ -39,6 +40,11 @@ KILLED = re.compile(
 """What gcc, nvcc and our own messages say of a compiler that got SIGKILL or SIGTERM."""
 
 
+LEAST_BYTES = 32 << 20
+"""Free space below which a compiler's failure is the disk's: some do not say what was missing. nvcc's files of one
+library take several MiB, and are gone once it has failed."""
+
+
 class ShortOf(Exception):
     """The machine ran out of something while a worker worked: raised there, and begins with the resource's name."""
 
@@ -55,6 +61,23 @@ def check_machine(error: BaseException, words: str = "") -> None:
         raise ShortOf(f"{short_of}: {message_of(error)[:500]}") from error
     if killed := KILLED.search(words):
         raise CompilerKilled(f"a compiler was killed: {killed[0]}") from error
+
+
+def check_compiled(error: BaseException, words: str) -> None:
+    """Raise as `check_machine` does, and `ShortOf` where compilers have hardly any space, whatever they say."""
+    check_machine(error, words)
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    if space_is_short(folder):
+        raise ShortOf(f"space: {folder} is full; {words[:500]}") from error
+
+
+def space_is_short(folder: str) -> bool:
+    """Tell whether hardly anything can be written to the disk of `folder`."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 def shortage_of(error: BaseException) -> Resource | None:

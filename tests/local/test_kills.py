@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from lost_kernels import TOTAL
+from stand_in_compiler import stand_in
 
 from atune.api.resume import resume
 from atune.api.tuner import tune
@@ -94,7 +95,8 @@ async def test_a_killed_fork_server_changes_nothing_of_the_result(instant: int, 
     result = await tune(backend=backend, compile=backend.compile, on_event=heard)
     assert heard.outcome() == (list(range(TOTAL)), [])
     assert (result.best_index, result.measured, result.failed, result.remaining) == (0, TOTAL, 0, 0)
-    assert [e for e in heard.of(Warned) if "fork server was lost" in e.message]
+    lost = [e for e in heard.of(Warned) if "fork server was lost" in e.message]
+    assert lost or instant == ALL - 1  # then next to nothing is left to do
 
 
 async def test_a_fork_server_that_is_killed_while_it_imports_is_replaced() -> None:
@@ -113,7 +115,7 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
         if not isinstance(events[-1], CandidateMeasured):
             return False
         before = events[:-1]
-        lost = next((n for n, e in enumerate(before) if isinstance(e, Warned)), None)
+        lost = next((n for n, e in enumerate(before) if isinstance(e, Warned) and "lost" in e.message), None)
         return not any(isinstance(e, CandidateMeasured) for e in (before if lost is None else before[lost:]))
 
     heard = Listening(after_a_measurement, lambda: kill_server(backend))
@@ -130,15 +132,8 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], object]]:
-    """Put a g++ on PATH that does first what a test says, as a line of shell."""
-    folder = tmp_path_factory.mktemp("bin")
-    script, before = folder / "g++", folder / "before"
-    script.write_text(f'#!/bin/sh\n. {before}\nPATH="${{PATH#*:}}" exec g++ "$@"\n')
-    script.chmod(0o755)
-    before.write_text("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(folder), prepend=os.pathsep)
-        yield before.write_text
+    with stand_in(tmp_path_factory.mktemp("bin")) as says:
+        yield says
 
 
 GROUPED = CompileSettings(workers=1, group_size=4, store=False)

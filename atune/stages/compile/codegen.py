@@ -30,7 +30,7 @@ from atune.stages.compile.steps import (
     printed,
 )
 from atune.stages.session.session import session
-from atune.system.shortage import check_machine
+from atune.system.shortage import check_compiled
 
 
 class Made(NamedTuple):
@@ -95,7 +95,7 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
         return build(group, path, steps)
     except BaseException as error:
         said = message_of(error).strip()
-        check_machine(error, said.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
+        check_compiled(error, said.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
         first = re.sub(r"\S*/[^/\s:]+\.part", "kernel", first_error(said))  # failures of one kind count together
