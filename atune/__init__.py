@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from atune.errors import CacheMiss as CacheMiss
     from atune.errors import DevicesLost as DevicesLost
     from atune.errors import JournalError as JournalError
+    from atune.errors import MachineError as MachineError
     from atune.errors import NoWinner as NoWinner
     from atune.errors import SpaceError as SpaceError
     from atune.errors import TargetError as TargetError
@@ -70,6 +71,7 @@ __all__ = [
     "CompileSettings",
     "DevicesLost",
     "JournalError",
+    "MachineError",
     "Measurement",
     "NoWinner",
     "Record",
@@ -137,6 +139,7 @@ _HOME = {
         "CacheMiss",
         "DevicesLost",
         "JournalError",
+        "MachineError",
         "NoWinner",
         "SpaceError",
         "TargetError",

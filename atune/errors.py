@@ -86,6 +86,18 @@ class WorkerTimeout(WorkerError):
 class WorkerLost(WorkerError):
     """The worker's process ended before it answered: a crash, a kill from outside, or out of memory."""
 
+    def __init__(self, message: str, detail: str = "", *, outside: bool = False) -> None:
+        super().__init__(message, detail)
+        self.outside = outside
+        """Whether a signal ended it that no code raises by going wrong, such as SIGKILL: not the work's doing."""
+
+
+class ServerLost(WorkerLost):
+    """The worker ended because its fork server did."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail, outside=True)
+
 
 class RemoteError(WorkerError):
     """The entry point raised inside the worker, which lives on. `detail` is its traceback."""
@@ -102,6 +114,13 @@ def translated(error: RemoteError) -> AtuneError:
     if isinstance(kind, type) and issubclass(kind, UsageError):
         return kind(str(error))
     return WorkerError(str(error), error.detail)
+
+
+class MachineError(AtuneError):
+    """The machine failed the run, not a candidate: its disk is full, say, or something kills the run's processes.
+
+    The message says what happened, where, and what to do. What was measured stays; `resume` goes on from there.
+    """
 
 
 class DevicesLost(AtuneError):

@@ -120,6 +120,9 @@ class _Collected:
     def failed(self, lane: str, failure: Failure) -> None:
         self.answers[failure.index] = failure
 
+    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
+        pass  # their outcome is still to come
+
     def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
         pass  # its parts are built
 

@@ -6,6 +6,7 @@ import errno
 import inspect
 import os
 import resource
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -27,10 +28,12 @@ from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
 from atune.local.backend import LocalBackend
+from atune.local.patience import machine_error
 from atune.model.device import parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.storage.artifact_store import find, keep
+from atune.system.shortage import shortage_of
 from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
 
 T = TypeVar("T")
@@ -182,7 +185,7 @@ class Tuner:
             if result.best_config is None:
                 raise NoWinner(no_winner_message(result), result)
         except OSError as error:
-            self._error = too_many_files(error) if error.errno in (errno.EMFILE, errno.ENFILE) else error
+            self._error = of_the_machine(error)
         except Exception as error:
             self._error = error
         except BaseException:
@@ -213,6 +216,17 @@ class Tuner:
         finally:
             if journal is not None:
                 journal.close()
+
+
+def of_the_machine(error: OSError) -> Exception:
+    """Return what to raise for `error`: one that says what to do where the machine is short of something."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_files(error)
+    if (short_of := shortage_of(error)) is None:
+        return error
+    said = machine_error(short_of, tempfile.gettempdir())
+    said.__cause__ = error
+    return said
 
 
 def too_many_files(error: OSError) -> UsageError:

@@ -13,7 +13,7 @@ from atune.engine.interfaces import DeviceLane
 from atune.engine.plausible import implausible
 from atune.engine.ranking import speed_outliers
 from atune.engine.run_state import Run
-from atune.errors import DevicesLost, WorkerError, WorkerLost
+from atune.errors import DevicesLost, ServerLost, WorkerError, WorkerLost
 from atune.journal.events import (
     BenchmarkFailed,
     BenchmarkRepeated,
@@ -157,6 +157,8 @@ class Measuring:
                 answer = await lane.measure(artifact, min(self._fastest.values(), default=None))
             except WorkerLost as error:  # while its inputs were made
                 answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
+                if isinstance(error, ServerLost):
+                    self._repeated.discard(index)  # whatever it was repeated for before: that is another doubt
             if lane.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {lane.name} was left out meanwhile"
             else:

@@ -5,6 +5,7 @@ It knows no device and no journal: where answers go is its `Answers`' part.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -37,6 +38,10 @@ class Answers(Protocol):
     def pruned(self, lane: str, index: int, why: str) -> None: ...
 
     def failed(self, lane: str, failure: Failure) -> None: ...
+
+    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
+        """Take note that candidates are lowered or compiled once more: their worker was lost, not by their doing."""
+        ...
 
     def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
         """Take note that a group failed as a whole."""
@@ -78,6 +83,10 @@ class Compiling:
         self._codes = dict(codes)
         self._likely: set[int] = set()
         """Candidates that may well lead and were not measured when last looked at."""
+        self._back: deque[Candidate] = deque()
+        """Put back: to be lowered once more."""
+        self._repeated: set[int] = set()
+        """Candidates that lost a worker once, not by their doing; the second time it is."""
 
     async def serve(self, lane: CompileLane) -> None:
         """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
@@ -105,7 +114,7 @@ class Compiling:
         """Bring the scheduler's state up to date."""
         if self.signals.stopping:
             self._drop_queues()
-        self.state.queues.waiting = self._proposals.statistics().current_buffer_used
+        self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
         self.state.hints = self._hints(self.signals.measuring)
 
     def _next(self, lane: CompileLane) -> Callable[[], Awaitable[None]] | None:
@@ -123,7 +132,7 @@ class Compiling:
         try:
             if isinstance(job, Lower):
                 self.state.counts.taken += job.count
-                await self._lower(lane, [self._proposals.receive_nowait() for _ in range(job.count)])
+                await self._lower(lane, [self._proposed() for _ in range(job.count)])
             else:
                 await self._build(lane, job.group, job.reason)
         finally:
@@ -153,10 +162,26 @@ class Compiling:
             counts.lowering -= left
             counts.seen += left
 
+    def _proposed(self) -> Candidate:
+        return self._back.popleft() if self._back else self._proposals.receive_nowait()
+
+    def _again(self, lane: CompileLane, indices: Sequence[int], doubt: str) -> bool:
+        """Tell whether these are to be had once more for `doubt`: whoever was not yet, with all that were beside it."""
+        if not doubt or self._repeated.issuperset(indices):
+            return False
+        self._repeated.update(indices)
+        self.answers.repeated(lane.name, indices, doubt)
+        return True
+
     async def _lower_one(self, lane: CompileLane, candidate: Candidate) -> None:
         answer = await lane.lower(candidate)
         if isinstance(answer, Failure):
-            self.answers.failed(lane.name, answer)
+            if self._again(lane, [candidate.index], answer.doubt):
+                self._back.append(candidate)
+                self.state.counts.taken -= 1
+                self.state.counts.seen -= 1
+            else:
+                self.answers.failed(lane.name, answer)
             return
         verdict, why = self.answers.lowered(lane.name, answer)
         same_as = self._codes.setdefault(answer.code_key, answer.index)
@@ -176,13 +201,20 @@ class Compiling:
         try:
             built = await lane.build(group)
         except GroupFailed as failed:
-            self.answers.split(lane.name, group, failed.message)
-            self.state.queues.retry += halves(group)
+            if self._again(lane, [lowered.index for lowered in group], failed.doubt):
+                self.state.queues.retry.append(group)
+            else:
+                self.answers.split(lane.name, group, failed.message)
+                self.state.queues.retry += halves(group)
             return
         finally:
             self.state.counts.building -= 1
-        for failure in (answer for answer in built if isinstance(answer, Failure)):
-            self.answers.failed(lane.name, failure)
+        for lowered, failure in zip(group, built, strict=True):
+            if isinstance(failure, Failure):
+                if self._again(lane, [lowered.index], failure.doubt):
+                    self.state.queues.retry.append((lowered,))
+                else:
+                    self.answers.failed(lane.name, failure)
         both = zip(group, built, strict=True)
         if good := [(lowered, answer) for lowered, answer in both if isinstance(answer, Artifact)]:
             await self.answers.built(lane.name, good, reason)
@@ -196,6 +228,7 @@ class Compiling:
         queues.ready.clear()
         queues.deferred.clear()
         queues.retry.clear()
+        self._back.clear()
         while True:
             try:
                 self._proposals.receive_nowait()

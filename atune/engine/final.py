@@ -220,6 +220,8 @@ class FinalStage:
     async def _rebuild(self, lane: CompileLane, candidate: Candidate) -> str:
         """Compile one candidate again; return why not, where that fails."""
         lowered = await lane.lower(candidate)
+        if isinstance(lowered, Failure) and lowered.doubt:
+            lowered = await lane.lower(candidate)
         if isinstance(lowered, Failure):
             return lowered.message
         if lowered.code_key != self.state.entries[candidate.index].code_key:
@@ -227,6 +229,8 @@ class FinalStage:
         built, reason = await lane.find(lowered), "compiled before"
         if built is None:
             [answer] = await lane.build([lowered])
+            if isinstance(answer, Failure) and answer.doubt:
+                [answer] = await lane.build([lowered])
             if isinstance(answer, Failure):
                 return answer.message
             built, reason = answer, "measured before: again for the final"

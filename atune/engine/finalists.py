@@ -12,7 +12,7 @@ from atune.engine.compile_stage import Ahead
 from atune.engine.interfaces import CompileLane
 from atune.engine.plan import GONE
 from atune.engine.run_state import Run
-from atune.errors import AtuneError
+from atune.errors import AtuneError, MachineError
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 
@@ -98,6 +98,8 @@ class Finalists:
                 wanted = [self.candidates[index] for index in part if index in self.candidates]
                 answers = await lane.as_tilelang(wanted, known) if wanted else []
                 answers += [Failure(index, "lower", GONE) for index in part if index not in self.candidates]
+            except MachineError:
+                raise
             except AtuneError as error:  # nothing that was measured depends on it
                 answers = [Failure(index, "worker_lost", str(error)) for index in part]
             finally:

@@ -32,7 +32,11 @@ class CompileLane(Protocol):
     name: str
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards."""
+        """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards.
+
+        One with a `doubt` may not be the candidate's own: the engine lowers it once more. `build` answers so, too.
+        Raises `MachineError` where the machine is short of something for long, as all methods do.
+        """
         ...
 
     async def find(self, lowered: Lowered) -> Artifact | None:
@@ -54,7 +58,10 @@ class CompileLane(Protocol):
         ...
 
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
-        """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`."""
+        """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
+
+        Raises `WorkerLost` where that says nothing of the candidate.
+        """
         ...
 
 
@@ -86,6 +93,8 @@ class DeviceLane(Protocol):
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
         """Check and time one candidate. After a failure that cost the process, `alive` is false.
+
+        Raises `WorkerLost` where the process ended for another reason, and `ServerLost` where all processes did.
 
         `best_ms` is the best so far: one that is plainly slower needs few samples. None takes all.
         """
@@ -145,6 +154,8 @@ class Backend(Protocol):
 class GroupFailed(Exception):
     """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, doubt: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.doubt = doubt
+        """Why it may be no member's fault, so that the whole group is built once more; empty where it is."""

@@ -19,7 +19,7 @@ from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileLane
 from atune.engine.plan import GONE
 from atune.engine.run_state import Run
-from atune.errors import AtuneError
+from atune.errors import AtuneError, MachineError
 from atune.journal.events import Warned, WinnerProven
 from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
@@ -101,6 +101,8 @@ class Proofs:
             return
         try:
             self._made[key] = await lane.prove(candidate, artifact)
+        except MachineError:
+            raise
         except AtuneError as error:  # nothing that was measured depends on it
             self._lost[key] = self._lost.get(key, 0) + 1
             if self._lost[key] >= TRIES:

@@ -9,7 +9,14 @@ from anyio.streams.memory import MemoryObjectSendStream
 from atune.engine.finalists import Finalists
 from atune.engine.run_state import Run
 from atune.engine.screen import Verdict, screen
-from atune.journal.events import BuildFailed, CandidateAliased, CandidateLowered, CandidatePruned, GroupSplit
+from atune.journal.events import (
+    BuildFailed,
+    CandidateAliased,
+    CandidateLowered,
+    CandidatePruned,
+    CompileRepeated,
+    GroupSplit,
+)
 from atune.model.artifact import Artifact, Failure, Lowered
 
 
@@ -47,6 +54,9 @@ class Recorded:
         index, kind = failure.index, failure.kind
         self.emit(BuildFailed, lane=lane, index=index, kind=kind, message=failure.message, detail=failure.detail)
         self.run.outcomes.settled(index)
+
+    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
+        self.emit(CompileRepeated, lane=lane, indices=tuple(indices), reason=reason)
 
     def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
         self.emit(GroupSplit, lane=lane, indices=tuple(lowered.index for lowered in group), message=message)

@@ -59,7 +59,7 @@ class Queues:
     ready: list[Lowered] = field(default_factory=list)
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
-    """Parts of groups that failed as a whole."""
+    """Parts of groups that failed as a whole, and groups whose worker was lost."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class CompileState:
         if self.counts.busy and self.counts.busy >= self.lanes - self.hints.resting:
             return None
         if queues.retry:
-            return Build(queues.retry.pop(), "part of a failed group")
+            return Build(queues.retry.pop(), "after a failed or lost group")
         if self._heavy_due():
             return self._build_deferred(accumulators)
         self._put_long_ones_last()

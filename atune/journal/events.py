@@ -117,6 +117,13 @@ class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
     message: str
 
 
+class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
+    """Candidates are lowered or compiled once more, and why: their worker was lost, and not by their doing."""
+
+    indices: tuple[int, ...]
+    reason: str
+
+
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """A device can measure. `start_s`: seconds that took; after a loss with its inputs made and its reference run."""
 
@@ -248,9 +255,9 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 
 AnyEvent = (
     RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
-    | BuildFailed | GroupSplit | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured | BenchmarkStarted
-    | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered | WinnerProven | Warned
-    | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured
+    | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered
+    | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

@@ -19,6 +19,7 @@ from atune.journal.events import (
     CandidateAliased,
     CandidateMeasured,
     CandidateProposed,
+    CompileRepeated,
     DeviceReady,
     Event,
     FinalOrdered,
@@ -159,7 +160,7 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
             return msgspec.structs.replace(event, index=own[event.index])
         case CandidateAliased() if event.index in own and event.same_as in own:
             return msgspec.structs.replace(event, index=own[event.index], same_as=own[event.same_as])
-        case ArtifactBuilt() | GroupSplit():
+        case ArtifactBuilt() | GroupSplit() | CompileRepeated():
             return msgspec.structs.replace(event, indices=tuple(own[i] for i in event.indices if i in own))
         case FinalOrdered() if part.alone:
             entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)

@@ -16,6 +16,7 @@ from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompil
 from atune.local.device_worker import DeviceContext, LocalDeviceLane
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DESCRIBE, DISCOVER, PRELOAD
+from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.workers import Workers, server_env
 from atune.model.device import DeviceInfo, Target
@@ -25,7 +26,7 @@ from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
-from atune.system.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import made_folder, run_folder, server_folder
 from atune.system.versions import installed_versions
 from atune.workload.workload import WorkloadRef, WorkloadSpec
@@ -79,10 +80,10 @@ class LocalBackend:
         """
         with run_folder() as self.run_dir:
             kind = (PRELOAD, *surroundings())
-            process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
+            process = parked.take(kind) or _started()
             park = functools.partial(parked.park, kind)
             async with (
-                ForkServer(process=process, park=park) as self.server,
+                ForkServer(process=process, park=park, again=self._new_server) as self.server,
                 self.service,
                 background() as tasks,
             ):
@@ -95,6 +96,7 @@ class LocalBackend:
                 try:
                     yield
                 finally:
+                    self._warn = lambda message: None  # the run has ended, and records nothing more
                     if store is not None:
                         store.close()
             if store is not None:  # not after an error or a cancellation, which must not wait
@@ -159,7 +161,14 @@ class LocalBackend:
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.service.expect(candidates, n)
-        context = CompileContext(session=self._session(), workers=self.workers, store=self.store, service=self.service)
+        context = CompileContext(
+            session=self._session(),
+            workers=self.workers,
+            store=self.store,
+            service=self.service,
+            room=Room(n, self._warned, oom_kills),
+            patience=self._patience(),
+        )
         return [LocalCompileLane(context, f"compile-{i}", cpus) for i in range(n)]
 
     def _most_workers(self) -> tuple[int, list[str]]:
@@ -175,7 +184,9 @@ class LocalBackend:
     def device_lanes(self) -> list[LocalDeviceLane]:
         # A kernel that runs on the CPU is timed on a core of its own, which no compiler may use.
         cpus = usable_cores()[-1:] if self._on_cpu else None
-        context = DeviceContext(session=self._session(), workers=self.workers, warn=lambda message: self._warn(message))
+        context = DeviceContext(
+            session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
+        )
         return [LocalDeviceLane(context, info, cpus) for info in self.found.devices]
 
     def _session(self) -> Session:
@@ -209,6 +220,19 @@ class LocalBackend:
         for remark in self._remarks:
             warn(remark)
 
+    def _new_server(self) -> ServerProcess:
+        """Start a server in the place of one that was lost."""
+        process = _started()
+        self._warn("the fork server was lost, and another is started; what was under way is done once more")
+        return process
+
+    def _warned(self, message: str) -> None:
+        """Pass on a warning to whoever listens by then."""
+        self._warn(message)
+
+    def _patience(self) -> Patience:
+        return Patience(self.run_dir, self._warned)
+
     @property
     def alone(self) -> str:
         """tilelang's adapter for CUDA whose kernels cannot share a library; empty for the one whose can."""
@@ -223,3 +247,7 @@ class LocalBackend:
     @property
     def _on_cpu(self) -> bool:
         return self.found.target.kind == "c"
+
+
+def _started() -> ServerProcess:
+    return ServerProcess(PRELOAD, *server_folder(), env=server_env())

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from atune.engine.interfaces import GroupFailed
-from atune.errors import RemoteError, WorkerLost, WorkerTimeout, translated
+from atune.errors import RemoteError, ServerLost, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import BUILD, LOWER, LOWER_ANEW, PROVE
+from atune.local.patience import Patience, Room, shortage
 from atune.local.run_store import EXACT, RunStore
 from atune.local.workers import Workers, how_it_ended
 from atune.model.artifact import Artifact, Built, Failure, FailureKind, Lowered, Proof
@@ -19,6 +20,7 @@ from atune.model.candidate import Candidate
 from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
+from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
 
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
@@ -32,6 +34,8 @@ class CompileContext:
     workers: Workers
     store: RunStore
     service: CompileService
+    room: Room
+    patience: Patience
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,18 @@ class _Mishap:
     kind: FailureKind
     message: str
     detail: str
+    doubt: str = ""
 
     def of(self, index: int) -> Failure:
-        return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail)
+        return Failure(index=index, kind=self.kind, message=self.message, detail=self.detail, doubt=self.doubt)
+
+
+def _lost(doing: str, error: WorkerLost) -> _Mishap:
+    """Return what a lost worker means for what it worked on: one killed from outside is to be tried again."""
+    how = how_it_ended(error)
+    if error.outside:
+        return _Mishap("worker_lost", f"{doing} was killed: {how}", error.detail, f"its compile worker was lost: {how}")
+    return _Mishap("crash", f"{doing} ended its process: {how}", error.detail)
 
 
 class LocalCompileLane:
@@ -62,7 +75,7 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             return _Mishap("timeout", f"lowering ran past compile_timeout_s={limit:g}", error.detail).of(index)
         except WorkerLost as error:
-            return _Mishap("crash", f"lowering ended its process: {how_it_ended(error)}", error.detail).of(index)
+            return _lost("lowering", error).of(index)
         except RemoteError as error:
             raise translated(error) from error
         lowered: Lowered | Failure = msgspec.msgpack.decode(reply, type=Lowered | Failure)
@@ -116,6 +129,7 @@ class LocalCompileLane:
         """Compile `candidate` with every accelerator off, and compare; what an earlier run proved is taken.
 
         A crash or a deadline is a `Failure`. Where nothing differs the proof is kept, and the plain library always.
+        Raises `WorkerLost` where the worker was killed from outside.
         """
         store = self.context.store
         if await store.find_proof(measured):
@@ -123,6 +137,8 @@ class LocalCompileLane:
         job = ProofJob(candidate=candidate, measured=measured, path=self._new_library())
         reply = await self._try(PROVE, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):
+            if reply.doubt:
+                raise WorkerLost(reply.message, reply.detail, outside=True)
             return reply.of(candidate.index)
         proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
         if isinstance(proof, Proof) and measured.store_key:  # else neither of them may be kept
@@ -139,7 +155,7 @@ class LocalCompileLane:
         reply = await self._try(BUILD, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):
             if len(group) > 1:
-                raise GroupFailed(reply.message)
+                raise GroupFailed(reply.message, reply.doubt)
             return [reply.of(group[0].index)]
         answers: list[Built] = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
         variant = EXACT if exact else ""
@@ -160,16 +176,47 @@ class LocalCompileLane:
         except WorkerTimeout as error:
             return _Mishap("timeout", f"compiling ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
-            return _Mishap("crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
+            return _lost("compiling", error)
         except RemoteError as error:
             return _Mishap("codegen", str(error), error.detail)
 
     async def _call(self, entry: str, payload: bytes) -> bytes:
+        """Call the worker, in its turn. What the machine is short of is waited for, each time with a new worker.
+
+        Raises `WorkerLost` where a compiler was killed, too.
+        """
+        return await self.context.patience.until_it_works(lambda: self._call_with_room(entry, payload))
+
+    async def _call_with_room(self, entry: str, payload: bytes) -> bytes:
+        """Call the worker while there is room beside others; again where it lacked memory, or its server was lost."""
+        room = self.context.room
+        while True:
+            async with room.taken():
+                try:
+                    return await self._call_now(entry, payload)
+                except ServerLost:
+                    continue  # another is started, and raises what says so once none is
+                except WorkerLost as error:
+                    if not (error.outside and room.made()):
+                        raise
+
+    async def _call_now(self, entry: str, payload: bytes) -> bytes:
         if self._worker is None or not self._worker.alive:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if entry == PROVE else 1  # a proof lowers and compiles
-        return await self._worker.call(entry, payload, steps * self._limit_s)
+        try:
+            return await self._worker.call(entry, payload, steps * self._limit_s)
+        except RemoteError as error:
+            if error.kind == CompilerKilled.__name__:
+                raise WorkerLost(str(error), error.detail, outside=True) from error
+            if shortage(error) is not None:
+                await self._worker.kill()  # it may have what is missing
+            raise
+        except WorkerLost as error:
+            if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
+                raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
+            raise
 
     @property
     def _limit_s(self) -> float:

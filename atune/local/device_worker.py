@@ -14,6 +14,7 @@ from atune.errors import (
     AtuneError,
     DevicesLost,
     RemoteError,
+    ServerLost,
     WorkerError,
     WorkerLost,
     WorkerTimeout,
@@ -21,6 +22,7 @@ from atune.errors import (
     translated,
 )
 from atune.local.entry_points import MEASURE
+from atune.local.patience import Patience
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.model.artifact import Artifact, Failure, FailureKind
 from atune.model.device import DeviceInfo
@@ -50,6 +52,7 @@ class DeviceContext:
     session: Session
     workers: Workers
     warn: Callable[[str], None]
+    patience: Patience
 
     @property
     def limit_s(self) -> float:
@@ -85,7 +88,7 @@ class LocalDeviceLane:
         standby, self._standby = self._standby, None
         worker = await standby.taken() if standby is not None else None
         self.took_over = worker is not None
-        self._worker = worker or await self._new()
+        self._worker = worker or await self.context.patience.until_it_works(self._new)
         if self._example is not None:
             await self._prepare(self._example, first=False)
         return self.info
@@ -119,6 +122,8 @@ class LocalDeviceLane:
             late = round(time.monotonic() - self._called - limit, 4)
             message = f"ran past benchmark_timeout_s={limit:g}; killed"
             return Failure(index=artifact.index, kind="timeout", message=message, detail=error.detail, kill_s=late)
+        except ServerLost:
+            raise
         except WorkerLost as error:
             return _lost(artifact.index, error)
         except RemoteError as error:
@@ -159,7 +164,7 @@ class LocalDeviceLane:
             message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
             raise WorkloadError(message) from error
         except WorkerLost as error:
-            if not first or "SIGKILL" in str(error):
+            if not first or error.outside:
                 raise
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
@@ -198,14 +203,21 @@ class LocalDeviceLane:
         return worker
 
     async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
-        """Call the device's process while no other run measures on the device; waiting does not count as its time."""
+        """Call the device's process while no other run measures on the device; waiting does not count as its time.
+
+        What the machine is short of is waited for.
+        """
         if self._worker is None:
             raise DevicesLost(f"device {self.name} was not started")
         worker = self._worker
-        async with self._lock.held() as waited_s:
-            self._note(waited_s)
-            self._called = time.monotonic()
-            return await worker.call(MEASURE + entry, payload, timeout_s)
+
+        async def attempt() -> bytes:
+            async with self._lock.held() as waited_s:
+                self._note(waited_s)
+                self._called = time.monotonic()
+                return await worker.call(MEASURE + entry, payload, timeout_s)
+
+        return await self.context.patience.until_it_works(attempt)
 
     def _note(self, waited_s: float | None) -> None:
         """Say, once, that the device is shared."""
@@ -260,13 +272,13 @@ class _Standby:
 def _lost(index: int, error: WorkerLost) -> Failure:
     """Return the failure of a candidate whose device's process died.
 
-    SIGKILL comes from outside (or from the kernel, out of memory); other signals are the candidate's doing.
+    SIGKILL comes from outside (or from the kernel, out of memory), as SIGTERM does; SIGSEGV is the candidate's doing.
     """
-    killed = "SIGKILL" in str(error)
+    killed = error.outside
     return Failure(
         index=index,
         kind="worker_lost" if killed else "fault",
         message=f"the device's process died: {how_it_ended(error)}",
         detail=error.detail,
-        doubt="the device's process was killed by SIGKILL, which no kernel sends" if killed else "",
+        doubt="the device's process was killed by a signal that no kernel sends" if killed else "",
     )

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 from anyio.abc import TaskGroup
 
-from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
+from atune.errors import RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout, WorkloadError, translated
 from atune.local.entry_points import BEGIN, LOAD
+from atune.local.patience import shortage
 from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
@@ -111,25 +112,30 @@ class Workers:
         return await self._again_if_killed(ask)
 
     async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Load the workload by `ask`, and once more where its process got SIGKILL, which comes from outside.
+        """Load the workload by `ask`, and once more where its process was killed from outside.
 
-        Raises `WorkloadError` for what the workload's code does to a process, and `WorkerError` the second time that
-        one was killed.
+        Where its server was lost it says nothing, and `spawn` raises the second time. Raises `WorkloadError` for what
+        the workload's code does to a process, and `WorkerError` the second time that one was killed.
         """
-        for last in (False, True):
+        last = False
+        while True:
             try:
                 return await ask()
             except RemoteError as error:
+                if shortage(error) is not None:
+                    raise
                 raise translated(error) from error
+            except ServerLost:
+                continue
             except WorkerLost as error:
-                if "SIGKILL" not in str(error):
+                if not error.outside:
                     raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
                 if last:
                     message = f"the worker that loads {self._what} was lost twice: {how_it_ended(error)}"
                     raise WorkerError(message, error.detail) from error
+                last = True
             except WorkerTimeout as error:
                 raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
-        raise AssertionError("the second loss raises")
 
 
 def how_it_ended(error: WorkerLost) -> str:

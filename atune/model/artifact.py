@@ -16,8 +16,8 @@ lower: elaborating or lowering raised. codegen: source generation raised. compil
 crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
 raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context.
 out_of_bounds: it wrote before or after a parameter. mismatch / non_finite / unwritten: outputs differ from the
-reference, hold NaN or infinity, or were not written. worker_lost: the device's process died. suspect: the whole program
-died twice while it was being measured; it is not tried a third time.
+reference, hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice.
+suspect: the whole program died twice while it was being measured; it is not tried a third time.
 """
 
 

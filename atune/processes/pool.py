@@ -18,10 +18,10 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from atune.errors import WorkerError
+from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.processes.background import background
 from atune.processes.server import ServerProcess
-from atune.processes.server_main import CONTROL_BYTES, describe
+from atune.processes.server_main import CONTROL_BYTES, describe, from_outside
 from atune.processes.worker import CANCEL_S, Worker, read_tail
 
 GRACE_S, HAMMER_S = 0.4, 0.2
@@ -38,6 +38,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
     ended without an error is handed to it instead of being ended; its workers are ended all the same, but for `lasting`
     ones that are not in a call.
+
+    With `again`, which starts another process, a server that is lost is replaced once: calls that were under way raise
+    `ServerLost`, and `spawn` waits for the new one. After the second loss it raises `MachineError`.
     """
 
     def __init__(
@@ -48,17 +51,21 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         env: Mapping[str, str] | None = None,
         process: ServerProcess | None = None,
         park: Callable[[ServerProcess], None] | None = None,
+        again: Callable[[], ServerProcess] | None = None,
     ) -> None:
         self.preload = tuple(preload)
         self.run_dir = Path(run_dir) if process is None else process.folder
         self.env = dict(env or {})
         self.preload_s: float | None = None
         """Seconds that importing `preload` took; None until that is done."""
-        self._given, self._park = process, park
+        self._given, self._park, self._again = process, park, again
         self._process: ServerProcess
         self._workers: dict[int, Worker] = {}
         self._failure = ""
-        self._running = False
+        """Why there is no server any more, or none that can fork."""
+        self._running = self._leaving = False
+        self._first_loss = ""
+        """How the server ended that was replaced."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -70,6 +77,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 yield self
                 well = True
             finally:
+                self._leaving = True
                 try:
                     detached = well and await self._detach()
                 finally:  # also when that was cancelled
@@ -88,15 +96,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
-        worker stays when the server is parked. Raises
-        `WorkerError`, with the tail of the server's log, when the preload failed or the server is gone.
-        Cancellation leaves no worker behind.
+        worker stays when the server is parked. Raises `ServerLost` when the server ends meanwhile and is replaced,
+        `WorkerError`, with the tail of its log, when the preload failed or the server is gone, and `MachineError` when
+        the one that replaced it is. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
-        await self._ready.wait()
+        while not self._ready.is_set():  # another one's, where the server is replaced meanwhile
+            await self._ready.wait()
         if self._failure:
-            raise WorkerError(self._failure, read_tail(self._process.log))
+            raise self._error()
         number = next(self._process.numbers)
         name = f"{lane}-{number}"
         path = self.run_dir / f"{name.replace('/', '_')}.stderr"
@@ -114,7 +123,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 await worker.kill(CANCEL_S)
                 raise
         if not worker.pid:
-            raise WorkerError(f"{name} did not start: {worker.how_ended}", read_tail(self._process.log))
+            message = f"{name} did not start: {worker.how_ended}"
+            raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self._process.log))
         return worker
 
     @property
@@ -168,13 +178,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
         """Send the server a message, with descriptors. Raises `WorkerError` where it was closed."""
-        data = json.dumps(message).encode()
+        data, control = json.dumps(message).encode(), self._control
         while self._running:
+            if control is not self._control:
+                return  # the server is gone, and whoever is meant was told so
             try:
-                socket.send_fds(self._control, [data], fds)
+                socket.send_fds(control, [data], fds)
                 return
             except BlockingIOError:
-                await anyio.wait_writable(self._control)
+                with suppress(anyio.ClosedResourceError):
+                    await anyio.wait_writable(control)
             except (BrokenPipeError, ConnectionResetError):
                 return  # the server is gone, which `_listen` tells everyone
         raise WorkerError("the fork server was closed")
@@ -183,27 +196,42 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Learn from a worker that it has ended."""
         self._workers.pop(number, None)
 
+    def loss(self, message: str, detail: str = "") -> AtuneError:
+        """Return the error for a worker that ended because the server did: it can be replaced, or no more."""
+        gone = self._failure and self._first_loss and not self._leaving
+        return self._error() if gone else ServerLost(message, detail)
+
     async def _listen(self) -> None:
-        """Hear the server out until it ends. Shielded: the cleanup after a cancellation needs the exits reported."""
+        """Hear the server out until it ends, and the one that replaces it.
+
+        Shielded: the cleanup after a cancellation needs the exits reported.
+        """
         with self._listening:
-            while data := await self._hear():
-                message = json.loads(data)
-                worker = self._workers.get(message.get("id", -1))
-                if message["op"] == "ready":
-                    self.preload_s = self._process.preload_s = message["seconds"]
-                    if message["error"]:
-                        self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
-                    self._ready.set()
-                elif message["op"] == "forked" and worker:
-                    worker.pid = message["pid"]
-                    worker.forked.set()
-                elif message["op"] == "exited" and worker:
-                    worker.told_ended(message["how"])
-            self._hammer()
-            with anyio.move_on_after(GRACE_S):
-                await self._process.wait()
-            while_doing = "" if self._ready.is_set() else f" while importing {', '.join(self.preload)}"
-            self._lost(f"the fork server ended{while_doing}: {describe(self._process.returncode)}")
+            while True:
+                while data := await self._hear():
+                    self._heed(json.loads(data))
+                self._hammer()
+                with anyio.move_on_after(GRACE_S):
+                    await self._process.wait()
+                while_doing = "" if self._ready.is_set() else f" while importing {', '.join(self.preload)}"
+                why = f"the fork server ended{while_doing}: {describe(self._process.returncode)}"
+                if not self._replaced(why):
+                    self._lost(why)
+                    return
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        """Take in what the server reports."""
+        worker = self._workers.get(message.get("id", -1))
+        if message["op"] == "ready":
+            self.preload_s = self._process.preload_s = message["seconds"]
+            if message["error"]:
+                self._failure = f"preloading {', '.join(self.preload)} failed: {message['error']}"
+            self._ready.set()
+        elif message["op"] == "forked" and worker:
+            worker.pid = message["pid"]
+            worker.forked.set()
+        elif message["op"] == "exited" and worker:
+            worker.told_ended(message["how"], outside=message.get("outside", False))
 
     async def _hear(self) -> bytes:
         while True:
@@ -214,12 +242,48 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             except OSError:
                 return b""
 
+    def _replaced(self, why: str) -> bool:
+        """Start another server for the one that was lost, where that may help; tell whether it was started.
+
+        It does not help where importing fails by itself, nor a second time: then something is after the processes.
+        """
+        may_help = self._ready.is_set() or from_outside(self._process.returncode)
+        if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
+            return False
+        try:
+            process = self._again()
+        except (AtuneError, OSError):
+            return False
+        self._first_loss = why
+        waited_for, self._ready = self._ready, anyio.Event()
+        self._tell_all(why)
+        anyio.notify_closing(self._control)
+        self._control.close()
+        self._process.reap()
+        process.numbers = self._process.numbers  # no number, and no name, stands for two workers
+        self._process, self._control, self.run_dir = process, process.control, process.folder
+        waited_for.set()
+        return True
+
     def _lost(self, why: str) -> None:
         """Tell everyone who waits that the server is no more."""
         self._failure = self._failure or why
         self._ready.set()
+        self._tell_all(why)
+
+    def _tell_all(self, why: str) -> None:
         for worker in list(self._workers.values()):
-            worker.told_ended(why)
+            worker.told_ended(why, with_server=True)
+
+    def _error(self) -> AtuneError:
+        """Return the error for who asks a server for a worker that is gone, or cannot fork."""
+        if not self._first_loss or self._leaving:
+            return WorkerError(self._failure, read_tail(self._process.log))
+        return MachineError(
+            f"{self._failure}; one before it was lost, too ({self._first_loss}). Look for what ends this run's "
+            "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
+            "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` goes on"
+        )
 
     def _hammer(self) -> None:
         """SIGKILL everything without the server's help.

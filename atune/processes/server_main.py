@@ -53,6 +53,8 @@ WORKER = "ATUNE_WORKER"
 HUNG_UP = 113
 """Exit status of a worker whose socket was closed by what it ran."""
 HUNG_UP_WORDS = "closed the socket that its answers go through"
+OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
+"""Signals that someone else sends. What code runs into by itself raises others, such as SIGSEGV and SIGABRT."""
 
 
 def main() -> NoReturn:
@@ -213,7 +215,8 @@ class Server:
                     del self.pids[number]
                 _, status = os.waitpid(ended.si_pid, 0)
                 if number is not None:
-                    self.report(op="exited", id=number, how=describe(os.waitstatus_to_exitcode(status)))
+                    code = os.waitstatus_to_exitcode(status)
+                    self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def end(self) -> NoReturn:
         """Kill and reap every worker, then leave with everything in our own group."""
@@ -319,6 +322,11 @@ def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
 
     number, *sizes = FRAME.unpack(exactly(FRAME.size))
     return number, [exactly(size) for size in sizes]
+
+
+def from_outside(code: int | None) -> bool:
+    """Tell whether a process that ended with `code`, as `describe` takes it, was ended by someone else."""
+    return code is not None and -code in OUTSIDE
 
 
 def describe(code: int | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
+from atune.errors import AtuneError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
 from atune.processes.server_main import FRAME, HUNG_UP_WORDS
 
@@ -31,6 +31,10 @@ class ForkServerSide(Protocol):
 
     def forget(self, number: int) -> None:
         """Learn that a worker has ended."""
+
+    def loss(self, message: str, detail: str) -> AtuneError:
+        """Return the error for a worker that ended because the server did."""
+        ...
 
 
 class Worker:
@@ -56,6 +60,9 @@ class Worker:
         self.forked = anyio.Event()
         """Set once the process is there, or never will be."""
         self.how_ended = ""
+        self.with_server = False
+        """Whether it ended because its server did."""
+        self._outside = False
         self._exited = anyio.Event()
 
     @classmethod
@@ -74,10 +81,10 @@ class Worker:
         """Whether it is in a call."""
         return self._busy
 
-    async def ended(self) -> WorkerLost:
-        """Wait for the process to end; return how it did."""
+    async def ended(self) -> AtuneError:
+        """Wait for the process to end; return the error that says how it did."""
         await self._exited.wait()
-        return WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
+        return self._lost(f"{self.name} is gone: {self.how_ended}")
 
     @property
     def alive(self) -> bool:
@@ -88,7 +95,8 @@ class Worker:
         """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
 
         Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
-        past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
+        past `timeout_s` and `WorkerLost` when the process ended (`ServerLost` with its server, `MachineError` where no
+        server is left), all with `detail` = the end of what the worker
         wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
         cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers what
         it was not asked, is lost too: what it ran has meddled with it.
@@ -96,7 +104,7 @@ class Worker:
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
         if not self.alive:
-            raise WorkerLost(f"{self.name} is gone: {self.how_ended}", self._tail())
+            raise self._lost(f"{self.name} is gone: {self.how_ended}")
         self._busy = True
         self._calls += 1
         try:
@@ -113,8 +121,9 @@ class Worker:
         except (OSError, EOFError, anyio.ClosedResourceError):
             hung_up = self.alive and not _ends(self.pid)  # an end of file alone is no death
             await self.kill()
-            how = HUNG_UP_WORDS if hung_up else self.how_ended
-            raise WorkerLost(f"{self.name} died in {entry}: {how}", self._tail()) from None
+            if hung_up:
+                raise WorkerLost(f"{self.name} died in {entry}: {HUNG_UP_WORDS}", self._tail()) from None
+            raise self._lost(f"{self.name} died in {entry}: {self.how_ended}") from None
         except BaseException:
             await self.kill(CANCEL_S)
             raise
@@ -141,10 +150,11 @@ class Worker:
                     os.killpg(self.pid, signal.SIGKILL)
             self.told_ended("killed by SIGKILL, not reaped")
 
-    def told_ended(self, how: str) -> None:
-        """Learn from the server that the process has ended."""
+    def told_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
+        """Learn that the process has ended: by a signal from `outside`, or `with_server`, because that did."""
         if self.alive:
             self.how_ended = how
+            self._outside, self.with_server = outside, with_server
             self._server.forget(self._number)
             self.forked.set()
             self._exited.set()
@@ -153,6 +163,12 @@ class Worker:
                     self._sock.shutdown(socket.SHUT_RDWR)
             else:
                 self._close()
+
+    def _lost(self, message: str) -> AtuneError:
+        """Return the error for the process that has ended."""
+        if self.with_server:
+            return self._server.loss(message, self._tail())
+        return WorkerLost(message, self._tail(), outside=self._outside)
 
     def _close(self) -> None:
         if self._sock.fileno() >= 0:

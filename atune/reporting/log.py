@@ -19,6 +19,7 @@ from atune.journal.events import (
     CandidateLowered,
     CandidateProposed,
     CandidatePruned,
+    CompileRepeated,
     DeviceExcluded,
     DeviceLost,
     Event,
@@ -29,7 +30,8 @@ from atune.journal.events import (
 from atune.model.measurement import Timing
 
 _WARNINGS = (
-    BuildFailed, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit, RunInterrupted, Warned,
+    BuildFailed, CompileRepeated, BenchmarkFailed, BenchmarkRepeated, DeviceExcluded, DeviceLost, GroupSplit,
+    RunInterrupted, Warned,
 )  # fmt: skip
 _DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt, BenchmarkStarted)
 

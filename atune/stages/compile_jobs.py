@@ -15,6 +15,7 @@ from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, proof
 from atune.stages.session.session import candidate_of, session
 from atune.system.paths import artifacts_folder, code_file, lowered_file
+from atune.system.shortage import check_machine
 
 T = TypeVar("T")
 
@@ -62,10 +63,11 @@ def _lower(payload: bytes, known: Callable[[str], Lowered | None]) -> bytes:
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. What the kernel or tilelang raises is the candidate's failure."""
+    """Do `work`. What the kernel or tilelang raises is the candidate's failure, but for what the machine lacks."""
     try:
         return work(candidate)
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
+        check_machine(error)
         return Failure(candidate.index, "lower", _one_line(error), traceback_of(error, limit=-6)[-4000:])
 
 

@@ -36,17 +36,22 @@ def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except (OSError, ValueError):
         pass
-    try:
-        own = next(line for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::"))
-        folder = cgroups / own.removeprefix("0::").lstrip("/")
-    except (OSError, StopIteration):
-        folder = cgroups
+    folder = _own_cgroup(proc, cgroups)
     for group in (folder, *folder.parents):
         if not group.is_relative_to(cgroups):
             break
         if (room := _room_bytes(group)) is not None:
             found.append(room)
     return max(0, min(found)) if found else None
+
+
+def _own_cgroup(proc: Path, cgroups: Path) -> Path:
+    """Return the folder of this process' cgroup, v2; the root where nothing tells."""
+    try:
+        own = next(line for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::"))
+        return cgroups / own.removeprefix("0::").lstrip("/")
+    except (OSError, StopIteration):
+        return cgroups
 
 
 def _room_bytes(group: Path) -> int | None:
@@ -58,6 +63,19 @@ def _room_bytes(group: Path) -> int | None:
         return limit - used + int(stat.get("inactive_file", 0))
     except (OSError, ValueError):  # no cgroup v2, or "max"
         return None
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how many processes the kernel has killed for want of memory; None where nothing tells.
+
+    Of this process' cgroup (``memory.events``), else of the whole machine. It counts before it kills.
+    """
+    for file in (_own_cgroup(proc, cgroups) / "memory.events", proc / "vmstat"):
+        try:
+            return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
+        except (OSError, StopIteration, ValueError):
+            continue
+    return None
 
 
 def workers_that_fit(wanted: int, available_bytes: int | None) -> int:

@@ -20,7 +20,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.system.folders import run_folder
 from atune.testing.clock import FakeClock
 from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
-from atune.testing.script import Script
+from atune.testing.script import Script, Stage
 from atune.workload.workload import WorkloadSpec
 
 
@@ -97,6 +97,7 @@ class FakeBackend:
         self._now_running: Counter[str] = Counter()
         self._folder = Path()
         self._libraries = 0
+        self._kills: Counter[int] = Counter()
         factors = [*speeds, *[1.0] * devices][:devices]
         self._compile_lanes = [FakeCompileLane(self, f"compile-{i}") for i in range(lanes)]
         self._device_lanes = [
@@ -164,6 +165,14 @@ class FakeBackend:
         assert self.clock is not None, "the backend is not open"
         await self.clock.sleep(min(seconds, limit_s))
         return seconds <= limit_s
+
+    def killed(self, index: int, stage: Stage) -> bool:
+        """Tell whether the compile worker is killed now, which has candidate `index` in `stage`, and count it."""
+        where, times = self.script.kills.get(index, (stage, 0))
+        if where != stage or self._kills[index] >= times:
+            return False
+        self._kills[index] += 1
+        return True
 
     def new_library(self, group: Sequence[Lowered | Candidate]) -> str:
         """Write a library: what its symbols compute, as data."""

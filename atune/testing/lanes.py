@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from atune.testing.backend import FakeBackend
 
 
+KILLED = "scripted to be killed from outside"
+
+
 class FakeCompileLane:
     """A compile worker."""
 
@@ -36,6 +39,8 @@ class FakeCompileLane:
             seconds = math.inf if script.hangs.get(index) == "lower" else seconds_of(script.lower_s, candidate.config)
             if not await backend.take(seconds, limit):
                 return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
+        if backend.killed(index, "lower"):
+            return Failure(index, "worker_lost", KILLED, doubt=KILLED)
         if kind := script.failure(index, "lower"):
             return Failure(index, kind, f"scripted to fail: {kind}", "what the fake said")
         return Lowered(
@@ -63,6 +68,10 @@ class FakeCompileLane:
                 math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit
             ):
                 kinds = ["timeout"]
+        if any(backend.killed(i, "build") for i in indices):
+            if len(group) > 1:
+                raise GroupFailed(KILLED, KILLED)
+            return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
         if kinds:
             message = (
                 f"compiling ran past compile_timeout_s={limit:g}"

@@ -31,6 +31,8 @@ class Script:
     does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
     writes.
 
+    `kills` maps a candidate to how often its compile worker is killed from outside in a stage, ``lower`` or ``build``.
+
     `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often it
     dies once the candidate was measured. `spoilt` maps a candidate to how it fails in a process that ran others before,
     and only there; `final_fails` to how it fails in the final, once it was timed. `first_ms` is a latency that only the
@@ -60,6 +62,7 @@ class Script:
     code_key: Callable[[Config], str] = config_key
     merge_key: Callable[[Config], str] = lambda config: ""
     start_failures: Mapping[str, float] = field(default_factory=dict)
+    kills: Mapping[int, tuple[Stage, int]] = field(default_factory=dict)
     doubts: Mapping[int, int] = field(default_factory=dict)
     dies_after: Mapping[int, int] = field(default_factory=dict)
     spoilt: Mapping[int, FailureKind] = field(default_factory=dict)

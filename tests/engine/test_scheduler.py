@@ -480,7 +480,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 assert 1 <= len(job.group) <= (group_size or MAX_MEMBERS)
                 compiles = {member.compile_key or member.index: member for member in job.group}
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
-                if job.reason != "part of a failed group":
+                if job.reason != "after a failed or lost group":
                     alone = (heavy and lanes > FEW_WORKERS) or any(map(one.work.is_long, job.group))
                     assert len(compiles) <= (group_size or (1 if alone else MAX_GROUP))
                     work = sum(map(one.work.of, compiles.values()))

@@ -17,6 +17,7 @@ from atune.local.backend import LocalBackend
 from atune.local.compile_service import CompileService
 from atune.local.compile_worker import CompileContext, LocalCompileLane
 from atune.local.entry_points import PROVE
+from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof
@@ -64,7 +65,12 @@ def lane(tmp_path: Path, store: ArtifactStore) -> Answering:
         ref=ref, target=Target("c"), compile=settings, benchmark=BenchmarkSettings(), run_dir=str(tmp_path)
     )
     context = CompileContext(
-        session=session, workers=Workers(ref), store=RunStore(store), service=CompileService(settings, "c")
+        session=session,
+        workers=Workers(ref),
+        store=RunStore(store),
+        service=CompileService(settings, "c"),
+        room=Room(1, print, lambda: None),
+        patience=Patience(str(tmp_path), print),
     )
     made = Answering(context, "compile-0", None)
     made.asked = []

@@ -18,7 +18,7 @@ import pytest
 from processes import environment
 
 from atune.api.tuner import tune
-from atune.errors import UsageError, WorkerLost
+from atune.errors import MachineError, UsageError, WorkerLost
 from atune.journal.replay import replay
 from atune.processes.pool import ForkServer
 from atune.testing import FakeBackend
@@ -102,3 +102,14 @@ def test_too_few_open_files_say_what_is_needed(number: int, message: str) -> Non
     with pytest.raises(UsageError, match=message) as caught:
         anyio.run(lambda: tune(backend=NoFiles(2)))
     assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_full_disk_says_what_is_needed() -> None:
+    class NoSpace(FakeBackend):
+        @asynccontextmanager
+        async def open(self) -> Any:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield
+
+    with pytest.raises(MachineError, match="make room there, or set TMPDIR"):
+        anyio.run(lambda: tune(backend=NoSpace(2)))

@@ -30,6 +30,7 @@ from atune.stages.compile.steps import (
     printed,
 )
 from atune.stages.session.session import session
+from atune.system.shortage import check_compiled
 
 
 class Made(NamedTuple):
@@ -88,14 +89,15 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
 def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]:
     """Do as `build`, and answer with a `Failure` where a group of one does not compile.
 
-    A larger group that fails raises: nobody knows yet whose fault it is.
+    A larger group that fails raises: nobody knows yet whose fault it is. What the machine lacks, or kills, raises.
     """
     try:
         return build(group, path, steps)
     except BaseException as error:
+        said = message_of(error).strip()
+        check_compiled(error, said.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
-        said = message_of(error).strip()
         first = re.sub(r"\S*/[^/\s:]+\.part", "kernel", first_error(said))  # failures of one kind count together
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in said else "codegen"
         return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], said[-4000:])]  # type: ignore[arg-type]

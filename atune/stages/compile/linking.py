@@ -21,9 +21,8 @@ def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: An
     command = [gcc, "-fPIC", "-w", "-shared", "-o", output, *files, *options]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise CompileError(
-            f"linking failed, exit status {done.returncode}\n{done.stderr.strip()}\n{shlex.join(command)}"
-        )
+        how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
+        raise CompileError(f"linking failed, {how}\n{done.stderr.strip()}\n{shlex.join(command)}")
 
 
 def pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import UsageError
+from atune.errors import UsageError, message_of
 from atune.model.artifact import Artifact, Failure
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
@@ -26,6 +26,7 @@ from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.timer import Timed, Timer, make_timer
 from atune.stages.session.session import session, workload
+from atune.system.shortage import check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
@@ -84,15 +85,18 @@ def measure(payload: bytes) -> bytes:
         _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
+        check_machine(error, message_of(error))
         result = Failure(artifact.index, "load", words_of(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
     except BaseException as error:
+        check_machine(error)
         result = Failure(artifact.index, kind_of(error), words_of(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
         except BaseException as error:
+            check_machine(error)
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()

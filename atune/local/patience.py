@@ -1,0 +1,103 @@
+"""Waiting for a machine that is short of something, and for room beside other compile workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar, get_args
+
+import anyio
+
+from atune.errors import MachineError, RemoteError, WorkerError
+from atune.system.shortage import Resource, ShortOf, shortage_in, shortage_of, what_to_do
+
+T = TypeVar("T")
+
+PAUSES_S = (0.5, 2.0, 8.0)
+"""Seconds of waiting, one after the other, for what the machine is short of."""
+
+
+class Patience:
+    """Tries again what the machine was too short of something for. `folder`: where the run's files lie."""
+
+    def __init__(self, folder: str, warn: Callable[[str], None]) -> None:
+        self.folder, self.warn = folder, warn
+        self._told: set[Resource] = set()
+
+    async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` does. Raises `MachineError` where the machine stays short of something."""
+        for pause_s in PAUSES_S:
+            try:
+                return await attempt()
+            except (OSError, WorkerError) as error:
+                if (short_of := shortage(error)) is None:
+                    raise
+            self._tell(short_of)
+            await anyio.sleep(pause_s)
+        try:
+            return await attempt()
+        except (OSError, WorkerError) as error:
+            if (short_of := shortage(error)) is None:
+                raise
+            raise machine_error(short_of, self.folder) from error
+
+    def _tell(self, short_of: Resource) -> None:
+        if short_of not in self._told:
+            self._told.add(short_of)
+            self.warn(f"waiting, up to {sum(PAUSES_S):g} s at a time: {what_to_do(short_of, self.folder)}")
+
+
+def machine_error(short_of: Resource, folder: str) -> MachineError:
+    """Return what ends a run; `folder`: where its files lie."""
+    return MachineError(f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` goes on")
+
+
+def shortage(error: OSError | WorkerError) -> Resource | None:
+    """Return what the machine is short of, as a worker or the system says; None where it is something else."""
+    if isinstance(error, OSError):
+        return shortage_of(error)
+    if isinstance(error, RemoteError):
+        if error.kind != ShortOf.__name__:
+            return shortage_in(str(error)) if str(error).startswith("[Errno ") else None
+        named = str(error).partition(":")[0]
+        return next((one for one in get_args(Resource) if one == named), None)
+    return shortage_in(str(error)) if "did not start" in str(error) else None
+
+
+class Room:
+    """How many compile workers may work at once: `workers`, and half as many after each that lacked memory.
+
+    `kills` counts what the kernel has killed for want of memory, or tells nothing.
+    """
+
+    def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None]) -> None:
+        self._limiter = anyio.CapacityLimiter(workers)
+        self._warn, self._kills = warn, kills
+        self._seen = kills() or 0
+
+    @property
+    def workers(self) -> int:
+        return int(self._limiter.total_tokens)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncGenerator[None, None]:
+        """Take a worker's place, once there is one."""
+        async with self._limiter:
+            yield
+
+    def made(self) -> bool:
+        """Make room after a worker was killed from outside, from within its place, and tell whether that may help.
+
+        It may where the kernel killed it for want of memory while others worked, too.
+        """
+        if (self._kills() or 0) <= self._seen:
+            return False
+        self._seen += 1  # each kill is one worker's
+        beside = self._limiter.borrowed_tokens > 1
+        if self.workers > 1:
+            self._limiter.total_tokens = max(1, self.workers // 2)
+            self._warn(
+                f"memory ran out and the kernel killed a compile worker: {self.workers} at once from now on; "
+                "CompileSettings(workers=…) sets how many begin"
+            )
+        return beside

@@ -1,0 +1,149 @@
+"""What a machine runs out of, and what is killed on it: told from exceptions and from compilers' words.
+
+Neither is a candidate's fault.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import tempfile
+from typing import Literal
+
+from atune.errors import message_of
+from atune.system.cores import WORKER_BYTES, usable_memory_bytes
+
+Resource = Literal["space", "memory", "files", "processes"]
+
+BY_NUMBER: dict[int, Resource] = {
+    errno.ENOSPC: "space", errno.EDQUOT: "space",
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "files", errno.ENFILE: "files",
+    errno.EAGAIN: "processes",
+}  # fmt: skip
+BY_WORDS: dict[Resource, re.Pattern[str]] = {
+    "space": re.compile("No space left on device|Disk quota exceeded"),
+    "memory": re.compile("Cannot allocate memory|virtual memory exhausted|out of memory allocating|std::bad_alloc"),
+    "files": re.compile("Too many open files"),
+    "processes": re.compile(
+        "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
+    ),
+}
+"""The C library's words for these errors, as compilers pass them on, and those of runtimes."""
+
+
+KILLED = re.compile(
+    r"Killed signal terminated program|(?:(?:died due to|terminated with|killed by) signal|wait status) (?:9|15)\b"
+)
+"""What gcc, nvcc and our own messages say of a compiler that got SIGKILL or SIGTERM."""
+
+
+LEAST_BYTES = 32 << 20
+"""Free space below which a compiler's failure is the disk's: some do not say what was missing. nvcc's files of one
+library take several MiB, and are gone once it has failed."""
+
+
+class ShortOf(Exception):
+    """The machine ran out of something while a worker worked: raised there, and begins with the resource's name."""
+
+
+class CompilerKilled(Exception):
+    """A compiler was killed by a signal from outside: raised in the worker that called it."""
+
+
+def check_machine(error: BaseException, words: str = "") -> None:
+    """Raise `ShortOf` or `CompilerKilled` where `error`, or the compilers' `words`, says that it is the machine's."""
+    if isinstance(error, ShortOf | CompilerKilled):
+        raise error
+    if short_of := shortage_of(error) or shortage_in(words):
+        raise ShortOf(f"{short_of}: {message_of(error)[:500]}") from error
+    if killed := KILLED.search(words):
+        raise CompilerKilled(f"a compiler was killed: {killed[0]}") from error
+
+
+def check_compiled(error: BaseException, words: str) -> None:
+    """Raise as `check_machine` does, and `ShortOf` where compilers have hardly any space, whatever they say."""
+    check_machine(error, words)
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    if space_is_short(folder):
+        raise ShortOf(f"space: {folder} is full; {words[:500]}") from error
+
+
+def space_is_short(folder: str) -> bool:
+    """Tell whether hardly anything can be written to the disk of `folder`."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+
+
+def shortage_of(error: BaseException) -> Resource | None:
+    """Return what the machine ran out of where `error`, or one that it came from, says so."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        found: Resource | None = None
+        if isinstance(one, OSError):
+            found = BY_NUMBER.get(one.errno or 0)
+        elif isinstance(one, MemoryError):
+            found = "memory"
+        elif isinstance(one, RuntimeError) and "can't start new thread" in message_of(one):
+            found = "processes"
+        if found is not None:
+            return _believed(found)
+        one = one.__cause__ or one.__context__
+    return None
+
+
+def shortage_in(words: str) -> Resource | None:
+    """Return what the machine ran out of by what a compiler or a library said, in English."""
+    for found, pattern in BY_WORDS.items():
+        if pattern.search(words):
+            return _believed(found)
+    return None
+
+
+def _believed(found: Resource) -> Resource | None:
+    """Take memory for short only where it is: who asks for too much finds too little on any machine."""
+    if found != "memory":
+        return found
+    room = usable_memory_bytes()
+    return found if room is not None and room < WORKER_BYTES else None
+
+
+def what_to_do(short_of: Resource, folder: str) -> str:
+    """Say what ran out, where, and what helps; `folder` is where the run's files lie."""
+    match short_of:
+        case "space":
+            return (
+                f"no space is left on the disk of {folder} ({_free_bytes(folder) >> 20} MiB free now): "
+                "make room there, or set TMPDIR to another place"
+            )
+        case "memory":
+            room = usable_memory_bytes() or 0
+            return (
+                f"memory ran out ({room >> 20} MiB free now): end other programs, or use fewer compile workers "
+                "(--workers, CompileSettings(workers=…))"
+            )
+        case "files":
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return (
+                f"no further file can be opened (this process may have {most}): raise that (ulimit -n), use fewer "
+                "workers (--workers, CompileSettings(workers=…)), or end what has the machine's files open"
+            )
+        case "processes":
+            most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+            allowed = "" if most == resource.RLIM_INFINITY else f" (this user may have {most})"
+            return f"no further process can be started{allowed}: end others, or raise the limit (ulimit -u)"
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,194 @@
+"""A disk that is full, and other things a machine runs out of: no candidate fails, and the run can go on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lost_kernels import TOTAL
+from stand_in_compiler import stand_in
+
+from atune.api.compile_all import compiled
+from atune.api.resume import resume
+from atune.api.tuner import tune
+from atune.errors import MachineError
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, Event, RunInterrupted, Warned
+from atune.journal.replay import replay
+from atune.journal.writer import read
+from atune.local import patience
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact
+from atune.model.candidate import Candidate, config_key
+from atune.model.settings import CompileSettings
+from atune.workload.workload import parse_file_ref
+
+pytestmark = pytest.mark.anyio
+KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
+SETTINGS = CompileSettings(workers=2, group_size=1, store=False, accelerate="off")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSES_S", (0.1, 0.2, 0.4))
+
+
+class Disk:
+    """A small disk for `$TMPDIR`, which can be filled to the last byte."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.filling = folder, folder / "filling"
+
+    def fill(self) -> None:
+        with self.filling.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+
+    def free(self) -> None:
+        self.filling.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    try:
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def failures(events: list[Event]) -> list[Any]:
+    return [e for e in events if isinstance(e, BuildFailed | BenchmarkFailed)]
+
+
+def measured(events: list[Event]) -> list[int]:
+    return [e.index for e in events if isinstance(e, CandidateMeasured)]
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], object]]:
+    with stand_in(tmp_path_factory.mktemp("bin")) as says:
+        yield says
+
+
+class Shortage:
+    """Listens to a run in which two candidates are compiled, one is measured, and then something is short.
+
+    `begin` makes it so; `end` is called as soon as the run says that it waits for `what`.
+    """
+
+    def __init__(self, folder: Path, what: str, begin: Callable[[], None], end: Callable[[], None] | None) -> None:
+        self.what, self.begin, self.end = what, begin, end
+        self.events: list[Event] = []
+        self.go_on = folder / "go"
+        self.wait = f"mkdir {folder}/1 || mkdir {folder}/2 || until [ -e {self.go_on} ]; do sleep 0.05; done"
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, CandidateMeasured) and not self.go_on.exists():
+            self.begin()
+            self.go_on.touch()
+        elif isinstance(event, Warned) and self.what in event.message and self.end is not None:
+            self.end()
+
+
+async def test_a_disk_that_is_full_for_a_while_costs_no_candidate(
+    disk: Disk, compiler: Callable[[str], object], tmp_path: Path
+) -> None:
+    heard = Shortage(tmp_path, "no space is left", disk.fill, disk.free)
+    compiler(f"{{ {heard.wait}; }} 2>/dev/null\n")
+    result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=heard)
+    assert heard.go_on.exists() and not disk.filling.exists() and not failures(heard.events)
+    assert (sorted(measured(heard.events)), result.best_index) == (list(range(TOTAL)), 0)
+
+
+async def test_a_disk_that_stays_full_ends_the_run_and_resume_does_the_rest(
+    disk: Disk, compiler: Callable[[str], object], tmp_path: Path
+) -> None:
+    journal, heard = tmp_path / "j", Shortage(tmp_path, "", disk.fill, None)
+    compiler(f"{{ {heard.wait}; }} 2>/dev/null\n")
+    with pytest.raises(MachineError, match=rf"no space is left on the disk of {disk.folder}.*set TMPDIR.*atune resume"):
+        await tune(KERNELS, target="c", compile=SETTINGS, journal=journal, on_event=heard)
+    assert measured(heard.events) and not failures(heard.events) and isinstance(heard.events[-1], RunInterrupted)
+    disk.free()
+    await everything_else_is_measured(journal)
+
+
+async def everything_else_is_measured(journal: Path) -> None:
+    """Go on, and see that each candidate has been measured once, none failed, and the winner is the right one."""
+    result = await resume(journal)
+    assert (result.measured, result.failed, result.remaining, result.best_index) == (TOTAL, 0, 0, 0)
+    assert sorted(measured(list(read(journal)))) == list(range(TOTAL)) and replay(journal).best_index == 0
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerate", ["off", "cicc"])
+async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, accelerate: str) -> None:
+    settings = CompileSettings(workers=2, group_size=1, store=False, accelerate=accelerate)
+    backend = LocalBackend(parse_file_ref(KERNELS), target="sm_90a", devices=(), compile=settings)
+    warned: list[str] = []
+
+    def warn(message: str) -> None:
+        warned.append(message)
+        if "no space is left" in message and disk.filling.exists():
+            disk.free()
+
+    backend.on_warning(warn)
+    candidates = [Candidate(x, config_key({"x": x}), {"x": x}) for x in range(4)]
+    async with backend.open():
+        await backend.describe()
+        await backend.discover()
+        disk.fill()
+        answers = await compiled(backend, candidates, group_size=1)
+    assert not disk.filling.exists() and any("no space is left" in message for message in warned)
+    assert len(answers) == 4 and all(isinstance(one, Artifact) for one in answers.values()), answers
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("ld: final link failed: No space left on device", "no space is left on the disk of"),
+        pytest.param("cc1plus: fatal error: x.h: Too many open files", "no further file", marks=pytest.mark.slow),
+        pytest.param(
+            "g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable",
+            "no further process",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+async def test_a_compiler_that_names_what_the_machine_lacks(
+    words: str, says: str, stays: bool, compiler: Callable[[str], object], tmp_path: Path
+) -> None:
+    """A little while it is waited for; then the run ends, and resume tries its candidates again."""
+    journal, mark = tmp_path / "j", tmp_path / "short"
+    heard = Shortage(tmp_path, says, mark.touch, None if stays else mark.unlink)
+    compiler(f"{{ {heard.wait}; }} 2>/dev/null\nif [ -e {mark} ]; then echo '{words}' >&2; exit 1; fi\n")
+    if not stays:
+        result = await tune(KERNELS, target="c", compile=SETTINGS, on_event=heard)
+        assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0) and not mark.exists()
+        return
+    with pytest.raises(MachineError, match=says):
+        await tune(KERNELS, target="c", compile=SETTINGS, journal=journal, on_event=heard)
+    assert measured(heard.events) and not failures(heard.events)
+    mark.unlink()
+    await everything_else_is_measured(journal)

@@ -1,0 +1,189 @@
+"""SIGKILL of the fork server, of compile workers and of compilers: no candidate fails for it, and the winner stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lost_kernels import TOTAL
+from stand_in_compiler import stand_in
+
+from atune.api.resume import resume
+from atune.api.tuner import tune
+from atune.errors import MachineError
+from atune.journal.events import (
+    BenchmarkFailed,
+    BuildFailed,
+    CandidateMeasured,
+    CompileRepeated,
+    Event,
+    GroupSplit,
+    Warned,
+)
+from atune.journal.replay import replay
+from atune.journal.writer import read
+from atune.local.backend import LocalBackend
+from atune.model.candidate import config_key
+from atune.model.settings import CompileSettings
+from atune.workload.workload import parse_file_ref
+
+pytestmark = pytest.mark.anyio
+KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
+SETTINGS = CompileSettings(workers=2, group_size=2, store=False)
+QUICK, ALL = 3, 20
+"""Instants, spread over a run, at which the fork server is killed: always, and in the slow tests."""
+INSTANTS = [pytest.param(i, marks=[] if i % (ALL // QUICK) == 3 else [pytest.mark.slow]) for i in range(ALL)]
+TARGETS = ["c", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def backend_for(target: str, settings: CompileSettings = SETTINGS) -> LocalBackend:
+    return LocalBackend(parse_file_ref(KERNELS), target=target, compile=settings)
+
+
+def kill_server(backend: LocalBackend) -> None:
+    os.kill(backend.server.pids()[0], signal.SIGKILL)
+
+
+class Listening:
+    """Listens to a run, and has something done at events of its choice."""
+
+    def __init__(self, at: Callable[[list[Event]], bool], do: Callable[[], None]) -> None:
+        self.at, self.do = at, do
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if self.at(self.events):
+            self.do()
+
+    def of(self, *kinds: type[Any]) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kinds)]
+
+    def outcome(self) -> tuple[list[int], list[Any]]:
+        """Return the candidates that were measured, and what failed."""
+        return sorted({e.index for e in self.of(CandidateMeasured)}), self.of(BuildFailed, BenchmarkFailed)
+
+
+lengths: dict[str, int] = {}
+
+
+async def length_of_a_clean_run(target: str) -> int:
+    """Return how many events a run has before its end, when nothing is killed."""
+    if target not in lengths:
+        heard = Listening(lambda events: False, lambda: None)
+        result = await tune(backend=backend_for(target), compile=SETTINGS, on_event=heard)
+        assert heard.outcome() == (list(range(TOTAL)), []) and result.best_index == 0
+        lengths[target] = len(heard.events) - 1
+    return lengths[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("instant", INSTANTS)
+async def test_a_killed_fork_server_changes_nothing_of_the_result(instant: int, target: str) -> None:
+    at = 1 + instant * (await length_of_a_clean_run(target) - 1) // ALL
+    backend = backend_for(target)
+    heard = Listening(lambda events: len(events) == at, lambda: kill_server(backend))
+    result = await tune(backend=backend, compile=backend.compile, on_event=heard)
+    assert heard.outcome() == (list(range(TOTAL)), [])
+    assert (result.best_index, result.measured, result.failed, result.remaining) == (0, TOTAL, 0, 0)
+    lost = [e for e in heard.of(Warned) if "fork server was lost" in e.message]
+    assert lost or instant == ALL - 1  # then next to nothing is left to do
+
+
+async def test_a_fork_server_that_is_killed_while_it_imports_is_replaced() -> None:
+    backend = backend_for("c")
+    async with backend.open():
+        kill_server(backend)
+        target, devices = await backend.discover()
+    assert target.kind == "c" and len(devices) == 1
+
+
+async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    journal, backend = tmp_path / "j", backend_for("c")
+
+    def after_a_measurement(events: list[Event]) -> bool:
+        """At the first measurement, and at the first after the loss that follows."""
+        if not isinstance(events[-1], CandidateMeasured):
+            return False
+        before = events[:-1]
+        lost = next((n for n, e in enumerate(before) if isinstance(e, Warned) and "lost" in e.message), None)
+        return not any(isinstance(e, CandidateMeasured) for e in (before if lost is None else before[lost:]))
+
+    heard = Listening(after_a_measurement, lambda: kill_server(backend))
+    with pytest.raises(MachineError, match=r"(?s)fork server ended.*one before it was lost, too.*atune resume"):
+        await tune(backend=backend, compile=SETTINGS, journal=journal, on_event=heard)
+    kept = {e.index: e.timing for e in heard.of(CandidateMeasured)}
+    assert kept and not heard.of(BuildFailed, BenchmarkFailed)
+    result = await resume(journal, backend=backend_for("c"))
+    assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0)
+    measured = [e for e in read(journal) if isinstance(e, CandidateMeasured)]
+    assert kept.items() <= {e.index: e.timing for e in measured}.items() and len(measured) == TOTAL
+    assert replay(journal).best_index == 0
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], object]]:
+    with stand_in(tmp_path_factory.mktemp("bin")) as says:
+        yield says
+
+
+GROUPED = CompileSettings(workers=1, group_size=4, store=False)
+DEATHS = {
+    "the worker by SIGKILL": "kill -KILL $PPID; sleep 300",
+    "the worker by SIGTERM": "kill -TERM $PPID; sleep 300",
+    "the compiler by SIGKILL": "kill -KILL $$",
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+async def test_a_group_that_is_killed_while_it_compiles_is_put_back(
+    death: str, compiler: Callable[[str], object], tmp_path: Path
+) -> None:
+    compiler(f"mkdir {tmp_path}/once 2>/dev/null && {{ {DEATHS[death]}; }}\n")
+    heard = Listening(lambda events: False, lambda: None)
+    result = await tune(backend=backend_for("c", GROUPED), compile=GROUPED, on_event=heard)
+    [repeated] = heard.of(CompileRepeated)
+    assert len(repeated.indices) == 4 and "killed" in repeated.reason
+    assert heard.outcome() == (list(range(TOTAL)), []) and not heard.of(GroupSplit) and result.best_index == 0
+
+
+@pytest.mark.parametrize(
+    ("death", "kind"), [("kill -KILL $PPID; sleep 300", "worker_lost"), ("kill -SEGV $PPID; sleep 300", "crash")]
+)
+async def test_one_that_is_killed_each_time_fails_alone(
+    death: str, kind: str, compiler: Callable[[str], object]
+) -> None:
+    """By SIGKILL it is had again as long as others may be meant; SIGSEGV is its own doing."""
+    key = config_key({"x": 5})
+    compiler(f'for a; do case "$a" in *.cpp) grep -q {key} "$a" && {{ {death}; }};; esac; done\n')
+    heard = Listening(lambda events: False, lambda: None)
+    result = await tune(backend=backend_for("c", GROUPED), compile=GROUPED, on_event=heard)
+    measured, [failed] = heard.outcome()
+    assert (failed.index, failed.kind) == (5, kind) and heard.of(GroupSplit)
+    assert bool(heard.of(CompileRepeated)) == (kind == "worker_lost")
+    assert measured == [x for x in range(TOTAL) if x != 5] and result.best_index == 0
+
+
+async def test_fewer_workers_go_on_after_kills_for_want_of_memory(
+    compiler: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts, then kills; here a file counts, and two workers are killed."""
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    monkeypatch.setattr("atune.local.backend.oom_kills", lambda: len(list(kills.iterdir())))
+    compiler(f"{{ mkdir {kills}/1 || mkdir {kills}/2; }} 2>/dev/null && kill -KILL $PPID && sleep 300\n")
+    heard = Listening(lambda events: False, lambda: None)
+    settings = CompileSettings(workers=4, group_size=1, store=False)
+    result = await tune(backend=backend_for("c", settings), compile=settings, on_event=heard)
+    assert heard.outcome() == (list(range(TOTAL)), []) and result.best_index == 0
+    warnings = [e.message for e in heard.of(Warned)]
+    assert [f"{n} at once" in message for n, message in zip((2, 1), warnings, strict=True)] == [True, True]

@@ -1,0 +1,263 @@
+"""What the machine lacks is waited for, and then ends the run; what lacks memory beside others works with fewer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import TaskStatus
+
+from atune.errors import MachineError, RemoteError, WorkerError
+from atune.local import patience
+from atune.local.patience import Patience, Room
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate
+from atune.stages import compile_jobs
+from atune.system import shortage
+from atune.system.cores import WORKER_BYTES, oom_kills
+from atune.system.shortage import CompilerKilled, ShortOf, check_machine
+
+pytestmark = pytest.mark.anyio
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSES_S", (0.0, 0.0, 0.0))
+
+
+def free(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(shortage, "usable_memory_bytes", lambda: room)
+
+
+class Attempts:
+    """Raises `error` the first `fails` times."""
+
+    def __init__(self, error: Exception, fails: int) -> None:
+        self.error, self.fails, self.made = error, fails, 0
+
+    async def __call__(self) -> str:
+        self.made += 1
+        if self.made <= self.fails:
+            raise self.error
+        return "done"
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "advice"),
+    [
+        (FULL, "no space is left on the disk of", "make room there, or set TMPDIR"),
+        (RemoteError("[Errno 28] No space left on device", kind="OSError"), "no space is left", "TMPDIR"),
+        (RemoteError("space: g++ failed", kind="ShortOf"), "no space is left", "TMPDIR"),
+        (OSError(errno.EMFILE, "x"), "no further file can be opened", "ulimit -n"),
+        (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
+        (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
+        (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
+    ],
+)
+async def test_what_stays_short_ends_the_run_and_says_what_to_do(
+    error: Exception, says: str, advice: str, tmp_path: Path
+) -> None:
+    warnings: list[str] = []
+    attempts = Attempts(error, 99)
+    with pytest.raises(MachineError) as caught:
+        await Patience(str(tmp_path), warnings.append).until_it_works(attempts)
+    said = str(caught.value)
+    assert says in said and advice in said and "atune resume" in said and caught.value.__cause__ is error
+    assert attempts.made == 4
+    assert len(warnings) == 1 and warnings[0].startswith("waiting") and says in warnings[0]
+
+
+async def test_what_is_there_again_in_time_costs_nothing(tmp_path: Path) -> None:
+    attempts = Attempts(FULL, 3)
+    assert await Patience(str(tmp_path), print).until_it_works(attempts) == "done" and attempts.made == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RemoteError("KeyError: 'No space left on device'", kind="KeyError"),
+        WorkerError("No space left on device"),
+        OSError(errno.ENOENT, "x"),
+    ],
+)
+async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path: Path) -> None:
+    attempts = Attempts(error, 99)
+    with pytest.raises(type(error)):
+        await Patience(str(tmp_path), print).until_it_works(attempts)
+    assert attempts.made == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "short_of"),
+    [
+        ("/usr/bin/ld: final link failed: No space left on device", "space"),
+        ("cc1plus: fatal error: error writing to /tmp/cc.s: Disk quota exceeded", "space"),
+        ("g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable", "processes"),
+        ("nvcc fatal: Could not open input file: Too many open files", "files"),
+        ("cc1plus: out of memory allocating 65536 bytes", "memory"),
+    ],
+)
+def test_compilers_words_tell_what_the_machine_lacks(
+    words: str, short_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 0)
+    with pytest.raises(ShortOf, match=f"^{short_of}: "):
+        check_machine(RuntimeError("g++ failed"), words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "collect2: fatal error: ld terminated with signal 9 [Killed]",
+        "g++ failed, killed by signal 15",
+    ],
+)
+def test_compilers_words_tell_that_one_was_killed(words: str) -> None:
+    with pytest.raises(CompilerKilled):
+        check_machine(RuntimeError("x"), words)
+
+
+@pytest.mark.parametrize("words", ["error: expected ';'", "nvcc error : 'cicc' died due to signal 11", ""])
+def test_other_words_are_the_candidates(words: str) -> None:
+    check_machine(RuntimeError(words), words)
+
+
+@pytest.mark.parametrize("room", [0, WORKER_BYTES])
+def test_memory_is_the_machines_fault_where_there_is_none(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who asks for more than any machine has fails on each, and must not end the run."""
+    free(monkeypatch, room)
+
+    def greedy(candidate: Candidate) -> Failure:
+        raise ValueError("cannot be made") from MemoryError()
+
+    if room:
+        answer = compile_jobs._guarded(Candidate(0, "", {}), greedy)
+        assert isinstance(answer, Failure) and answer.kind == "lower"
+    else:
+        with pytest.raises(ShortOf):
+            compile_jobs._guarded(Candidate(0, "", {}), greedy)
+
+
+def test_a_kernel_function_that_finds_no_space_is_no_failure() -> None:
+    def writes(candidate: Candidate) -> Failure:
+        raise FULL
+
+    with pytest.raises(ShortOf, match="space"):
+        compile_jobs._guarded(Candidate(0, "", {}), writes)
+
+
+def test_an_exception_that_came_of_itself_is_looked_through_once() -> None:
+    one, two = ValueError(), ValueError()
+    one.__cause__, two.__cause__ = two, one
+    check_machine(one)
+
+
+class Kernel:
+    """Counts what the kernel killed, as `oom_kills` tells."""
+
+    def __init__(self) -> None:
+        self.kills: int | None = 5
+
+    def __call__(self) -> int | None:
+        return self.kills
+
+
+async def at_once(room: Room, tasks: int = 6) -> int:
+    """Return how many of `tasks` that want a place have one at the same time."""
+    inside, most = 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        async with room.taken():
+            inside += 1
+            most = max(most, inside)
+            await anyio.wait_all_tasks_blocked()
+            inside -= 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(tasks):
+            group.start_soon(work)
+    return most
+
+
+@asynccontextmanager
+async def beside(room: Room) -> AsyncIterator[None]:
+    """Have another worker at work."""
+    done = anyio.Event()
+
+    async def work(*, task_status: TaskStatus[None]) -> None:
+        async with room.taken():
+            task_status.started()
+            await done.wait()
+
+    async with anyio.create_task_group() as group:
+        await group.start(work)
+        yield
+        done.set()
+
+
+async def test_fewer_work_at_once_after_a_kill_for_want_of_memory() -> None:
+    warnings: list[str] = []
+    kernel = Kernel()
+    room = Room(4, warnings.append, kernel)
+    assert await at_once(room) == 4
+    async with room.taken(), beside(room):
+        kernel.kills = 6
+        assert room.made()
+    assert await at_once(room) == 2 and "2 at once from now on" in warnings[0]
+
+
+async def test_one_that_lacks_memory_alone_is_not_tried_for_ever() -> None:
+    kernel = Kernel()
+    room = Room(1, print, kernel)
+    async with room.taken():
+        kernel.kills = 6
+        assert not room.made()
+    assert await at_once(room) == 1
+
+
+@pytest.mark.parametrize("kills", [5, None])
+async def test_a_kill_that_was_not_for_memory_leaves_all_at_work(kills: int | None) -> None:
+    kernel = Kernel()
+    room = Room(4, print, kernel)
+    kernel.kills = kills
+    async with room.taken(), beside(room):
+        assert not room.made()
+    assert await at_once(room) == 4
+
+
+async def test_each_kill_is_one_workers() -> None:
+    kernel = Kernel()
+    room = Room(8, print, kernel)
+    kernel.kills = 7
+    async with room.taken(), beside(room):
+        assert [room.made() for _ in range(3)] == [True, True, False]
+    assert room.workers == 2
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/a\n", "cg/a/memory.events": "oom 3\noom_kill 2\n", "proc/vmstat": "oom_kill 9"}, 2),
+        ({"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}, 9),
+        ({"proc/vmstat": "nr_free_pages 1\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_kernel_tells_how_many_it_killed(files: dict[str, str], kills: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        write(tmp_path, name, text)
+    assert oom_kills(tmp_path / "proc", tmp_path / "cg") == kills
