@@ -164,6 +164,7 @@ class LocalDeviceLane:
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
         prepared = msgspec.msgpack.decode(reply, type=Prepared)
+        self.context.workers.agree(prepared.loaded_as)
         self._prepared, self._example = True, artifact
         self._keep_standby(prepared.free_bytes)
         return prepared.reference
