@@ -21,6 +21,7 @@ from atune.errors import (
     translated,
 )
 from atune.local.entry_points import MEASURE
+from atune.local.lookout import Lookout
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.model.artifact import Artifact, Failure, FailureKind
 from atune.model.device import DeviceInfo
@@ -75,6 +76,7 @@ class LocalDeviceLane:
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
+        self._lookout = Lookout(info, context.warn)
 
     @property
     def alive(self) -> bool:
@@ -98,6 +100,7 @@ class LocalDeviceLane:
             await self._prepare(artifact, first=False)
         used, self._used = self._used, True
         answer = await self._measured(artifact, best_ms)
+        await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
@@ -132,6 +135,7 @@ class LocalDeviceLane:
         limit = self.context.limit_s * (len(artifacts) + 1)
         request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
         self._used = True
+        await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
         reply = await self._call("final", msgspec.msgpack.encode(request), limit)
         finals = msgspec.msgpack.decode(reply, type=Finals)
         if any(failure.kind in SPOILING for failure in finals.failures):

@@ -100,6 +100,27 @@ class Prepared(msgspec.Struct, frozen=True):
     loaded_as: str = ""
 
 
+class Neighbours(msgspec.Struct, frozen=True):
+    """Ask who else uses the GPU `uuid`. `program`: the process that the run belongs to."""
+
+    program: int
+    uuid: str
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """A process of somebody else on a GPU. `user`: whose it is, empty for the run's own user."""
+
+    pid: int
+    name: str
+    user: str = ""
+    memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        whose = f" of user {self.user}" if self.user else ""
+        memory = "" if self.memory_bytes is None else f", {self.memory_bytes >> 20} MiB"
+        return f"process {self.pid}{whose} ({self.name}{memory})"
+
+
 class Measure(msgspec.Struct, frozen=True):
     """A candidate to check and time. `best_ms`: latency of the best so far, by a first timing on an equal device."""
 
