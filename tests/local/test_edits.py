@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -132,16 +133,22 @@ def is_the_first_version(result: Any) -> None:
     assert out.tolist() == [111.0] * N
 
 
-@pytest.mark.parametrize("given", [by_file, by_reference, by_value])
-@pytest.mark.parametrize("which", ["main", "helper"])
-@pytest.mark.parametrize(
-    "when",
-    [
-        pytest.param(RunStarted, id="between the start and the first compile"),
-        pytest.param(CandidateLowered, id="between lowering and the device's process"),
-        pytest.param(CandidateMeasured, id="in the middle, before processes are replaced"),
-    ],
-)
+MOMENTS: dict[str, type[Event]] = {
+    "between the start and the first compile": RunStarted,
+    "between lowering and the device's process": CandidateLowered,
+    "in the middle, before processes are replaced": CandidateMeasured,
+}
+
+
+def situations() -> Iterator[Any]:
+    """Each way to give a workload, each file and each moment; the rarer of them are slow tests."""
+    for given, which, moment in itertools.product((by_file, by_reference, by_value), AFTER, MOMENTS):
+        rare = given is not by_file and (which == "helper" or not moment.startswith("in the middle"))
+        marks = [pytest.mark.slow] if rare else []
+        yield pytest.param(given, which, MOMENTS[moment], marks=marks, id=f"{given.__name__}, {which}, {moment}")
+
+
+@pytest.mark.parametrize(("given", "which", "when"), list(situations()))
 def test_an_edited_file_changes_nothing_in_a_run_under_way(
     work: Found, given: Callable[[Path], Any], which: str, when: type[Event]
 ) -> None:
