@@ -60,7 +60,10 @@ class SpaceError(UsageError):
 
 
 class WorkloadError(UsageError):
-    """The workload cannot be loaded, described or sent to the workers. Fix the workload; nothing was started."""
+    """The workload cannot be loaded, described or sent to the workers, or loads as other work during the run.
+
+    Fix the workload; what was measured until then stays in the journal.
+    """
 
 
 class TargetError(UsageError):

@@ -427,8 +427,9 @@ def table(options: argparse.Namespace, reports: Sequence[Report], retimed: Seque
     theirs = [r for r in reports if r.tuner != "atune" and not r.error]
     if ours is not None and not ours.error and theirs:
         best = min(theirs, key=_until_result)
+        which = "best mode here" if len(theirs) > 1 else "only mode here"
         lines.append(
-            f"atune against tilelang's best mode here ({best.tuner}), start of the process to the result: "
+            f"atune against tilelang's {which} ({best.tuner}), start of the process to the result: "
             f"{_until_result(ours) / _until_result(best):.3f} of the wall seconds; "
             f"{ours.cpu_s / best.cpu_s:.3f} of the CPU seconds."
         )

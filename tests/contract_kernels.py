@@ -11,7 +11,9 @@ import torch
 import atune
 
 N = 32
-MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
+MODES = [
+    "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
+]  # fmt: skip
 
 
 def good(scale: float, threads: int) -> Any:
@@ -30,6 +32,42 @@ def good(scale: float, threads: int) -> Any:
         with T.Kernel(1):
             for i in T.serial(N):
                 out[i] = x[i] * T.float32(scale)
+
+    return on_cpu
+
+
+def replicated(threads: int) -> Any:
+    """A kernel that holds each element several times: eight threads of a GPU do, of four warps; on the CPU two slots.
+
+    What is stored is added to what stands there already: warps that all did so, in turn, would be seen.
+    """
+    half = N // 2
+    if threads:
+
+        @T.prim_func
+        def on_gpu(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+            with T.Kernel(2, threads=4 * threads) as block:
+                held = T.alloc_fragment((half,), "float32")
+                total = T.alloc_shared((half,), "float32")
+                for i in T.Parallel(half):
+                    held[i] = x[block * half + i]
+                for i in T.Parallel(half):
+                    total[i] = held[i]
+                for i in T.Parallel(half):
+                    total[i] = total[i] + held[i]
+                for i in T.Parallel(half):
+                    out[block * half + i] = total[i]
+
+        return on_gpu
+
+    @T.prim_func
+    def on_cpu(x: T.Tensor((N,), "float32"), out: T.Tensor((N,), "float32")):
+        with T.Kernel(2) as block:
+            held = T.alloc_local((2, half), "float32")
+            for r, i in T.grid(2, half):
+                held[r, i] = x[block * half + i]
+            for _r, i in T.grid(2, half):
+                out[block * half + i] = held[0, i] + held[1, i]
 
     return on_cpu
 
@@ -97,6 +135,8 @@ def moody(mode: str, threads: int = 0) -> Any:
             return calling("no_such_function", threads)
         case "slow":
             return calling("slow_marker", threads)
+        case "replicated":
+            return replicated(threads)
         case "slow lower":
             time.sleep(300)
     raise ValueError(f"the kernel does not like {mode!r}")

@@ -241,6 +241,8 @@ class Engine:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
+        for words in await anyio.to_thread.run_sync(self.backend.last_words):
+            self.recorder.emit(Warned, message=words)
         reason = self._run.stopping or self._ended_by
         self.recorder.emit(
             RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx

@@ -22,7 +22,7 @@ from atune.local.workers import Workers, server_env
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
-from atune.processes.messages import Discovery, Session
+from atune.processes.messages import Described, Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
@@ -114,7 +114,10 @@ class LocalBackend:
     async def describe(self) -> WorkloadSpec:
         if self.spec is None:
             reply = await self.workers.ask_once("describe", DESCRIBE, msgspec.msgpack.encode(self.workload))
-            self.spec = msgspec.msgpack.decode(reply, type=WorkloadSpec)
+            described = msgspec.msgpack.decode(reply, type=Described)
+            self.spec = described.spec
+            self.workload = msgspec.structs.replace(self.workload, modules=described.modules)
+            self.workers.keep(described.spec.fingerprint, described.modules)
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
@@ -198,6 +201,9 @@ class LocalBackend:
             run_dir=self.run_dir,
             accelerators=self._accelerators,
         )
+
+    def last_words(self) -> list[str]:
+        return self.workers.last_words()
 
     def versions(self) -> dict[str, str]:
         return installed_versions()

@@ -22,6 +22,7 @@ from atune.errors import (
     translated,
 )
 from atune.local.entry_points import MEASURE
+from atune.local.lookout import Lookout
 from atune.local.patience import Patience
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
 from atune.model.artifact import Artifact, Failure, FailureKind
@@ -78,6 +79,7 @@ class LocalDeviceLane:
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
+        self._lookout = Lookout(info, context.warn)
 
     @property
     def alive(self) -> bool:
@@ -101,6 +103,7 @@ class LocalDeviceLane:
             await self._prepare(artifact, first=False)
         used, self._used = self._used, True
         answer = await self._measured(artifact, best_ms)
+        await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
             if used and answer.kind in DOUBTFUL:
                 answer = msgspec.structs.replace(answer, doubt=NOT_ALONE)
@@ -137,6 +140,7 @@ class LocalDeviceLane:
         limit = self.context.limit_s * (len(artifacts) + 1)
         request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
         self._used = True
+        await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
         reply = await self._call("final", msgspec.msgpack.encode(request), limit)
         finals = msgspec.msgpack.decode(reply, type=Finals)
         if any(failure.kind in SPOILING for failure in finals.failures):
@@ -169,6 +173,7 @@ class LocalDeviceLane:
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
         prepared = msgspec.msgpack.decode(reply, type=Prepared)
+        self.context.workers.agree(prepared.loaded_as)
         self._prepared, self._example = True, artifact
         self._keep_standby(prepared.free_bytes)
         return prepared.reference

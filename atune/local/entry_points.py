@@ -6,6 +6,7 @@ PRELOAD = (
     "torch", "tilelang",
     "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.compile_jobs", "atune.stages.discovery", "atune.stages.measure.benchmark",
+    "atune.stages.measure.neighbours",
 )  # fmt: skip
 """What the fork server imports, once for all workers."""
 
@@ -21,6 +22,7 @@ PROVE = "atune.stages.compile_jobs:prove"
 
 MEASURE = "atune.stages.measure.benchmark:"
 """A device's process: followed by what it does, such as ``prepare``."""
+NEIGHBOURS = "atune.stages.measure.neighbours:neighbours"
 
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
 SERVICE_HEADER = "atune.stages.accelerators.service:header"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from atune.local.patience import shortage
 from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
+from atune.workload.sources import Module, changed, written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
 T = TypeVar("T")
@@ -52,6 +54,11 @@ class Workers:
         self._server: ForkServer
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
+        self._modules = workload.modules
+        self._loaded_as = ""
+        """The fingerprint of the workload in the run's first worker."""
+        self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
+        self._began = time.time()
 
     def attach(
         self, server: ForkServer, env: Mapping[str, str] | None = None, background: TaskGroup | None = None
@@ -75,6 +82,39 @@ class Workers:
         """Fork a worker of this run."""
         return await self._server.spawn(lane, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
 
+    def keep(self, loaded_as: str, modules: Mapping[str, Module]) -> None:
+        """Learn what the run's first worker has loaded."""
+        self._loaded_as, self._modules = loaded_as, dict(modules)
+
+    def agree(self, loaded_as: str) -> None:
+        """Hold the fingerprint of a worker's workload against the first one's. Raises `WorkloadError`."""
+        self._loaded_as = self._loaded_as or loaded_as
+        if loaded_as == self._loaded_as:
+            return
+        written = written_since(self._began, self._modules)
+        cause = f"; written since the run began: {', '.join(written)}" if written else ""
+        raise WorkloadError(
+            f"{self._what} loads as other work than when the run began, although its Python files are loaded as they "
+            f"were then: something else that it reads while it is loaded has changed{cause}. What was measured until "
+            "then stays in the journal. Undo the change and resume, or tune with another journal"
+        )
+
+    def last_words(self) -> list[str]:
+        """Say which of the workload's files were edited during the run, and where the workers had other work."""
+        words = []
+        if files := changed(self._modules):
+            words.append(
+                f"edited during the run: {', '.join(files)}; the result is that of the text at the run's start, which "
+                "all workers were given. Tune again for the new one"
+            )
+        if self._programs and self._loaded_as not in ("", self._programs):
+            words.append(
+                f"the workers loaded {self._what} as other work than this program has: the program changed a global "
+                "that the kernel uses, or what its modules read was edited since. The result is the workers'; give "
+                "such values as arguments, or start the program anew"
+            )
+        return words
+
     @staticmethod
     async def begin(worker: Worker, session: Session) -> None:
         """Tell a new worker what it works on."""
@@ -87,8 +127,8 @@ class Workers:
             worker = await self.spawn(lane, cpus=cpus, nice=nice)
             try:
                 await self.begin(worker, session)
-                await worker.call(LOAD, b"", LOAD_TIMEOUT_S)
-            except WorkerError:
+                self.agree((await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
+            except (WorkerError, WorkloadError):
                 await worker.kill()
                 raise
             return worker

@@ -9,7 +9,8 @@ from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.workload.workload import WorkloadRef
+from atune.workload.sources import Module
+from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -23,6 +24,13 @@ class Session(msgspec.Struct, frozen=True):
     device: str = ""
     accelerators: tuple[str, ...] = ()
     """Names of those in effect, in the order in which they wrap each other."""
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What the first worker of a run learned of the workload, and the user's modules that it read for that."""
+
+    spec: WorkloadSpec
+    modules: dict[str, Module]
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -82,10 +90,35 @@ class Prepare(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, where it was timed, and the memory the device has left; None on the CPU."""
+    """The reference's timing, where it was timed, and the memory the device has left; None on the CPU.
+
+    `loaded_as`: the fingerprint of the workload in this process.
+    """
 
     reference: Timing | None
     free_bytes: int | None = None
+    loaded_as: str = ""
+
+
+class Neighbours(msgspec.Struct, frozen=True):
+    """Ask who else uses the GPU `uuid`. `program`: the process that the run belongs to."""
+
+    program: int
+    uuid: str
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """A process of somebody else on a GPU. `user`: whose it is, empty for the run's own user."""
+
+    pid: int
+    name: str
+    user: str = ""
+    memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        whose = f" of user {self.user}" if self.user else ""
+        memory = "" if self.memory_bytes is None else f", {self.memory_bytes >> 20} MiB"
+        return f"process {self.pid}{whose} ({self.name}{memory})"
 
 
 class Measure(msgspec.Struct, frozen=True):

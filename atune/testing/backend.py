@@ -149,6 +149,9 @@ class FakeBackend:
     def on_warning(self, warn: Callable[[str], None]) -> None:
         pass
 
+    def last_words(self) -> list[str]:
+        return []
+
     def device_lanes(self) -> list[FakeDeviceLane]:
         return self._device_lanes
 

@@ -11,19 +11,22 @@ import hashlib
 import importlib.util
 import linecache
 import os
+import pickletools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
 from atune.system.paths import working_folder
+from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
+from atune.workload.sources import Module, file_of, mentioned, show, spec_of
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -34,6 +37,8 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
     path: str
     name: str
+    modules: dict[str, Module] = {}
+    """The file itself and what it imports, as the run's first worker read them; empty for that one."""
 
     @property
     def origin(self) -> str:
@@ -45,10 +50,14 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
 
     blob: bytes
     sources: dict[str, str]
-    """Text of files that the workers cannot read, by the name that code objects know them under."""
+    """Text of the functions' files, by the name that code objects know them under."""
     sys_path: tuple[str, ...]
     cwd: str
     origin: str = ""
+    modules: dict[str, Module] = {}
+    """What the workers will import of the program's own, as it was when the workload was packed."""
+    loaded_as: str = ""
+    """The program's own fingerprint of the workload, where that of a worker must be the same."""
 
 
 WorkloadRef = FileRef | PickleRef
@@ -81,8 +90,8 @@ def ship(workload: Workload) -> PickleRef:
     import cloudpickle
 
     functions = functions_of(workload)
-    if workload.source is not None:
-        _prime_linecache({function_of(workload.kernel).__code__.co_filename: workload.source})
+    if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
+        show({name: workload.source})
     by_value = {m for f in functions if (m := sys.modules.get(f.__module__ or "")) and not _importable(m)}
     with _by_value:
         for module in by_value:
@@ -102,7 +111,18 @@ def ship(workload: Workload) -> PickleRef:
     # A copy, which is made in one step: other threads put in what they show or trace.
     names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    return PickleRef(blob, sources, tuple(sys.path), working_folder())
+    modules = mentioned((*_named_in(blob), *(f.__module__ or "" for f in functions)), sources.values())
+    for module in by_value:  # a worker does not import these; that they are edited is to be told
+        modules.pop(module.__name__, None)
+        modules |= file_of(module)
+    known = fingerprint(workload) if all(_comes_by_name(part) for _, part in parts_of(workload)) else ""
+    return PickleRef(blob, sources, tuple(sys.path), working_folder(), modules=modules, loaded_as=known)
+
+
+def _named_in(blob: bytes) -> set[str]:
+    """Return the loaded modules that a pickle names."""
+    texts = {argument for _, argument, _ in pickletools.genops(blob) if isinstance(argument, str)}
+    return {name for text in texts for name in text.split(" ") if name in sys.modules}
 
 
 def _without_kernels(workload: Workload) -> Workload:
@@ -128,7 +148,7 @@ def load(ref: WorkloadRef) -> Workload:
         for entry in ref.sys_path:
             if entry not in sys.path:
                 sys.path.append(entry)
-        _prime_linecache(ref.sources)
+        show(ref.sources)
         workload, annotations = cloudpickle.loads(ref.blob)
         for function in functions_of(workload):
             _place(function, annotations)
@@ -203,6 +223,15 @@ def _stands_in(module: ModuleType, function: Any) -> bool:
     return found is function
 
 
+def _comes_by_name(part: Any) -> bool:
+    """Tell whether workers get `part` by importing it, and not by value."""
+    function = function_of(part)
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or not isinstance(function, FunctionType) or not _importable(module):
+        return False
+    return _stands_in(module, function) or getattr(module, function.__name__, None) is part
+
+
 def _importable(module: ModuleType) -> bool:
     """Tell whether a worker that imports the module's name gets it: not one that was loaded from a path alone."""
     if module.__name__ == "__main__":
@@ -227,18 +256,11 @@ def _same_file(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _prime_linecache(sources: Mapping[str, str]) -> None:
-    # mtime None marks the entry as not backed by a file, so that checkcache() keeps it.
-    for name, text in sources.items():
-        if not os.path.exists(name):
-            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-
-
 def _run_file(path: str) -> ModuleType:
     name = f"atune_workload_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = spec_of(name, path)
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)

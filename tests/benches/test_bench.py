@@ -256,6 +256,8 @@ def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPat
     assert "0.250 of the CPU seconds" in text and "tilelang both: ran past --timeout 5 s" in text
     assert "over that of tilelang pipeline: 0.9000 (95 % interval 0.9000 to 0.9000)" in text
     assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
+    alone = vs_tilelang.table(options(), [reports[1], reports[3]], retimed)
+    assert "tilelang's only mode here (tilelang pipeline), start of the process to the result: 0.250" in alone
 
 
 def test_the_overhead_of_the_decorator_is_reported(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 N = 32
 SPY = "wrong_accelerators:Spy"
 SCALES = [1.0, 2.0, 3.0, 4.0, 5.0]
-MODES = ["ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower"]
+MODES = [
+    "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
+]  # fmt: skip
 BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
 IMPATIENT = {
     "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
@@ -233,6 +235,17 @@ async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
     assert answer.index == 0 and answer.checked and answer.max_error == 0
     n, n_repeat = len(answer.timing.samples_us), BenchmarkSettings().n_repeat
     assert answer.timing.latency_ms > 0 and n_repeat <= n <= MOST * n_repeat
+
+
+async def test_elements_that_several_threads_hold_and_store_are_right(moody: Bench) -> None:
+    """Replicated fragments: each element is held twice, and what is stored counts once."""
+    artifact = await moody.artifact("replicated")
+    device = await moody.started(moody.device)
+    await device.prepare(artifact)
+    answer = await device.measure(artifact)
+    assert isinstance(answer, Measurement), answer
+    assert answer.index == MODES.index("replicated") and answer.checked and answer.max_error == 0
+    assert await device.outputs(artifact) == [packed(2.0)]
 
 
 async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:

@@ -25,7 +25,7 @@ from atune.stages.measure.guards import Guards
 from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.timer import Timed, Timer, make_timer
-from atune.stages.session.session import session, workload
+from atune.stages.session.session import loaded_as, session, workload
 from atune.system.shortage import check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
@@ -72,7 +72,7 @@ def prepare(payload: bytes) -> bytes:
     job = msgspec.msgpack.decode(payload, type=Prepare)
     _make_arguments(job.artifact)
     reference = _time_reference() if job.timed and _gives_outputs() else None
-    return msgspec.msgpack.encode(Prepared(reference, _free_bytes()))
+    return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
 
 
 def measure(payload: bytes) -> bytes:

@@ -11,13 +11,15 @@ import msgspec
 from atune.errors import TargetError
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
-from atune.processes.messages import Discovery, Session
-from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, describe, load
+from atune.processes.messages import Described, Discovery, Session
+from atune.workload.sources import pin, pinned
+from atune.workload.workload import Workload, WorkloadRef, describe, fingerprint, load
 
 
 class _State:
     session: Session
     workload: Workload | None = None
+    fingerprint = ""
 
 
 _state = _State()
@@ -32,9 +34,11 @@ def begin(payload: bytes) -> bytes:
 
 
 def load_workload(_: bytes) -> bytes:
-    """Entry point: load the session's workload now, so that no candidate's deadline has to cover it."""
-    workload()
-    return b""
+    """Entry point: load the session's workload now, so that no candidate's deadline has to cover it.
+
+    Returns the fingerprint of what was loaded.
+    """
+    return loaded_as().encode()
 
 
 def session() -> Session:
@@ -43,16 +47,24 @@ def session() -> Session:
 
 def workload() -> Workload:
     if _state.workload is None:
+        pin(_state.session.ref.modules)
         _state.workload = load(_state.session.ref)
+        _state.fingerprint = fingerprint(_state.workload)
     return _state.workload
 
 
+def loaded_as() -> str:
+    """Return the fingerprint of the session's workload as it was loaded here."""
+    workload()
+    return _state.fingerprint
+
+
 def describe_workload(payload: bytes) -> bytes:
-    """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return its `WorkloadSpec`."""
+    """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return `Described`."""
     ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)
+    pin(ref.modules)
     loaded = load(ref)
-    spec: WorkloadSpec = describe(loaded, ref.origin)
-    return msgspec.msgpack.encode(spec)
+    return msgspec.msgpack.encode(Described(describe(loaded, ref.origin), pinned()))
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:

@@ -1,0 +1,48 @@
+"""Says who else uses a GPU that a run measures on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from atune.errors import WorkerError
+from atune.local.entry_points import NEIGHBOURS
+from atune.model.device import DeviceInfo
+from atune.processes.messages import Neighbour, Neighbours
+from atune.processes.worker import Worker
+
+LOOK_S = 5.0
+"""Seconds between two looks, at least."""
+MOST_NEIGHBOURS = 8
+"""Processes of others that a run tells of, a device."""
+
+
+class Lookout:
+    """One device's: it has the device's process ask NVML, and warns of each process of others once."""
+
+    def __init__(self, info: DeviceInfo, warn: Callable[[str], None]) -> None:
+        self.info, self.warn = info, warn
+        self._looked = float("-inf")
+        self._told: set[int] = set()
+
+    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False) -> None:
+        """Look around, unless that was done a moment ago; `at_once`: then, too.
+
+        The process may die of the question, or run past `limit_s`; whoever calls it next learns so.
+        """
+        now = time.monotonic()
+        if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
+            return
+        self._looked = now
+        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid))
+        with suppress(WorkerError):
+            found = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=list[Neighbour])
+            new = [one for one in found if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
+            self._told |= {one.pid for one in new}
+            if new:
+                others = ", ".join(map(str, new))
+                self.warn(f"device {self.info.id} is also used by {others}: that may disturb what is timed")

@@ -1,0 +1,145 @@
+"""What bench/results/README.md says, computed again from the files that are stored beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from atune.api.resume import read_state
+from atune.journal.result import TuneResult
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+
+def stored(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def journal(name: str) -> TuneResult:
+    return TuneResult(read_state(RESULTS / name))
+
+
+@cache
+def claims() -> dict[str, str]:
+    """Return what the README's list says, in one line each, by the folder that it begins with."""
+    listed = (RESULTS / "README.md").read_text().partition("What the runs printed:")[2]
+    found = re.findall(r"^- ([\w]+)[:,](.*?)(?=^- |\Z)", listed, re.M | re.S)
+    return {folder: " ".join(text.split()) for folder, text in found}
+
+
+def says(folder: str, *figures: str) -> None:
+    for figure in figures:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}", claims()[folder]), f"{folder}: {figure}: {claims()[folder]}"
+
+
+def test_each_claim_is_computed_here() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert claims().keys() <= tested
+
+
+def test_run288() -> None:
+    result = journal("run288/gemm288.jsonl")
+    assert result.failed == 0 and result.latency_ms is not None and result.reference_ms is not None
+    says("run288", f"{result.measured} measured", f"{result.wall_s:.1f} s")
+    says("run288", f"{result.latency_ms:.4f} ms", f"{result.reference_ms:.4f} ms")
+
+
+def compared(folder: str) -> None:
+    """The seconds of both tuners, which mode of tilelang's was run, and the ratios."""
+    theirs, ours = stored(f"{folder}/result.json")["tuners"]
+    assert theirs["tuner"].startswith("tilelang ") and ours["tuner"] == "atune"
+    says(folder, f"{ours['result_s']:.1f} s", f"{theirs['result_s']:.1f} s", f"{ours['cpu_s'] / theirs['cpu_s']:.3f}")
+    says(folder, f"`{theirs['tuner'].removeprefix('tilelang ')}`", f"{ours['result_s'] / theirs['result_s']:.3f}")
+    table = (RESULTS / folder / "table.md").read_text()
+    [(middle, low, high)] = re.findall(r"([\d.]+) \(95 % interval ([\d.]+) to ([\d.]+)\)", table)
+    says(folder, f"{middle} ({low}–{high})")
+
+
+def test_gemm288() -> None:
+    compared("gemm288")
+
+
+def test_roller20() -> None:
+    compared("roller20")
+    says("roller20", f"{stored('roller20/result.json')['tuners'][1]['stages_s']['start']:.1f} are the start")
+
+
+def test_second_tune() -> None:
+    found = stored("second_tune/second_tune.json")["auto"]
+    over = sorted(run["over_s"] for run in found["runs"])
+    middle = found["median"]
+    says("second_tune", f"{middle['first_artifact_s']:.2f} s", f"{over[1]:.3f} s ({over[0]:.3f}–{over[-1]:.3f})")
+
+
+def test_resume() -> None:
+    half, whole = journal("resume/half.jsonl"), journal("resume/whole.jsonl")
+    events = [json.loads(line)["event"] for line in (RESULTS / "resume" / "half.jsonl").read_text().splitlines()]
+    names = [event["event"] for event in events]
+    before = names[: names.index("run_resumed")].count("candidate_measured")
+    measured = Counter(event["index"] for event in events if event["event"] == "candidate_measured")
+    assert set(measured.values()) == {1} and half.best_config == whole.best_config
+    says("resume", f"{half.wall_s:.1f} s in two parts", f"killed with {before} measured", f"{whole.wall_s:.1f} s")
+    says("resume", f"{len(measured)} measured once each")
+
+
+def test_faults() -> None:
+    found = stored("faults/faults.json")
+    head, *rows = found["rows"]
+    right = sum(row[head.index("right")] == "yes" for row in rows)
+    says("faults", f"{right} of {len(rows)} named rightly", f"{len(found['ratios'])} of 20 good candidates measured")
+    for ratios in (found["ratios"], found["clean_ratios"]):
+        says("faults", f"{max(abs(ratio - 1) for ratio in ratios.values()):.2%}".replace("%", " %"))
+    [hang] = [row for row in rows if row[0] == "endless"]
+    says("faults", f"{hang[head.index('kill s')]} s after its deadline", f"{hang[head.index('again s')]} s after it")
+
+
+def test_fidelity() -> None:
+    off = [abs(row["ratio"] - 1) for row in stored("fidelity/fidelity.json") if row["method"] == "atune"]
+    says("fidelity", f"two kernels beside a compile load differ from the idle ones by {max(off) * 100:.2f} %")
+    assert len(off) == 2
+
+
+def test_effort() -> None:
+    fixed, adaptive = stored("effort/effort.json")
+    assert fixed["best"] == adaptive["best"]
+    says("effort", f"{adaptive['seconds'] / fixed['seconds']:.2f} of the measuring seconds")
+    says("effort", f"{adaptive['samples'] / fixed['samples']:.2f} of the samples")
+
+
+def test_scaling() -> None:
+    found = stored("scaling/scaling.json")
+    stage, engine = found["stage"], found["engine"]
+    says("scaling", f"{stage['measurements']} measurements", *(f"{stage['times_faster'][n]:.2f} times" for n in "24"))
+    one = engine["1"]["stage_s"]
+    says("scaling", f"{one / engine['2']['stage_s']:.2f} and {one / engine['4']['stage_s']:.2f} times faster")
+    walls = [f"{engine[n]['wall_s']:.1f}" for n in "124"]
+    says("scaling", f"{walls[0]}, {walls[1]} and {walls[2]} s")
+
+
+def test_reproducible() -> None:
+    found = stored("reproducible/reproducible.json")
+    best = found["truth_ms"].index(min(found["truth_ms"]))
+    right = sum(winner == best for winner, *_ in found["winners"])
+    says("reproducible", f"{right} of {len(found['winners'])} tunings of {len(found['configs'])}")
+
+
+def test_noise() -> None:
+    rows = {row["way"]: row for row in stored("noise/noise.json") if (row["phase"], row["call"]) == ("alone", "2 a")}
+    for way in ("write, 1 burst", "read, 5 bursts"):
+        says("noise", f"{rows[way]['far'] * 100:.1f} %")
+    says("noise", f"{len(rows['read, 5 bursts']['medians_us'])} medians")
+
+
+def test_compat() -> None:
+    rows = stored("compat/compat.json")["rows"]
+    ratios = [b["result_s"] / a["result_s"] for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    says("compat", f"{min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def test_overhead() -> None:
+    found = stored("overhead/overhead.json")["eager: @atune.autotune"]
+    says("overhead", f"{found['over_kernel_ns'][1] / 1e3:.1f} µs more", f"{-found['over_jit_ns'][1] / 1e3:.1f} µs less")

@@ -1,0 +1,208 @@
+"""The workload's files edited while a run has them: one run measures one version, and says that there is another."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+import atune
+from atune.errors import JournalError, WorkloadError
+from atune.journal.events import CandidateLowered, CandidateMeasured, Event, RunStarted
+
+N = 64
+MAIN = """
+import json, os, pathlib
+import tilelang.language as T
+import atune
+from HELPER import amount
+N = 64
+SHIFT = 1.0
+DATA = json.loads(pathlib.Path(__file__).with_name("data.json").read_text())
+
+def shifted(k: int = 0):
+    shift = SHIFT + amount() + DATA
+    if k == 1:
+        os._exit(1)  # a new compile worker, which loads the workload anew
+    if k == 3:
+        @T.prim_func
+        def faulty(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+            with T.Kernel(1):
+                T.evaluate(T.call_extern("int32", "raise", 11))  # a new device's process
+                for i in T.serial(N):
+                    B[i] = A[i] + shift
+        return faulty
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for r, i in T.grid(k + 1, N):
+                B[i] = A[i] + shift + 0.0
+    return main
+
+def reference(A):
+    return A + SHIFT + amount() + DATA
+
+WORKLOAD = atune.Workload(shifted, atune.Space(k=list(range(6))), reference=reference)
+"""
+HELPER = "def amount():\n    return 10.0\n"
+AFTER = {
+    "main": MAIN.replace("SHIFT = 1.0", "SHIFT = 2.0").replace("+ 0.0", "+ 5.0"),
+    "helper": HELPER.replace("1", "7"),
+}
+"""Of the same length: files compiled before are told from newer ones by seconds and length."""
+
+Found = tuple[Path, str]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Found]:
+    """The workload's file, and the name of the helper module beside it; the helper's name is new in this process."""
+    helper = f"helper_{abs(hash(tmp_path))}"
+    (tmp_path / f"{helper}.py").write_text(HELPER)
+    (tmp_path / "data.json").write_text("100.0")
+    (tmp_path / f"main_{helper}.py").write_text(MAIN.replace("HELPER", helper))
+    sys.path.insert(0, str(tmp_path))
+    yield tmp_path / f"main_{helper}.py", helper
+    sys.path.remove(str(tmp_path))
+    for name in (helper, f"main_{helper}", "loaded_from_a_path"):
+        sys.modules.pop(name, None)
+
+
+def by_file(file: Path) -> str:
+    return f"{file}:WORKLOAD"
+
+
+def by_reference(file: Path) -> Any:
+    """The workload of a module that the workers import by its name."""
+    return importlib.import_module(file.stem).WORKLOAD
+
+
+def by_value(file: Path) -> Any:
+    """The workload of a module that the workers cannot import, as those of a script."""
+    spec = importlib.util.spec_from_file_location("loaded_from_a_path", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["loaded_from_a_path"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.WORKLOAD
+
+
+def edit(work: Found, which: str) -> None:
+    file, helper = work
+    path = file if which == "main" else file.with_name(f"{helper}.py")
+    path.write_text(AFTER[which].replace("HELPER", helper))
+
+
+def tuned(workload: Any, on_event: Callable[[Event], None] | None = None, **options: Any) -> Any:
+    return atune.run(
+        workload,
+        target="c",
+        compile=atune.CompileSettings(workers=1, group_size=1, store=False),
+        benchmark=atune.BenchmarkSettings(n_repeat=2, n_warmup=1, n_final=1),
+        on_event=on_event,
+        **options,
+    )
+
+
+def once(kind: type[Event], act: Callable[[], None]) -> Callable[[Event], None]:
+    """Return a listener that acts at the first event of its kind."""
+    left = [act]
+
+    def listen(event: Event) -> None:
+        if isinstance(event, kind) and left:
+            left.pop()()
+
+    return listen
+
+
+def is_the_first_version(result: Any) -> None:
+    """Hold every outcome, and the kernel, against the text at the run's start."""
+    failures = {record.index: record.kind for record in result.failures}
+    assert failures == {1: "crash", 3: "fault"}
+    assert result.measured == 4
+    [out] = [result.kernel(torch.zeros(N))]
+    assert out.tolist() == [111.0] * N
+
+
+MOMENTS: dict[str, type[Event]] = {
+    "between the start and the first compile": RunStarted,
+    "between lowering and the device's process": CandidateLowered,
+    "in the middle, before processes are replaced": CandidateMeasured,
+}
+
+
+def situations() -> Iterator[Any]:
+    """Each way to give a workload, each file and each moment; the rarer of them are slow tests."""
+    for given, which, moment in itertools.product((by_file, by_reference, by_value), AFTER, MOMENTS):
+        rare = given is not by_file and (which == "helper" or not moment.startswith("in the middle"))
+        marks = [pytest.mark.slow] if rare else []
+        yield pytest.param(given, which, MOMENTS[moment], marks=marks, id=f"{given.__name__}, {which}, {moment}")
+
+
+@pytest.mark.parametrize(("given", "which", "when"), list(situations()))
+def test_an_edited_file_changes_nothing_in_a_run_under_way(
+    work: Found, given: Callable[[Path], Any], which: str, when: type[Event]
+) -> None:
+    result = tuned(given(work[0]), once(when, lambda: edit(work, which)))
+    is_the_first_version(result)
+    file = work[0] if which == "main" else work[0].with_name(f"{work[1]}.py")
+    [said] = [warning for warning in result.warnings if "edited" in warning]
+    assert str(file) in said and "Tune again" in said
+    assert not [warning for warning in result.warnings if "other work" in warning]
+
+
+def test_a_file_removed_during_the_run_is_still_loaded(work: Found) -> None:
+    helper = work[0].with_name(f"{work[1]}.py")
+    result = tuned(by_file(work[0]), once(RunStarted, lambda: (work[0].unlink(), helper.unlink())))
+    is_the_first_version(result)
+
+
+@pytest.mark.parametrize("given", [by_file, by_reference, by_value])
+def test_touched_files_without_another_text_are_not_worth_a_word(work: Found, given: Callable[[Path], Any]) -> None:
+    def touch() -> None:
+        for path in (work[0], work[0].with_name(f"{work[1]}.py")):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 100))
+
+    result = tuned(given(work[0]), once(RunStarted, touch))
+    is_the_first_version(result)
+    assert not [warning for warning in result.warnings if "edited" in warning]
+
+
+@pytest.mark.parametrize(
+    ("given", "when"),
+    [(by_file, RunStarted), (by_file, CandidateMeasured), (by_reference, CandidateMeasured)],
+    ids=["file, before the first compile", "file, in the middle", "module, in the middle"],
+)
+def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
+    work: Found, given: Callable[[Path], Any], when: type[Event], tmp_path: Path
+) -> None:
+    """What was measured stays; `resume` refuses the other work, and goes on where the change was undone."""
+    journal, data = tmp_path / "journal.jsonl", tmp_path / "data.json"
+    with pytest.raises(WorkloadError, match=r"loads as other work .* written since .*data\.json.*resume"):
+        tuned(given(work[0]), once(when, lambda: data.write_text("200.0")), journal=journal)
+    events = [json.loads(line)["event"]["event"] for line in journal.read_text().splitlines()]
+    assert events[-1] == "run_interrupted"
+    assert ("candidate_measured" in events) == (when is CandidateMeasured)
+    if given is by_file:
+        with pytest.raises(JournalError, match="the source of the kernel"):
+            anyio.run(atune.resume, journal)
+        data.write_text("100.0")
+        is_the_first_version(anyio.run(atune.resume, journal))
+
+
+def test_workers_that_have_other_work_than_the_program_are_told_of(work: Found) -> None:
+    """The program imported the module before its data changed: the workers' is a run of one version, but another."""
+    workload = by_reference(work[0])
+    (work[0].parent / "data.json").write_text("200.0")
+    result = tuned(workload)
+    assert result.kernel(torch.zeros(N)).tolist() == [211.0] * N
+    assert [warning for warning in result.warnings if "as other work than this program has" in warning]

@@ -1,0 +1,149 @@
+"""Others on the GPU that a run measures on: who is told of, and when nothing is said rather than something false."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+import atune
+from atune.local.backend import LocalBackend
+from atune.model.device import DeviceInfo, Target
+from atune.stages.measure.neighbours import others
+from atune.system.folders import SERVER_FOLDER
+from atune.workload.workload import FileRef
+
+KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
+MEMORY = 300 << 20
+Stranger = Callable[..., int]
+
+NVML = """
+import os
+NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
+class Process:
+    def __init__(self, pid): self.pid, self.usedGpuMemory = pid, 300 << 20
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 0
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    with open(os.environ["OTHERS"]) as file:
+        return [Process(int(pid)) for pid in file.read().replace("SELF", str(os.getpid())).split()]
+"""
+
+
+@pytest.fixture
+def stranger() -> Iterator[Stranger]:
+    """Starts a process that sleeps and does not descend from this one; returns its pid."""
+    with ExitStack() as stack:
+
+        def start(*, user: int | None = None, **environment: str) -> int:
+            command = ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+            env = {"PATH": os.environ["PATH"], **environment}
+            pid = int(subprocess.run(command, env=env, user=user, check=True, capture_output=True, cwd="/").stdout)
+            stack.callback(lambda: os.kill(pid, signal.SIGKILL))
+            return pid
+
+        yield start
+
+
+def running(*pids: int) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=MEMORY) for pid in pids]
+
+
+def test_a_stranger_is_told_of_with_its_name_and_memory(stranger: Stranger) -> None:
+    pid = stranger()
+    [found] = others(running(os.getpid(), pid), os.getpid())
+    assert str(found) == f"process {pid} (sleep, 300 MiB)"
+
+
+def test_the_program_and_what_descends_from_it_do_not_count() -> None:
+    with subprocess.Popen(["sleep", "300"]) as child:
+        try:
+            assert others(running(os.getpid(), child.pid), os.getpid()) == []
+        finally:
+            child.kill()
+
+
+def test_nothing_is_said_where_the_own_process_is_not_listed(stranger: Stranger) -> None:
+    """As in a container, where the numbers are the host's, or where the list is empty."""
+    assert others(running(stranger()), os.getpid()) == []
+    assert others([], os.getpid()) == []
+
+
+def test_nothing_is_said_of_a_process_that_is_not_there() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert others(running(os.getpid(), ended.pid), os.getpid()) == []
+
+
+def test_a_run_that_takes_turns_does_not_count_and_one_with_another_tmpdir_does(
+    stranger: Stranger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SERVER_FOLDER, f"{tmp_path}/atune-0/server-1")
+    same = stranger(**{SERVER_FOLDER: f"{tmp_path}/atune-0/server-2"})
+    other = stranger(**{SERVER_FOLDER: f"{tmp_path}/elsewhere/atune-0/server-3"})
+    assert [one.pid for one in others(running(os.getpid(), same, other), os.getpid())] == [other]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")
+def test_another_users_process_is_told_of_by_its_user(stranger: Stranger) -> None:
+    nobody = pwd.getpwnam("nobody")
+    pid = stranger(user=nobody.pw_uid, **{SERVER_FOLDER: "/tmp/atune-65534/server-1"})
+    [found] = others(running(os.getpid(), pid), os.getpid())
+    assert str(found) == f"process {pid} of user nobody (sleep, 300 MiB)"
+
+
+class OnAGpu(LocalBackend):
+    """Measures on the CPU, and has NVML asked as for a GPU."""
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        target, [device] = await super().discover()
+        device = msgspec.structs.replace(device, uuid="GPU-fake")
+        self._found = msgspec.structs.replace(self.found, devices=(device,))
+        return target, [device]
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have workers load a library that lists the processes in a file, which is returned."""
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OTHERS", str(tmp_path / "others"))
+    return tmp_path / "others"
+
+
+def warnings_of_a_run() -> list[str]:
+    backend = OnAGpu(
+        FileRef(str(KERNELS), "SCALED"),
+        target="c",
+        compile=atune.CompileSettings(workers=1, store=False),
+        benchmark=atune.BenchmarkSettings(n_repeat=2, n_warmup=1),
+    )
+    result = atune.run(backend=backend)
+    assert result.measured == 5
+    return [warning for warning in result.warnings if "also used by" in warning]
+
+
+def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger: Stranger) -> None:
+    pid = stranger()
+    nvml.write_text(f"SELF {os.getpid()} {pid}")
+    [said] = warnings_of_a_run()
+    assert said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb what is timed"
+
+
+@pytest.mark.parametrize(
+    "listed", ["", "SELF", "1 2 3", "no such list"], ids=["nobody", "itself", "another namespace", "an error"]
+)
+def test_a_run_alone_on_its_gpu_says_nothing(nvml: Path, listed: str) -> None:
+    nvml.write_text(listed)
+    assert warnings_of_a_run() == []
