@@ -18,7 +18,7 @@ from atune.compat.tilelang.notices import CompatWarning
 from atune.errors import AtuneError
 from atune.model.device import Target
 from atune.stages.frontend.frontend import frontend_lock
-from atune.stages.frontend.jit_kernel import HOST_SOURCE, jit_kernel
+from atune.stages.frontend.jit_kernel import jit_kernel
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -154,14 +154,4 @@ def of_winner(
 
 def _alone(kernel: Any) -> Any:
     """Return `kernel` from a library of its own: one that was tuned in shares its library with other candidates."""
-    if kernel.get_host_source() != HOST_SOURCE:
-        return kernel
-    import tilelang
-
-    return tilelang.compile(
-        kernel.prim_func,
-        execution_backend=kernel.execution_backend,
-        target=kernel.target,
-        pass_configs=kernel.pass_configs or None,
-        compile_flags=kernel.compile_flags,
-    )
+    return kernel.as_tilelang() if hasattr(kernel, "as_tilelang") else kernel
