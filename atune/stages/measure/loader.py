@@ -178,7 +178,11 @@ class Outputs:
     """
 
     def __init__(
-        self, params: Sequence[KernelParam], out_idx: Sequence[int], target: str, scalars: Mapping[int, str] | None = None
+        self,
+        params: Sequence[KernelParam],
+        out_idx: Sequence[int],
+        target: str,
+        scalars: Mapping[int, str] | None = None,
     ) -> None:
         self._params, self._out_idx, self._device = params, tuple(out_idx), device_type(target)
         self._in_idx = tuple(i for i in range(len(params)) if i not in self._out_idx)
