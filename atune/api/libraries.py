@@ -21,11 +21,10 @@ from atune.storage.artifact_store import ArtifactStore
 from atune.workload.workload import Workload, describe, ship
 
 T = TypeVar("T")
+Use = Callable[[Artifact | None], T]
 
 
-def with_library(
-    workload: Workload, target: Target, settings: CompileSettings, use: Callable[[Artifact | None], T]
-) -> T:
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
     """Do what `with_library_async` does, blocking; also inside a running event loop."""
     plain = _plain(settings)
     found = _stored(workload, target, plain)
@@ -35,9 +34,7 @@ def with_library(
     return made
 
 
-async def with_library_async(
-    workload: Workload, target: Target, settings: CompileSettings, use: Callable[[Artifact | None], T]
-) -> T:
+async def with_library_async(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
     """Return what `use`, called in a thread, makes of the library of `workload`, which has one configuration.
 
     This process lowers and compiles nothing: where the artifact store has no library, a worker process makes it. A
@@ -72,9 +69,7 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
         store.close()
 
 
-async def _built(
-    workload: Workload, target: Target, settings: CompileSettings, use: Callable[[Artifact | None], T]
-) -> T:
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
     spec = describe(workload)
     exact = BenchmarkSettings(n_final=0)
     backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
