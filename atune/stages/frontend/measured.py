@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -58,6 +59,8 @@ class MeasuredAdapter:
     """What the adapter of such a kernel has over tilelang's."""
 
     _exact: Callable[[], Any]
+    whole: Any
+    """For a kernel that returns outputs, the adapter that is given every parameter."""
     device_kernel_source: str | None
 
     def get_kernel_source(self, kernel_only: bool = False) -> str:
@@ -114,9 +117,8 @@ def measured_kernel(
     )
     kernel._exact = _once(exact, kernel)
     kernel.adapter = _adapter(function, extrac_params(function), artifact, kernel)
-    kernel.adapter.result_idx = outputs
     if outputs:
-        kernel.adapter.func = _returning(function, artifact, outputs, kernel.adapter.func)
+        kernel.adapter = _returning(function, artifact, outputs, kernel.adapter)
     kernel.torch_function = kernel.adapter.func
     return kernel
 
@@ -253,8 +255,11 @@ _ADAPTERS: dict[str, Callable[[Artifact, dict[str, Any]], Any]] = {
 }
 
 
-def _returning(function: Any, artifact: Artifact, out_idx: list[int], launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the inputs alone, which allocates the outputs, has all launched, and returns them."""
+def _returning(function: Any, artifact: Artifact, out_idx: list[int], whole: Any) -> Any:
+    """Return an adapter for the inputs alone: it allocates the outputs, has `whole` launch the kernel, returns them.
+
+    `whole`, the adapter for every parameter, stays as it is: tilelang's own reads its outputs off itself at each call.
+    """
     scalars = {i: str(v.name) for i, v in enumerate(function.params) if v not in function.buffer_map}
     outputs = Outputs(artifact.params, out_idx, artifact.target, scalars)
     expected = len(artifact.params) - len(out_idx)
@@ -263,7 +268,9 @@ def _returning(function: Any, artifact: Artifact, out_idx: list[int], launch: Ca
         if len(inputs) != expected:
             raise ValueError(f"Kernel expected {expected} inputs, but {len(inputs)} are provided.")
         arguments = outputs.among(inputs)
-        launch(*arguments, **options)
+        whole.func(*arguments, **options)
         return arguments[out_idx[0]] if len(out_idx) == 1 else [arguments[i] for i in out_idx]
 
-    return call
+    adapter = copy.copy(whole)
+    adapter.whole, adapter.result_idx, adapter.func = whole, out_idx, call
+    return adapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -211,6 +212,29 @@ def test_atunes_own_callable_names_what_is_no_tensor() -> None:
     assert torch.equal(kernel(numbers()), numbers() * 2)
     with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
         kernel(3)
+
+
+# For a GPU that is not there
+
+
+HOPPER = Target("cuda", "sm_90a")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
+def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for sm_90a, and launched by a stand-in: it is given every parameter, and no callee allocates."""
+    seen, own = spy(monkeypatch), {"float8_e4m3": torch.float8_e4m3fn}.get(dtype, torch.bfloat16)
+    kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
+    assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()
+    kernel.adapter.whole.executable = lambda A, B: B.copy_(A)
+    A = numbers(dtype=own)
+    same(kernel(A), A)
+    with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 2 are provided"):
+        kernel(A, A)
+    monkeypatch.delattr("atune.api.libraries._built")
+    assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
 
 
 # On a GPU
