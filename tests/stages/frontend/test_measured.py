@@ -205,10 +205,24 @@ def test_sizes_are_read_off_tensors_and_numbers() -> None:
         Outputs(two, [2], "c").among([torch.zeros(2), torch.zeros(3)])
 
 
+def atunes(kernel: Any) -> Kernel:
+    """Return what `TuneResult.kernel` is."""
+
+    def made(found: Artifact | None) -> Kernel:
+        assert found is not None
+        return Kernel(found, [-1])
+
+    return with_library(Workload(kernel, [{}]), CPU, CompileSettings(), made)
+
+
+def test_atunes_own_callable_allocates_as_much() -> None:
+    assert torch.equal(atunes(kernels.twice_as_long)(numbers(5)), torch.cat([numbers(5)] * 2))
+    assert torch.equal(atunes(kernels.from_numbers)(5), torch.arange(N, dtype=torch.int32) + 5)
+
+
 def test_atunes_own_callable_names_what_is_no_tensor() -> None:
     """Bare pointers would be read."""
-    settings = CompileSettings()
-    kernel = with_library(Workload(kernels.one, [{}]), CPU, settings, lambda found: Kernel(found, [-1]))  # type: ignore[arg-type]
+    kernel = atunes(kernels.one)
     assert torch.equal(kernel(numbers()), numbers() * 2)
     with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
         kernel(3)
