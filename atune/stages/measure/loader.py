@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -187,8 +188,8 @@ class Outputs:
         self._params, self._out_idx, self._device = params, tuple(out_idx), device_type(target)
         self._in_idx = tuple(i for i in range(len(params)) if i not in self._out_idx)
         self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
-        sizes = [size for i in self._out_idx for size in (*(params[i].shape or ()), *(params[i].strides or ()))]
-        self._symbolic = any(isinstance(size, str) for size in sizes)
+        self._fixed = {i: self._layout(i, {}) for i in self._out_idx if not _is_symbolic(params[i])}
+        self._symbolic = len(self._fixed) < len(self._out_idx)
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments in order: `inputs` where they belong, and fresh outputs.
@@ -205,17 +206,20 @@ class Outputs:
         if device is None:
             device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
         for i in self._out_idx:
-            param = self._params[i]
-            shape = self._sizes(i, param.shape or (), known)
+            shape, strides = self._fixed.get(i) or self._layout(i, known)
+            dtype = torch_dtype(self._params[i].dtype)
             if not shape:
                 raise ValueError(f"output {i} has no dimensions, and cannot be allocated: give it, as every parameter")
-            strides = None if param.strides is None else self._sizes(i, param.strides, known)
-            dtype = torch_dtype(param.dtype)
             if strides is None:
                 arguments[i] = torch.empty(shape, dtype=dtype, device=device)
             else:
                 arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         return arguments
+
+    def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int] | None]:
+        param = self._params[i]
+        strides = None if param.strides is None else self._sizes(i, param.strides, known)
+        return self._sizes(i, param.shape or (), known), strides
 
     def _bound(self, arguments: Sequence[Any]) -> dict[str, int]:
         known = bind_dimensions([self._params[i] for i in self._in_idx], [arguments[i] for i in self._in_idx])
@@ -231,6 +235,10 @@ class Outputs:
         return [size for size in found if size is not None]
 
 
+def _is_symbolic(param: KernelParam) -> bool:
+    return any(isinstance(size, str) for size in (*(param.shape or ()), *(param.strides or ())))
+
+
 def device_type(target: str) -> str:
     """Return torch's name for where kernels for `target` run."""
     return "cpu" if target == "c" else "cuda"
@@ -244,6 +252,7 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
+@functools.cache
 def torch_dtype(name: str) -> Any:
     """Return torch's dtype for a TileLang dtype name, such as ``bfloat16`` or ``float8_e4m3fn``."""
     import torch
