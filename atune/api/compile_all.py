@@ -84,7 +84,7 @@ def compile_all(
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
             if not ignore_errors:
-                _raise_failures(candidates, answers)
+                raise_failures(candidates, answers)
             return [await _loaded(one, answers[one.index], spec.out_idx) for one in candidates]
 
     return run_blocking(work)
@@ -160,7 +160,7 @@ async def compiled(
     return found.answers | {index: found.answers[first] for index, first in found.same_as.items()}
 
 
-def _raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
+def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifact | Failure]) -> None:
     failures = [(candidates[i].config, a) for i, a in sorted(answers.items()) if isinstance(a, Failure)]
     if failures:
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)

@@ -9,6 +9,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import anyio
@@ -16,14 +17,16 @@ import anyio.to_thread
 import msgspec
 
 from atune.api.cached_tune import discover, tune_work
+from atune.api.libraries import with_library, with_library_async
 from atune.api.tuner import run_blocking, tune
+from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
 from atune.decorator.shipped import find_shipped
 from atune.decorator.turns import Turns
-from atune.errors import CacheMiss, SpaceError, UsageError
+from atune.errors import AtuneError, CacheMiss, SpaceError, UsageError
 from atune.journal.result import TuneResult
-from atune.model.candidate import PASS_CONFIGS, Config, thaw
+from atune.model.candidate import Config
 from atune.model.device import Target
 from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
@@ -73,6 +76,8 @@ class Autotuned:
         self._kernels: dict[str, Any] = {}
         self._turns: Turns[Winner] = Turns()
         self._lock = threading.Lock()
+        self._building = threading.Lock()
+        """Held while a worker compiles for a call, so that of several threads one starts it."""
         self._tensor: type = importlib.import_module("torch").Tensor
         _all.add(self)
 
@@ -103,31 +108,17 @@ class Autotuned:
         return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
 
     async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Do what `tune` does, in the event loop, so that later calls need not tune. Cancelling it ends its tuning."""
-        call = await anyio.to_thread.run_sync(functools.partial(self._analysed, args, kwargs))
-        if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, and there is nothing to tune; leave it to the space")
-        known = self._turns.known.get(call.key_text)
-        if refresh or (known is not None and known.result is None):  # a configuration without its tuning
-            self._turns.forget(call.key_text)
-        while True:
-            turn, mine = self._turns.claim(call.key_text)
-            if turn is None:
-                known = self._turns.known.get(call.key_text)
-                if known is not None and known.result is not None:
-                    return _hit(known.result)
-                self._turns.forget(call.key_text)
-                continue
-            if mine:
-                with self._turns.taking(call.key_text, turn) as tell:
-                    result = await self._tune(call, refresh)
-                    tell(_winner_of(result))
-                return result
-            while not turn.done.done():
-                await anyio.sleep(WAIT_S)
-            found = turn.done.result()
-            if found is not None and found.result is not None:
-                return _hit(found.result)
+        """Do what `tune` does, in the event loop, so that later calls neither tune nor compile.
+
+        Cancelling it ends its tuning.
+        """
+        call = await anyio.to_thread.run_sync(self._call, args, kwargs)
+        tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
+        if tuning.explicit:
+            raise UsageError(f"{tuning.explicit[0]!r} is given, and there is nothing to tune; leave it to the space")
+        result = await self._tuned(tuning, refresh)
+        await self._prepare(call, _winner_of(result))
+        return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
         """Return the fastest configuration for a call: what is known, or what `on_miss` says.
@@ -296,6 +287,29 @@ class Autotuned:
             raise UsageError(f"{self.__name__}: no default configuration: {lacking[0]!r} has no default; give default=")
         return config
 
+    async def _tuned(self, call: Call, refresh: bool) -> TuneResult:
+        known = self._turns.known.get(call.key_text)
+        if refresh or (known is not None and known.result is None):  # a configuration without its tuning
+            self._turns.forget(call.key_text)
+        while True:
+            turn, mine = self._turns.claim(call.key_text)
+            if turn is None:
+                known = self._turns.known.get(call.key_text)
+                if known is not None and known.result is not None:
+                    return _hit(known.result)
+                self._turns.forget(call.key_text)
+                continue
+            if mine:
+                with self._turns.taking(call.key_text, turn) as tell:
+                    result = await self._tune(call, refresh)
+                    tell(_winner_of(result))
+                return result
+            while not turn.done.done():
+                await anyio.sleep(WAIT_S)
+            found = turn.done.result()
+            if found is not None and found.result is not None:
+                return _hit(found.result)
+
     async def _tune(self, call: Call, refresh: bool) -> TuneResult:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
         try:
@@ -315,34 +329,32 @@ class Autotuned:
     # Kernels
 
     def _kernel(self, call: Call, winner: Winner) -> Any:
-        """Return the compiled kernel of a call with a configuration; compile or load it where that is new."""
+        """Return the kernel of a call with a configuration; where that is new, of the library that was measured.
+
+        For other arguments, or without that library, one is looked up in the artifact store or made by a worker.
+        """
         name = text_of([call.arguments, winner.config])
-        with self._lock:
+        if (known := self._kernels.get(name)) is not None:
+            return known
+        artifact = kernels.measured(call, winner)
+        if artifact is not None:
+            return self._keep(name, kernels.made(call, winner, artifact))
+        with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
-        result = winner.result
-        header = result.header if result is not None else None
-        same = header is not None and text_of(thaw(header.arguments)) == text_of(call.arguments)
-        out_idx = getattr(self.kernel, "out_idx", None) if self.is_jit else self.options.workload.get("out_idx")
-        stage = importlib.import_module("atune.stages.frontend.jit_kernel")
-        passes = {**call.compile.pass_configs, **(getattr(self.kernel, "pass_configs", None) or {})}
-        with self.frontend.frontend_lock:
-            made = stage.jit_kernel(
-                call.kernel,
-                call.arguments,
-                winner.config,
-                target=self.where_to_run[0],
-                artifact=result.artifact if result is not None and same else None,
-                out_idx=out_idx,
-                pass_configs={**passes, **(call.hints.get(PASS_CONFIGS) or {})},
-                flags=call.compile.flags,
-                latency_ms=winner.latency_ms,
-                reference_ms=winner.reference_ms,
-                execution_backend=getattr(self.kernel, "execution_backend", None),
-                verbose=getattr(self.kernel, "verbose", None),
-            )
+            return self._keep(name, with_library(*kernels.to_build(call, winner)))
+
+    async def _prepare(self, call: Call, winner: Winner) -> None:
+        """Make the kernel ahead of a call where that takes more than to load the library that was measured."""
+        name = text_of([call.arguments, winner.config])
+        if name in self._kernels or await anyio.to_thread.run_sync(kernels.measured, call, winner) is not None:
+            return
+        with suppress(AtuneError):  # the call says it
+            self._keep(name, await with_library_async(*kernels.to_build(call, winner)))
+
+    def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
-            return self._kernels.setdefault(name, made)
+            return self._kernels.setdefault(name, kernel)
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()

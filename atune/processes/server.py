@@ -30,9 +30,14 @@ from atune.system.paths import working_folder
 REAP_S = 0.5
 
 
+def in_worker() -> bool:
+    """Tell whether this process is a run's worker."""
+    return os.environ.get(forkserver.WORKER) == str(os.getpid())
+
+
 def refuse_in_worker() -> None:
     """Raise `WorkloadError` in a worker: a file that tunes while it is loaded would load itself without end."""
-    if os.environ.get(forkserver.WORKER) != str(os.getpid()):
+    if not in_worker():
         return
     frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
     while frame is not None and not where:  # the innermost file that is being run

@@ -13,8 +13,8 @@ from atune.model.candidate import Candidate
 from atune.processes.messages import BuildJob, ProofJob
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, proof
+from atune.stages.compile.known import lowered_before
 from atune.stages.session.session import candidate_of, session
-from atune.system.paths import artifacts_folder, code_file, lowered_file
 from atune.system.shortage import check_machine
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def lower(payload: bytes) -> bytes:
 
     A kernel that an earlier run lowered is not lowered again where the artifact store has its library.
     """
-    return _lower(payload, _lowered_before)
+    return _lower(payload, lowered_before)
 
 
 def lower_anew(payload: bytes) -> bytes:
@@ -69,15 +69,6 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
         check_machine(error)
         return Failure(candidate.index, "lower", _one_line(error), traceback_of(error, limit=-6)[-4000:])
-
-
-def _lowered_before(ir_key: str) -> Lowered | None:
-    folder = artifacts_folder()
-    try:
-        found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return found if found.ir_key == ir_key and code_file(folder, found.store_key).exists() else None
 
 
 def _one_line(error: BaseException) -> str:

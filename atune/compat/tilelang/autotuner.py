@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atune.api.cached_tune import discover, run_cached
+from atune.api.libraries import with_library
 from atune.api.tuner import run
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs
@@ -124,7 +126,7 @@ class AutoTuner:
             target = parse_target(planned.target)
             if target is None or (target.kind == "cuda" and not target.arch):
                 target, _ = discover(planned.target, planned.devices)
-            return of_winner(self.fn, arguments, {}, self.compile_args, target, None)
+            return of_winner(self.fn, arguments, {}, self.compile_args, target, None, None)
         try:
             workload = self.workload(configs, arguments)
         except SpaceError as error:
@@ -146,7 +148,18 @@ class AutoTuner:
         # By its key: a result from the cache may be of a list in another order.
         index = {candidate.key: candidate.index for candidate in workload.candidates()}
         winner = configs[index[config_key(result.best_config)]]
-        return of_winner(self.fn, arguments, winner, self.compile_args, result.header.target, result)
+        target = result.header.target
+        made = partial(of_winner, self.fn, arguments, winner, self.compile_args, target, result)
+        if (library := result.artifact) is not None:
+            return made(library)
+        alone = Workload(
+            workload.kernel,
+            [result.best_config],
+            arguments=workload.arguments,
+            out_idx=workload.out_idx,
+            pass_configs=self.compile_args.pass_configs,
+        )
+        return with_library(alone, target, planned.compile, made)
 
     def __call__(self) -> AutotuneResult:
         return self.run()

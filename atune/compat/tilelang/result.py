@@ -16,9 +16,10 @@ from atune.compat.tilelang.arguments import CompileArgs
 from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
 from atune.errors import AtuneError
+from atune.model.artifact import Artifact
 from atune.model.device import Target
 from atune.stages.frontend.frontend import frontend_lock
-from atune.stages.frontend.jit_kernel import HOST_SOURCE, jit_kernel
+from atune.stages.frontend.jit_kernel import jit_kernel
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -120,10 +121,12 @@ def of_winner(
     args: CompileArgs,
     target: Target,
     tuning: TuneResult | None,
+    library: Artifact | None,
 ) -> AutotuneResult:
     """Return the result whose kernel is `kernel` with `config`, as a `JITKernel` called as the caller's `out_idx` says.
 
-    `tuning`: what found it; None for a configuration that was given.
+    `tuning`: what found it; None for a configuration that was given. `library`: where its code is; None has tilelang
+    compile it in this process.
     """
     latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
     with frontend_lock:
@@ -132,7 +135,7 @@ def of_winner(
             arguments,
             dict(config),
             target=target,
-            artifact=None if tuning is None else tuning.artifact,
+            artifact=library,
             out_idx=args.out_idx,
             pass_configs=args.pass_configs,
             flags=args.compile_flags or None,
@@ -154,14 +157,4 @@ def of_winner(
 
 def _alone(kernel: Any) -> Any:
     """Return `kernel` from a library of its own: one that was tuned in shares its library with other candidates."""
-    if kernel.get_host_source() != HOST_SOURCE:
-        return kernel
-    import tilelang
-
-    return tilelang.compile(
-        kernel.prim_func,
-        execution_backend=kernel.execution_backend,
-        target=kernel.target,
-        pass_configs=kernel.pass_configs or None,
-        compile_flags=kernel.compile_flags,
-    )
+    return kernel.as_tilelang() if hasattr(kernel, "as_tilelang") else kernel

@@ -13,6 +13,8 @@ import msgspec
 
 from atune.model.artifact import Lowered
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
 from atune.stages.compile import facts, keys
 from atune.stages.compile.keys import digest
 from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
@@ -63,11 +65,12 @@ class How:
     adapter: str
     """tilelang's adapter that builds each kernel alone; empty for the one that groups."""
     accelerators: tuple[str, ...]
+    host: str | None
+    """What host code is generated for; None for tilelang's choice."""
 
     def key(self) -> tuple[Any, ...]:
         """Return what the code depends on, beside the kernel."""
-        host = session().compile.target_host
-        settings = (self.target, self.flags, self.pass_configs, self.adapter, host)
+        settings = (self.target, self.flags, self.pass_configs, self.adapter, self.host)
         return (*settings, keys.toolchain(self.kind))
 
     def way(self) -> tuple[Any, ...]:
@@ -84,11 +87,11 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     from tilelang.transform.pass_config import normalize_pass_configs
 
     started, work = time.perf_counter(), workload()
-    how, context, symbol = how_of(candidate, steps), backend_context(), SYMBOL.format(key=candidate.key)
-    with context.target:
-        function = elaboration.elaborate(work.kernel, work.arguments, candidate.config)
-        function = _whole_lines(function).with_attr("global_symbol", symbol)
-    ir_key = _ir_key(function, how)
+    context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
+    how = how_of(candidate.config, session().target, session().compile, work.pass_configs, steps.accelerators)
+    function = elaborated(work.kernel, work.arguments, candidate.config, context.target)
+    function = function.with_attr("global_symbol", symbol)
+    ir_key = key_of(function, how)
     if (found := known(ir_key)) is not None:
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
@@ -99,24 +102,37 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     return msgspec.structs.replace(lowered, ir_key=ir_key, seconds=round(time.perf_counter() - started, 4))
 
 
-def how_of(candidate: Candidate, steps: Steps) -> How:
-    """Return what decides what becomes of a candidate; its own flags and pass configuration win over the others'."""
-    settings, kind, own = session().compile, session().target.kind, candidate.config.get(COMPILE_FLAGS)
+def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
+    """Return the PrimFunc that lowering begins with. Raises what elaboration raises."""
+    with target:
+        return _whole_lines(elaboration.elaborate(kernel, arguments, config))
+
+
+def how_of(
+    config: Mapping[str, Any],
+    target: Target,
+    settings: CompileSettings,
+    pass_configs: Mapping[str, Any],
+    accelerators: tuple[str, ...] = (),
+) -> How:
+    """Return what decides what becomes of a configuration; its own flags and pass configuration win over the others'.
+
+    `pass_configs`: the workload's.
+    """
+    own = config.get(COMPILE_FLAGS)
     return How(
-        kind=kind,
-        target=str(session().target),
+        kind=target.kind,
+        target=str(target),
         flags=settings.flags if own is None else tuple(own),
-        pass_configs={
-            **settings.pass_configs,
-            **workload().pass_configs,
-            **candidate.config.get(PASS_CONFIGS, {}),
-        },
-        adapter=settings.backend if kind == "cuda" and settings.backend in ("cython", "nvrtc") else "",
-        accelerators=steps.accelerators,
+        pass_configs={**settings.pass_configs, **pass_configs, **config.get(PASS_CONFIGS, {})},
+        adapter=settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else "",
+        accelerators=accelerators,
+        host=settings.target_host,
     )
 
 
-def _ir_key(function: Any, how: How) -> str:
+def key_of(function: Any, how: How) -> str:
+    """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
     from tilelang import tvm
 
     bare = function.with_attr("global_symbol", _BARE)

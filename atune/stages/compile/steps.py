@@ -22,11 +22,12 @@ NVCC = "tilelang_callback_cuda_compile"
 
 def backend_context() -> Any:
     """Return tilelang's context for the session's target."""
-    return _context(session().target, session().compile.target_host)
+    return context_of(session().target, session().compile.target_host)
 
 
 @functools.cache
-def _context(target: Target, target_host: str | None) -> Any:
+def context_of(target: Target, target_host: str | None) -> Any:
+    """Return tilelang's context for a target and what host code is generated for."""
     from tilelang.backend.module import create_backend_context
 
     return create_backend_context(target.tvm(), target_host, "auto")

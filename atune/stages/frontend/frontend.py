@@ -13,7 +13,8 @@ from atune.model.candidate import RESERVED, Config
 from atune.stages.frontend.elaboration import DYNAMIC as DYNAMIC
 from atune.stages.frontend.elaboration import dimension, elaborate
 from atune.stages.frontend.elaboration import encode as encode
-from atune.stages.measure.inputs import CallInputs, DrawnInputs, size_of
+from atune.stages.measure.inputs import CallInputs, DrawnInputs
+from atune.stages.measure.sizes import size_of
 
 frontend_lock = threading.RLock()
 """tilelang's builders and registries are for one thread at a time."""

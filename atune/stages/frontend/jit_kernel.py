@@ -1,19 +1,17 @@
-"""A tuning's winner → tilelang's own `JITKernel`, in the caller's process."""
+"""A tuning's winner → a `tilelang.JITKernel`, in the caller's process."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from atune.model.artifact import Artifact, source_path
+from atune.model.artifact import Artifact
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
 from atune.model.device import Target
 from atune.model.settings import CPU_FLAGS
 from atune.stages.frontend.elaboration import elaborate
-
-HOST_SOURCE = "// The host code of this kernel stands in one library with that of other candidates.\n"
+from atune.stages.frontend.measured import measured_kernel
 
 
 def jit_kernel(
@@ -40,10 +38,8 @@ def jit_kernel(
     config
         The winner; its reserved names are the pass configuration and the compiler's flags.
     artifact
-        Its member of a library that tuning built. It is used as it stands for CUDA kernels that return nothing: loading
-        takes about a millisecond. Kernels that return outputs are compiled once more, because tilelang allocates
-        outputs inside such a kernel and tuning does not; so are those for the CPU. tilelang's own cache keeps them.
-        None compiles.
+        Its member of a library that tuning built, which is called as it stands: nothing is lowered or compiled, and
+        outputs are allocated here. None compiles with tilelang, in this process; tilelang's own cache keeps that.
     out_idx
         Outputs to allocate and return, by position, as `@tilelang.jit` takes it.
     pass_configs, flags
@@ -51,22 +47,29 @@ def jit_kernel(
     latency_ms, reference_ms
         What `JITKernel.latency` and `JITKernel.ref_latency` are to say, in ms.
     execution_backend
-        tilelang's; None or ``auto`` for its usual one. With another than ``tvm_ffi`` a CUDA kernel is compiled anew.
+        tilelang's, for what is compiled here; None or ``auto`` for its usual one. A library has its own.
 
-    Raises what elaborating and compiling raise.
+    With `artifact` the kernel has a method `as_tilelang` more, which returns what tilelang compiles; see
+    `atune.stages.frontend.measured.Measured`. Raises what elaborating and compiling raise, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
     passes = {**(pass_configs or {}), **config.get(PASS_CONFIGS, {})}
     own = config.get(COMPILE_FLAGS)
     chosen = list(own) if own is not None else None if flags is None else list(flags)
-    attrs = function.attrs or {}
-    returns = "tilelang_out_idx" in attrs or (out_idx is not None and out_idx != [] and out_idx != ())
     usual = "cython" if target.kind == "c" else "tvm_ffi"
     backend = usual if execution_backend in (None, "auto") else execution_backend
-    if artifact is not None and artifact.target == "cuda" and not returns and backend == usual:
-        found = _member(function, artifact, target, passes, chosen)
+    if target.kind == "c" and chosen is None:
+        chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
+
+    def compiled() -> Any:
+        return _compiled(function, target, backend, out_idx, passes, chosen, verbose)
+
+    if artifact is None:
+        found = compiled()
     else:
-        found = _compiled(function, target, backend, out_idx, passes, chosen, verbose)
+        found = measured_kernel(
+            function, artifact, target, out_idx=out_idx, pass_configs=passes, flags=chosen, exact=compiled
+        )
     if latency_ms is not None:
         found.update_tuner_result(latency_ms, {**config}, reference_ms)
     return found
@@ -83,9 +86,6 @@ def _compiled(
 ) -> Any:
     import tilelang
 
-    on_cpu = target.kind == "c"
-    if on_cpu and flags is None:
-        flags = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
     # A copy: tilelang keeps one kernel a code, and its latency and configuration are another tuning's too.
     made = tilelang.compile(
         function,
@@ -97,30 +97,3 @@ def _compiled(
         compile_flags=flags,
     )
     return copy.copy(made)
-
-
-def _member(
-    function: Any, artifact: Artifact, target: Target, pass_configs: dict[str, Any], flags: list[str] | None
-) -> Any:
-    """Load one member of a library. tilelang itself would take the library's first one for it."""
-    from tilelang import tvm
-    from tilelang.engine.lower import extrac_params
-    from tilelang.jit.adapter.base import CachedTextSource
-    from tilelang.jit.kernel import JITKernel
-
-    source = Path(source_path(artifact.path, artifact.symbol))
-    kernel = JITKernel.from_database(
-        func=function,
-        host_kernel_source=CachedTextSource(text=HOST_SOURCE),
-        device_kernel_source=CachedTextSource(text=source.read_text() if source.exists() else ""),
-        kernel_lib_path=artifact.path,
-        params=extrac_params(function),
-        target=target.tvm(),
-        target_host=None,
-        out_idx=None,
-        execution_backend="tvm_ffi",
-        pass_configs=pass_configs,
-        compile_flags=flags,
-    )
-    kernel.adapter.executable = tvm.runtime.load_module(artifact.path)[artifact.symbol]
-    return kernel

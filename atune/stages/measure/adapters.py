@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -56,15 +57,9 @@ def _load_nvrtc(artifact: Artifact) -> Callable[..., None]:
     from cuda.bindings import driver
     from tilelang.jit.adapter.nvrtc.libgen import NVRTCLibraryGenerator
 
-    with open(artifact.path, "rb") as file:
-        packed = msgspec.msgpack.decode(file.read(), type=Cubin)
     generator = NVRTCLibraryGenerator(None)
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/kernel.cubin", "wb") as cubin:
-            cubin.write(packed.cubin)
-        with open(f"{folder}/kernel.py", "w") as launcher:
-            launcher.write(packed.launcher)
-        generator.load_lib(f"{folder}/kernel.cubin")
+    with unpacked(artifact) as (cubin, packed):
+        generator.load_lib(cubin)
     kernels = {}
     for name in packed.kernels:
         status, kernels[name] = driver.cuLibraryGetKernel(generator.culib, name.encode())
@@ -76,6 +71,19 @@ def _load_nvrtc(artifact: Artifact) -> Callable[..., None]:
         generator.pymodule.call(kernels, *_values(artifact, arguments), stream=stream)
 
     return call
+
+
+@contextmanager
+def unpacked(artifact: Artifact) -> Iterator[tuple[str, Cubin]]:
+    """Lay out an nvrtc library as tilelang keeps one: a file ``kernel.cubin`` beside ``kernel.py``; give its path."""
+    with open(artifact.path, "rb") as file:
+        packed = msgspec.msgpack.decode(file.read(), type=Cubin)
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/kernel.cubin", "wb") as cubin:
+            cubin.write(packed.cubin)
+        with open(f"{folder}/kernel.py", "w") as launcher:
+            launcher.write(packed.launcher)
+        yield f"{folder}/kernel.cubin", packed
 
 
 def _values(artifact: Artifact, arguments: Sequence[Any]) -> list[Any]:

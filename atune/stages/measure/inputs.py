@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import operator
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +13,7 @@ from atune.errors import WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.stages.measure.guards import Guards
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
+from atune.stages.measure.sizes import size_of
 from atune.workload.workload import Workload
 
 
@@ -268,31 +267,6 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
 
 def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
-
-
-def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None where it has
-    none."""
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name):
-                return sizes[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](value(left), value(right))
-        raise KeyError(text)
-
-    try:
-        return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
-    except (KeyError, SyntaxError):
-        return None
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact, KernelParam
+from atune.stages.measure.sizes import size_of
 
 
 class LoadError(AtuneError):
@@ -42,12 +44,18 @@ def _load_cuda(artifact: Artifact) -> Callable[..., None]:
     return function
 
 
-def _load_c(artifact: Artifact) -> Callable[..., None]:
+def c_function(artifact: Artifact) -> Any:
+    """Return the C function of one member of a library for the CPU. Raises `LoadError`."""
     try:
         function = getattr(ctypes.CDLL(artifact.path), f"{artifact.symbol}_kernel")
     except (OSError, AttributeError) as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
     function.restype = ctypes.c_int32
+    return function
+
+
+def _load_c(artifact: Artifact) -> Callable[..., None]:
+    function = c_function(artifact)
     params, calls = artifact.params, artifact.calls
     dims = [c for c in calls if isinstance(c, str)]
     scalar = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64}
@@ -105,6 +113,7 @@ class Kernel:
         self.artifact = artifact
         self.out_idx = output_positions(artifact.params, out_idx)
         self._function = load(artifact)
+        self._outputs = Outputs(artifact.params, self.out_idx, artifact.target)
 
     def __call__(self, *tensors: Any) -> Any:
         params = self.artifact.params
@@ -117,7 +126,7 @@ class Kernel:
             raise TypeError(
                 f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}"
             )
-        arguments = with_outputs(params, self.out_idx, tensors)
+        arguments = self._outputs.among(tensors)
         self._check(arguments)
         self._function(*arguments)
         outputs = tuple(arguments[i] for i in self.out_idx)
@@ -125,22 +134,27 @@ class Kernel:
 
     def _check(self, arguments: Sequence[Any]) -> None:
         # The C function takes bare pointers: a wrong tensor would be read out of bounds.
+        device = device_type(self.artifact.target)
         for position, (param, tensor) in enumerate(zip(self.artifact.params, arguments, strict=True)):
             if param.shape is None:
                 continue
-            shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            if not hasattr(tensor, "stride"):
+                raise TypeError(
+                    f"parameter {position}: the kernel takes a tensor of {param.dtype} {list(param.shape)}; "
+                    f"got {tensor!r}"
+                )
+            shape = tuple(tensor.shape)
             fits = len(shape) == len(param.shape) and all(
                 isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
             )
-            device = "cpu" if self.artifact.target == "c" else "cuda"
             right = fits and has_layout(param, tensor)
-            if not right or dtype != param.dtype or tensor.device.type != device:
+            if not right or tensor.dtype != torch_dtype(param.dtype) or tensor.device.type != device:
                 wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
                 layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
                 layout += "" if tensor.device.type == device else f", on {tensor.device} and not on {device}"
                 raise ValueError(
                     f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
-                    f"got {dtype} {list(shape)}{layout}"
+                    f"got {str(tensor.dtype).removeprefix('torch.')} {list(shape)}{layout}"
                 )
 
     def __repr__(self) -> str:
@@ -156,20 +170,78 @@ def output_positions(params: Sequence[KernelParam], out_idx: Sequence[int]) -> t
     return tuple(sorted(i % n for i in out_idx))
 
 
-def with_outputs(params: Sequence[KernelParam], out_idx: Sequence[int], inputs: Sequence[Any]) -> list[Any]:
-    """Return all arguments in order: `inputs` where they belong, fresh uninitialised tensors as outputs."""
-    import torch
+class Outputs:
+    """Makes a kernel's outputs: uninitialised tensors on the device of the first tensor that is given.
 
-    remaining = list(inputs)
-    arguments: list[Any] = [None if i in out_idx else remaining.pop(0) for i in range(len(params))]
-    given = [(p, a) for p, a in zip(params, arguments, strict=True) if a is not None]
-    known = bind_dimensions([p for p, _ in given], [a for _, a in given])
-    device = next((a.device for a in inputs if hasattr(a, "device")), "cpu")
-    for i in out_idx:
-        shape = [known[d] if isinstance(d, str) else d for d in params[i].shape or ()]
-        strides = [known[d] if isinstance(d, str) else d for d in params[i].strides or contiguous_strides(shape)]
-        arguments[i] = torch.empty_strided(shape, strides, dtype=torch_dtype(params[i].dtype), device=device)
-    return arguments
+    Without one they are on the target's current device. Dimensions may be numbers, names that a given tensor binds, or
+    sums and products of these. `scalars`: the names of parameters that are numbers, by position; a dimension may have
+    such a name, too.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[KernelParam],
+        out_idx: Sequence[int],
+        target: str,
+        scalars: Mapping[int, str] | None = None,
+    ) -> None:
+        self._params, self._out_idx, self._device = params, tuple(out_idx), device_type(target)
+        self._in_idx = tuple(i for i in range(len(params)) if i not in self._out_idx)
+        self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
+        self._fixed = {i: self._layout(i, {}) for i in self._out_idx if not _is_symbolic(params[i])}
+        self._symbolic = len(self._fixed) < len(self._out_idx)
+
+    def among(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return all arguments in order: `inputs` where they belong, and fresh outputs.
+
+        Raises `ValueError` for an output whose size `inputs` do not tell.
+        """
+        import torch
+
+        arguments: list[Any] = [None] * len(self._params)
+        for i, value in zip(self._in_idx, inputs, strict=True):
+            arguments[i] = value
+        known = self._bound(arguments) if self._symbolic else {}
+        device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
+        if device is None:
+            device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+        for i in self._out_idx:
+            shape, strides = self._fixed.get(i) or self._layout(i, known)
+            dtype = torch_dtype(self._params[i].dtype)
+            if not shape:
+                raise ValueError(f"output {i} has no dimensions, and cannot be allocated: give it, as every parameter")
+            if strides is None:
+                arguments[i] = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return arguments
+
+    def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int] | None]:
+        param = self._params[i]
+        strides = None if param.strides is None else self._sizes(i, param.strides, known)
+        return self._sizes(i, param.shape or (), known), strides
+
+    def _bound(self, arguments: Sequence[Any]) -> dict[str, int]:
+        known = bind_dimensions([self._params[i] for i in self._in_idx], [arguments[i] for i in self._in_idx])
+        return {**known, **{name: int(arguments[i]) for i, name in self._scalars.items()}}
+
+    def _sizes(self, i: int, sizes: Sequence[int | str], known: Mapping[str, int]) -> list[int]:
+        found = [size if isinstance(size, int) else size_of(size, known) for size in sizes]
+        if None in found:
+            raise ValueError(
+                f"output {i} is {list(sizes)}, and the inputs do not tell {sizes[found.index(None)]!r}: give every "
+                "parameter, outputs included"
+            )
+        return [size for size in found if size is not None]
+
+
+def _is_symbolic(param: KernelParam) -> bool:
+    return any(isinstance(size, str) for size in (*(param.shape or ()), *(param.strides or ())))
+
+
+def device_type(target: str) -> str:
+    """Return torch's name for where kernels for `target` run."""
+    return "cpu" if target == "c" else "cuda"
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
@@ -180,6 +252,7 @@ def contiguous_strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
+@functools.cache
 def torch_dtype(name: str) -> Any:
     """Return torch's dtype for a TileLang dtype name, such as ``bfloat16`` or ``float8_e4m3fn``."""
     import torch

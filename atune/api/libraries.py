@@ -1,0 +1,83 @@
+"""The library of one configuration, for a program that calls it: from the artifact store, or compiled by a worker."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio.to_thread
+import msgspec
+
+from atune.api.compile_all import compiled, raise_failures
+from atune.api.tuner import run_blocking
+from atune.local.backend import LocalBackend
+from atune.model.artifact import Artifact
+from atune.model.candidate import Candidate
+from atune.model.device import Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.server import in_worker
+from atune.storage.artifact_store import ArtifactStore
+from atune.workload.workload import Workload, describe, ship
+
+T = TypeVar("T")
+Use = Callable[[Artifact | None], T]
+
+
+def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Do what `with_library_async` does, blocking; also inside a running event loop."""
+    plain = _plain(settings)
+    found = _stored(workload, target, plain)
+    if found is not None or in_worker():
+        return use(found)
+    made: T = run_blocking(_built, workload, target, plain, use)
+    return made
+
+
+async def with_library_async(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    """Return what `use`, called in a thread, makes of the library of `workload`, which has one configuration.
+
+    This process lowers and compiles nothing: where the artifact store has no library, a worker process makes it. A
+    process that is a worker itself may start none: there `use` gets None, and compiles. Raises `CompileFailed` where
+    the kernel cannot be compiled. Cancelling it ends the worker.
+    """
+    plain = _plain(settings)
+    found = await anyio.to_thread.run_sync(_stored, workload, target, plain)
+    if found is not None or in_worker():
+        return await anyio.to_thread.run_sync(use, found)
+    return await _built(workload, target, plain, use)
+
+
+def _plain(settings: CompileSettings) -> CompileSettings:
+    """Return `settings` for one kernel, as tilelang compiles it."""
+    return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
+
+
+def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Artifact | None:
+    if not settings.store:
+        return None
+    (candidate,) = workload.candidates()
+    store = ArtifactStore()
+    try:
+        key = importlib.import_module("atune.stages.compile.known").store_key(
+            workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
+        )
+        return store.find(key, candidate.index) if key else None
+    except Exception:
+        return None  # a worker finds out what is wrong, and says it
+    finally:
+        store.close()
+
+
+async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
+    spec = describe(workload)
+    exact = BenchmarkSettings(n_final=0)
+    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    candidates: list[Candidate] = workload.candidates()
+    async with backend.open():
+        await backend.discover()
+        answers = await compiled(backend, candidates)
+        raise_failures(candidates, answers)
+        artifact = answers[0]
+        assert isinstance(artifact, Artifact)
+        return await anyio.to_thread.run_sync(use, artifact)

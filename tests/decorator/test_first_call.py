@@ -1,0 +1,329 @@
+"""The first call of a kernel whose winner is known: the library that was measured is called, and nothing is compiled
+in the program's process, wherever the winner is known from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from compile_spy import spy
+from decorated import QUICK, TUNING, add, doubled, multiply, scale, scale_jit, shift, shift_any, workload
+from guide_kernels import scaled
+
+import atune
+from atune.api import cached_tune
+from atune.compat import tilelang as compat
+from atune.errors import AtuneError
+from atune.journal.result import TuneResult
+from atune.system.paths import artifacts_folder
+
+Decorate = Callable[..., Any]
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names what this process lowers and compiles."""
+    return spy(monkeypatch)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, compiled_here: list[str]) -> Decorate:
+    """Decorate with a small tuning and a result cache of the test's own."""
+
+    def decorate(kernel: Any = shift, space: Any = None, **options: Any) -> Any:
+        space = {"block": [16, 64]} if space is None else space
+        return atune.autotune(kernel, **{"space": space, "tuning": TUNING, "cache": tmp_path / "cache", **options})
+
+    return decorate
+
+
+def forbid(patch: pytest.MonkeyPatch, *, workers: bool = True) -> None:
+    """Let nothing be tuned; and with `workers` start none to compile."""
+    patch.delattr(cached_tune, "tune")
+    if workers:
+        patch.delattr("atune.api.libraries._built")
+
+
+def plus(A: torch.Tensor, by: int = 1) -> torch.Tensor:
+    return A + by
+
+
+def times(A: torch.Tensor, by: int) -> torch.Tensor:
+    return A * by
+
+
+def lazily(kernel: Any, *tensors: torch.Tensor) -> Any:
+    return kernel(len(tensors[0]), 2)(*tensors)
+
+
+def eagerly(kernel: Any, *given: Any) -> Any:
+    return kernel(*given)
+
+
+def in_place(kernel: Any, A: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(A)
+    kernel(A, A, out)
+    return out
+
+
+FLOATS = torch.arange(64.0)
+KINDS: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...], Callable[..., Any], torch.Tensor]] = {
+    "lazy, with out_idx": (scale_jit, {"reference": doubled}, (FLOATS,), lazily, FLOATS * 2),
+    "a plain function": (scale, {"reference": doubled, "target": "c", "out_idx": -1}, (FLOATS,), lazily, FLOATS * 2),
+    "eager": (shift, {"reference": plus}, (FLOATS,), eagerly, FLOATS + 1),
+    "eager, of any size": (shift_any, {"reference": plus}, (FLOATS,), eagerly, FLOATS + 1),
+    "with a number": (multiply, {"reference": times}, (FLOATS.to(torch.int32), 3), eagerly, FLOATS.to(torch.int32) * 3),
+    "in place": (add, {"reference": torch.add}, (FLOATS.view(8, 8),), in_place, FLOATS.view(8, 8) * 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_tune_async_the_first_call_compiles_nothing(
+    kind: str, tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the event loop, which a compile would hold up: none is made, and no worker is started to make one."""
+    kernel, options, given, call, expected = KINDS[kind]
+    decorated = tuned(kernel, **options)
+    asked = (64, 2) if call is lazily else (*given, *given, given[0].clone()) if call is in_place else given
+
+    async def main() -> None:
+        result = await decorated.tune_async(*asked)
+        assert not result.cache_hit and not result.failed
+        with monkeypatch.context() as patch:
+            forbid(patch)
+            assert torch.equal(call(decorated, *given), expected)
+
+    anyio.run(main)
+    assert not compiled_here
+
+
+def test_after_tune_the_library_that_was_measured_is_called(tuned: Decorate, compiled_here: list[str]) -> None:
+    kernel = tuned(reference=plus)
+    result = kernel.tune(FLOATS)
+    assert torch.equal(kernel(FLOATS), FLOATS + 1)
+    compiled = kernel.compile(n=64)
+    assert compiled.adapter.libpath == result.artifact.path
+    assert compiled.config == result.best_config and compiled.latency == result.latency_ms
+    assert torch.equal(result.kernel(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_a_result_of_the_cache_compiles_nothing(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(reference=plus).tune(FLOATS)
+    forbid(monkeypatch)
+    assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_a_library_that_is_gone_is_made_by_a_worker(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(reference=plus).tune(FLOATS)
+    shutil.rmtree(artifacts_folder())
+    forbid(monkeypatch, workers=False)
+    found = tuned(reference=plus)
+    assert torch.equal(found(FLOATS), FLOATS + 1) and not compiled_here
+    assert found.compile(n=64).latency > 0
+    monkeypatch.delattr("atune.api.libraries._built")  # it is in the store now
+    assert torch.equal(tuned(reference=plus)(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_a_shipped_result_is_compiled_by_a_worker_once(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel, file = tuned(reference=plus), tmp_path / "shipped.json"
+    kernel.tune(FLOATS)
+    file.write_bytes(kernel.options.cache.export())
+    shutil.rmtree(artifacts_folder())
+
+    def shipped() -> Any:
+        return tuned(reference=plus, shipped=file, cache=tmp_path / "empty", on_miss="error")
+
+    assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
+    monkeypatch.delattr("atune.api.libraries._built")
+    assert torch.equal(shipped()(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_other_sizes_that_share_a_winner_are_compiled_by_a_worker(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `tune_async` for them not at the call any more."""
+    kernel = tuned(reference=plus, do_not_specialize="n")
+    kernel.tune(FLOATS)
+    forbid(monkeypatch, workers=False)
+    other, third = torch.arange(128.0), torch.arange(192.0)
+    assert torch.equal(kernel(other), other + 1)
+
+    async def main() -> None:
+        assert (await kernel.tune_async(third)).cache_hit
+        monkeypatch.delattr("atune.api.libraries._built")
+        assert torch.equal(kernel(third), third + 1)
+
+    anyio.run(main)
+    assert not compiled_here
+
+
+def test_launch_arguments_apart_from_those_of_tuning_are_prepared(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tuned(reference=plus, tune_on=lambda A: {"A": A[:32].contiguous()})
+    anyio.run(kernel.tune_async, FLOATS)
+    forbid(monkeypatch)
+    assert torch.equal(kernel(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_what_cannot_be_prepared_is_told_by_the_call(tuned: Decorate) -> None:
+    """The tuning itself went well, and its result is returned."""
+    kernel = tuned(scale_jit, {"factor": [2]}, reference=doubled, tune_on=lambda n, block: {"n": 64, "block": 16})
+    assert kernel.tune(64, block="wrong").best_config == {"factor": 2}
+    with pytest.raises(AtuneError, match="1 of 1 configurations could not be compiled"):
+        kernel(64, block="wrong")
+
+
+def test_the_default_configuration_is_compiled_by_a_worker(tuned: Decorate, compiled_here: list[str]) -> None:
+    kernel = tuned(on_miss="default")
+    assert torch.equal(kernel(FLOATS), FLOATS + 1) and not compiled_here
+
+
+def test_threads_that_call_at_once_start_one_worker(
+    tuned: Decorate, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atune.decorator import autotuned
+
+    started: list[int] = []
+    build = autotuned.with_library
+
+    def counted(*arguments: Any) -> Any:
+        started.append(1)
+        return build(*arguments)
+
+    monkeypatch.setattr(autotuned, "with_library", counted)
+    kernel = tuned(on_miss="default")
+    outputs: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: outputs.append(kernel(FLOATS))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == 4 and all(torch.equal(out, FLOATS + 1) for out in outputs)
+    assert len(started) == 1 and not compiled_here
+
+
+def test_a_resumed_run_hands_out_the_library_that_was_measured(tmp_path: Path, compiled_here: list[str]) -> None:
+    journal = tmp_path / "run.jsonl"
+    atune.run(workload(), journal=journal, budget=3, target="c", benchmark=QUICK)
+
+    async def resumed() -> TuneResult:
+        return await atune.resume(journal, workload(), budget=None)
+
+    A = torch.randn(256)
+    for result in (anyio.run(resumed), atune.replay(journal)):
+        assert torch.equal(result.kernel(A), A * 2)
+    assert not compiled_here
+
+
+# atune.compat.tilelang
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give compat a cache of the test's own."""
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+
+
+def cpu_tuner() -> compat.AutoTuner:
+    configs = [{"block": 16}, {"block": 32}]
+    made = compat.AutoTuner.from_kernel(scaled, configs).set_compile_args(out_idx=[-1], target="c")
+    made.set_profile_args(warmup=1, rep=5, ref_prog=doubled).set_kernel_parameters(((64,), {}))
+    return made
+
+
+@pytest.mark.usefixtures("apart")
+def test_compat_hands_out_the_library_that_was_measured(
+    compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cpu_tuner().run()
+    assert first.kernel.adapter.libpath == first.tuning.artifact.path  # type: ignore[union-attr]
+    assert torch.equal(first.kernel(FLOATS), FLOATS * 2) and "float" in first.libcode  # type: ignore[operator]
+    with monkeypatch.context() as patch:
+        forbid(patch)
+        assert torch.equal(cpu_tuner().run().kernel(FLOATS), FLOATS * 2)
+    shutil.rmtree(artifacts_folder())
+    with monkeypatch.context() as patch:
+        forbid(patch, workers=False)
+        assert torch.equal(cpu_tuner().run().kernel(FLOATS), FLOATS * 2)
+    assert not compiled_here
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+def test_compats_decorator_compiles_nothing(mode: str, compiled_here: list[str]) -> None:
+    decorate = compat.autotune(configs=[{"block": 16}, {"block": 32}], warmup=1, rep=5)
+    kernel: Any = decorate(scale_jit if mode == "lazy" else shift)
+    if mode == "lazy":
+        assert torch.equal(kernel(64, 2)(FLOATS), FLOATS * 2)
+    else:
+        assert torch.equal(kernel(FLOATS), FLOATS + 1)
+    assert not compiled_here
+
+
+# A program of its own
+
+
+PROGRAM = """
+import sys
+compilers = []
+def hear(event, given):
+    if event == "subprocess.Popen" and str(given[0]).rpartition("/")[2] in {"g++", "gcc", "c++", "cc", "nvcc"}:
+        compilers.append(given[0])
+sys.addaudithook(hear)
+
+import asyncio, tilelang, torch, atune
+import tilelang.language as T
+
+@atune.autotune(space={"block": [16, 32]}, tuning="quick", reference=lambda A: A + 1)
+@tilelang.jit(target="c", execution_backend="cython")
+def shift(A, block: int = 16):
+    n = T.const("n")
+    A: T.Tensor[[n], T.float32]
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block)) as bx:
+        for i in T.serial(block):
+            B[bx * block + i] = A[bx * block + i] + 1
+    return B
+
+async def main():
+    A = torch.randn(64)
+    result = await shift.tune_async(A)
+    assert torch.equal(shift(A), A + 1) and torch.equal(result.kernel(A), A + 1)
+    print("hit" if result.cache_hit else "tuned", compilers)
+    shift.compile(n=64).as_tilelang()
+    print("exact", len(compilers))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_program_starts_no_compiler(tmp_path: Path) -> None:
+    """Tuned in this program, and by one before it; what compiles is asked for by name."""
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TILELANG_CACHE_DIR": str(tmp_path / "tilelang")}
+    env = {**os.environ, **own, "PYTHONPATH": str(Path(atune.__file__).parents[1])}
+    said = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        said += [line for line in done.stdout.splitlines() if line.startswith(("tuned", "hit", "exact"))]
+    assert said == ["tuned []", "exact 1", "hit []", "exact 0"]  # tilelang's own cache has it by then

@@ -1,0 +1,305 @@
+"""A measured library, called: results, outputs and complaints are those of tilelang's own adapter."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import returning_kernels as kernels
+import tilelang
+import torch
+from compile_spy import spy
+from returning_kernels import N
+
+from atune.api.libraries import with_library
+from atune.errors import AtuneError
+from atune.model.artifact import Artifact, KernelParam
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.stages.measure.loader import Kernel, LoadError, Outputs
+from atune.workload.workload import Workload
+
+CPU = Target("c")
+Pair = tuple[Any, Any]
+
+
+def measured(kernel: Any, out_idx: Any, target: Target = CPU, settings: Any = None, **arguments: Any) -> Any:
+    """Return the kernel of a library that a worker made."""
+    settings = settings or CompileSettings()
+    config = {} if target == CPU else {"threads": 32}
+
+    def made(artifact: Artifact | None) -> Any:
+        assert artifact is not None
+        return jit_kernel(kernel, arguments, config, target=target, artifact=artifact, out_idx=out_idx)
+
+    return with_library(Workload(kernel, [config], arguments=arguments), target, settings, made)
+
+
+def tilelangs(kernel: Any, out_idx: Any, target: Target = CPU, **arguments: Any) -> Any:
+    """Return the kernel as tilelang compiles it."""
+    return jit_kernel(kernel, arguments, {} if target == CPU else {"threads": 32}, target=target, out_idx=out_idx)
+
+
+def numbers(n: int = N, dtype: Any = torch.float32, device: str = "cpu") -> torch.Tensor:
+    return (torch.arange(n, device=device) % 7).to(dtype)
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Compare results: one tensor, a list of them, or none."""
+    assert type(ours) is type(theirs)
+    ours, theirs = ([one] if isinstance(one, torch.Tensor) else one for one in (ours, theirs))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.dtype, one.shape, one.stride(), one.device) == (
+            other.dtype, other.shape, other.stride(), other.device,
+        )  # fmt: skip
+        assert one.view(torch.uint8).equal(other.view(torch.uint8))
+
+
+CALLS: list[tuple[str, Any, Any, Callable[[str], Sequence[Any]]]] = [
+    ("one output", kernels.one, [-1], lambda d: [numbers(device=d)]),
+    ("by a number", kernels.one, 1, lambda d: [numbers(device=d)]),
+    ("several outputs", kernels.several, [0, 3], lambda d: [numbers(N, torch.int32, d), numbers(N, torch.int32, d)]),
+    ("in another order", kernels.several, [-1, 0], lambda d: [numbers(N, torch.int32, d)] * 2),
+    ("symbolic", kernels.symbolic, [-1], lambda d: [numbers(12, device=d).view(3, 4)]),
+    ("numbers beside tensors", kernels.scaled, [2], lambda d: [3, numbers(device=d), 0.5]),
+    ("every parameter", kernels.one, None, lambda d: [numbers(device=d), torch.zeros(N, device=d)]),
+    ("in place", kernels.in_place, None, lambda d: [numbers(device=d), numbers(device=d)]),
+]
+
+
+def compared(ours: Any, theirs: Any, given: Callable[[str], Sequence[Any]], device: str) -> None:
+    first, second = given(device), given(device)
+    same(ours(*first), theirs(*second))
+    for one, other in zip(first, second, strict=True):  # what was written into what was given
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert (ours.out_idx, str(ours.params)) == (theirs.out_idx, str(theirs.params))
+
+
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])
+def test_results_are_those_of_tilelangs_adapter(kernel: Any, out_idx: Any, given: Any) -> None:
+    compared(measured(kernel, out_idx), tilelangs(kernel, out_idx), given, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
+def test_outputs_of_other_dtypes(dtype: str) -> None:
+    ours, theirs = (make(kernels.copied, [-1], dtype=dtype) for make in (measured, tilelangs))
+    compared(ours, theirs, lambda device: [numbers(N, getattr(torch, dtype))], "cpu")
+
+
+def test_an_output_whose_size_is_an_expression() -> None:
+    """tilelang's cython adapter cannot allocate one."""
+    kernel = measured(kernels.twice_as_long, [-1])
+    for n in (3, 8):
+        assert torch.equal(kernel(numbers(n)), torch.cat([numbers(n)] * 2))
+
+
+def test_a_kernel_of_numbers_alone_has_its_outputs_where_it_runs() -> None:
+    assert torch.equal(measured(kernels.from_numbers, [-1])(5), torch.arange(N, dtype=torch.int32) + 5)
+
+
+WRONG: dict[str, Sequence[Any]] = {
+    "not contiguous": [torch.zeros(2 * N)[::2]],
+    "a longer one": [torch.zeros(2 * N)],
+    "of another rank": [torch.zeros(N, 1)],
+    "of another dtype": [torch.zeros(N, dtype=torch.float16)],
+    "elsewhere": [torch.zeros(N, device="meta")],
+    "no tensor": ["A"],
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return measured(kernels.one, [-1]), tilelangs(kernels.one, [-1])
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
+def test_wrong_inputs_are_refused_in_tilelangs_words(pair: Pair, given: Sequence[Any]) -> None:
+    said = []
+    for kernel in pair:
+        with pytest.raises(Exception) as error:
+            kernel(*given)
+        said.append((type(error.value), str(error.value)))
+    assert said[0] == said[1] and said[0][1]
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_the_number_of_inputs_is_told(pair: Pair, n: int) -> None:
+    with pytest.raises(ValueError, match=f"expected 1 inputs, but {n} are provided"):
+        pair[0](*[numbers()] * n)
+
+
+def test_outputs_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        measured(kernels.one, [5])
+    with pytest.raises(LoadError, match="tune again"):
+        jit_kernel(kernels.one, {}, {}, target=CPU, artifact=Artifact(0, "/nowhere.so", "x", (), "c"))
+
+
+def test_what_the_library_has_needs_no_compile_and_the_rest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spy(monkeypatch)
+    kernel = measured(kernels.one, [-1]).update_tuner_result(1.5, {"block": 16}, 2.5)
+    assert isinstance(kernel, tilelang.JITKernel) and kernel.get_tuner_result()["ref_latency"] == 2.5
+    assert "float" in kernel.get_kernel_source() and kernel.kernel_source == kernel.get_kernel_source()
+    assert kernel.prim_func is not None and kernel.out_idx == [1] and len(kernel.params) == 2
+    assert kernel.adapter.libpath.endswith(".so") and kernel.execution_backend == "cython"
+    assert kernel.get_profiler() is not None and torch.equal(kernel.adapter(numbers()), numbers() * 2)
+    assert not seen
+    assert "call(" in kernel.get_host_source() and "call(" in kernel.adapter.get_host_source()
+    assert kernel.host_source == kernel.as_tilelang().host_source
+    assert seen.count("compile") == 1  # one is made, and kept
+    exact = kernel.as_tilelang()
+    assert type(exact) is tilelang.JITKernel and exact.latency == 1.5 and exact is kernel.as_tilelang()
+    assert kernel.artifact is exact.artifact and torch.equal(exact(numbers()), numbers() * 2)
+    assert seen.count("compile") == 1
+
+
+def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(kernels.one, [-1], n=96)
+    seen = spy(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.delattr("atune.api.libraries._built")
+        assert torch.equal(measured(kernels.one, [-1], n=96)(numbers(96)), numbers(96) * 2)
+        with pytest.raises(NameError):  # of other code it has none
+            measured(kernels.one, [-1], n=97)
+        with pytest.raises(NameError):
+            measured(kernels.one, [-1], n=96, settings=CompileSettings(flags=("-O1",)))
+        with pytest.raises(NameError):
+            measured(kernels.one, [-1], n=96, settings=CompileSettings(store=False))
+    assert not seen
+
+
+def test_a_kernel_that_no_compiler_takes_says_why() -> None:
+    with pytest.raises(AtuneError, match=r"could not be compiled:\n.*Cannot convert type bfloat16"):
+        measured(kernels.copied, [-1], dtype="bfloat16")
+
+
+# Outputs alone
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
+def test_outputs_have_the_dtype_that_tilelang_gives_them(dtype: str) -> None:
+    theirs = kernels.copied(dtype)
+    from tilelang.engine.lower import extrac_params
+
+    params = [KernelParam(dtype, (N,))] * 2
+    _, out = Outputs(params, [1], "c").among([numbers()])
+    assert out.dtype == extrac_params(theirs)[1].torch_dtype() and out.shape == (N,)
+
+
+def test_sizes_are_read_off_tensors_and_numbers() -> None:
+    params = [
+        KernelParam("float32", ("(m + 3) // 4", "n")),
+        KernelParam("float32", ("m",)),
+        KernelParam("int32", None),
+    ]
+    out, *_ = Outputs(params, [0], "c", {2: "n"}).among([torch.zeros(10), 5])
+    assert out.shape == (3, 5)
+    with pytest.raises(ValueError, match=r"output 0 .* the inputs do not tell 'n'"):
+        Outputs(params, [0], "c").among([torch.zeros(10), 5])
+    two = [KernelParam("float32", ("m",)), KernelParam("float32", ("m",)), KernelParam("float32", ("m",))]
+    with pytest.raises(ValueError, match="dimension m is 2 in one tensor and 3 in another"):
+        Outputs(two, [2], "c").among([torch.zeros(2), torch.zeros(3)])
+
+
+def atunes(kernel: Any) -> Kernel:
+    """Return what `TuneResult.kernel` is."""
+
+    def made(found: Artifact | None) -> Kernel:
+        assert found is not None
+        return Kernel(found, [-1])
+
+    return with_library(Workload(kernel, [{}]), CPU, CompileSettings(), made)
+
+
+def test_atunes_own_callable_allocates_as_much() -> None:
+    assert torch.equal(atunes(kernels.twice_as_long)(numbers(5)), torch.cat([numbers(5)] * 2))
+    assert torch.equal(atunes(kernels.from_numbers)(5), torch.arange(N, dtype=torch.int32) + 5)
+
+
+def test_atunes_own_callable_names_what_is_no_tensor() -> None:
+    """Bare pointers would be read."""
+    kernel = atunes(kernels.one)
+    assert torch.equal(kernel(numbers()), numbers() * 2)
+    with pytest.raises(TypeError, match=r"parameter 0: the kernel takes a tensor of float32 \[64\]; got 3"):
+        kernel(3)
+
+
+# For a GPU that is not there
+
+
+HOPPER = Target("cuda", "sm_90a")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
+def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for sm_90a, and launched by a stand-in: it is given every parameter, and no callee allocates."""
+    seen, own = spy(monkeypatch), {"float8_e4m3": torch.float8_e4m3fn}.get(dtype, torch.bfloat16)
+    kernel = measured(kernels.copied, [-1], HOPPER, dtype=dtype)
+    assert kernel.execution_backend == "tvm_ffi" and "__global__" in kernel.get_kernel_source()
+    kernel.adapter.whole.executable = lambda A, B: B.copy_(A)
+    A = numbers(dtype=own)
+    same(kernel(A), A)
+    with pytest.raises(ValueError, match="Kernel expected 1 inputs, but 2 are provided"):
+        kernel(A, A)
+    monkeypatch.delattr("atune.api.libraries._built")
+    assert measured(kernels.copied, [-1], HOPPER, dtype=dtype).adapter.libpath and not seen  # from the store
+
+
+# On a GPU
+
+
+def gpu() -> Target:
+    from atune.api.cached_tune import discover
+
+    return discover("cuda", "0")[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])
+def test_results_on_a_gpu(kernel: Any, out_idx: Any, given: Any) -> None:
+    compared(measured(kernel, out_idx, gpu()), tilelangs(kernel, out_idx, gpu()), given, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "float8_e4m3fn", "float8_e4m3", "float8_e5m2"])
+def test_outputs_of_other_dtypes_on_a_gpu(dtype: str) -> None:
+    own = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
+    ours, theirs = (make(kernels.copied, [-1], gpu(), dtype=dtype) for make in (measured, tilelangs))
+    compared_bits = [numbers(N, own, "cuda")]
+    same(ours(*compared_bits), theirs(*compared_bits))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [kernels.twice_as_long, kernels.from_numbers])
+def test_outputs_that_tilelang_allocates_inside_the_kernel(kernel: Any) -> None:
+    ours, theirs = (make(kernel, [-1], gpu()) for make in (measured, tilelangs))
+    given: Any = 5 if kernel is kernels.from_numbers else numbers(8, device="cuda")
+    same(ours(given), theirs(given))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
+def test_wrong_inputs_on_a_gpu_are_refused_as_tilelang_does(given: Sequence[Any]) -> None:
+    where = {"meta": "cpu", "cpu": "cuda"}
+    given = [t.to(where[t.device.type]) if isinstance(t, torch.Tensor) and t.device.type == "cpu" else t for t in given]
+    said = []
+    for make in (measured, tilelangs):
+        with pytest.raises(Exception) as error:
+            make(kernels.one, [-1], gpu())(*given)
+        said.append((type(error.value), str(error.value).splitlines()[-1]))
+    assert said[0][0] is said[1][0] and said[0][1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cython", "nvrtc"])
+def test_libraries_of_tilelangs_other_adapters(backend: Any) -> None:
+    ours = measured(kernels.one, [-1], gpu(), CompileSettings(backend=backend))
+    assert ours.execution_backend == backend
+    given = numbers(device="cuda")
+    assert torch.equal(ours(given), given * 2) and "float" in ours.get_kernel_source()
