@@ -109,7 +109,7 @@ def how_of(candidate: Candidate, steps: Steps) -> How:
         pass_configs={
             **settings.pass_configs,
             **workload().pass_configs,
-            **candidate.config.get(PASS_CONFIGS, {}),
+            **(candidate.config.get(PASS_CONFIGS) or {}),
         },
         adapter=settings.backend if kind == "cuda" and settings.backend in ("cython", "nvrtc") else "",
         accelerators=steps.accelerators,

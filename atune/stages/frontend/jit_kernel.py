@@ -56,7 +56,7 @@ def jit_kernel(
     Raises what elaborating and compiling raise.
     """
     function = elaborate(kernel, arguments, config)
-    passes = {**(pass_configs or {}), **config.get(PASS_CONFIGS, {})}
+    passes = {**(pass_configs or {}), **(config.get(PASS_CONFIGS) or {})}
     own = config.get(COMPILE_FLAGS)
     chosen = list(own) if own is not None else None if flags is None else list(flags)
     attrs = function.attrs or {}
