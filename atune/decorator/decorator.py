@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 from atune.api.cached_tune import Concurrent
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
+from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
+from atune.journal.events import Event
 from atune.model.candidate import Config
 from atune.model.device import device_names, parse_target
 from atune.model.options import named_options
@@ -20,10 +22,16 @@ from atune.reporting.log import EventLog, event_log
 from atune.storage.result_cache import ResultCache
 from atune.workload.sealed import Sealed
 
-PathLike = str | os.PathLike[str]
-
 _ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
 """How to write the options that belong into `tuning`, by name."""
+
+
+@overload
+def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callable[[Callable[..., Any]], Autotuned]: ...
+
+
+@overload
+def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
 
 
 @named_options("autotune", _ELSEWHERE)
@@ -59,7 +67,7 @@ def autotune(
     on_miss: OnMiss = "tune",
     shipped: PathLike | Sequence[PathLike] = (),
     progress: bool = False,
-    on_event: Callable[..., None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     log: EventLog | None = None,
     name: str | None = None,
 ) -> Any:
