@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from atune.api.compile_all import CompileFailed as CompileFailed
     from atune.processes.server import shutdown as shutdown
     from atune.api.resume import resume as resume
+    from atune.api.resume import run_resume as run_resume
     from atune.model.settings import BenchmarkSettings as BenchmarkSettings
     from atune.model.settings import Budget as Budget
     from atune.model.settings import CompileSettings as CompileSettings
@@ -39,7 +40,35 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import clear_cache as clear_cache
     from atune.decorator.presets import ByArch as ByArch
 
+    # What happens meanwhile
+    from atune.journal.events import ArtifactBuilt as ArtifactBuilt
+    from atune.journal.events import BenchmarkFailed as BenchmarkFailed
+    from atune.journal.events import BenchmarkRepeated as BenchmarkRepeated
+    from atune.journal.events import BenchmarkStarted as BenchmarkStarted
+    from atune.journal.events import BestChanged as BestChanged
+    from atune.journal.events import BuildFailed as BuildFailed
+    from atune.journal.events import CandidateAliased as CandidateAliased
+    from atune.journal.events import CandidateLowered as CandidateLowered
+    from atune.journal.events import CandidateMeasured as CandidateMeasured
+    from atune.journal.events import CandidateProposed as CandidateProposed
+    from atune.journal.events import CandidatePruned as CandidatePruned
+    from atune.journal.events import DeviceExcluded as DeviceExcluded
+    from atune.journal.events import DeviceLost as DeviceLost
+    from atune.journal.events import DeviceReady as DeviceReady
+    from atune.journal.events import Event as Event
+    from atune.journal.events import FinalOrdered as FinalOrdered
+    from atune.journal.events import GroupSplit as GroupSplit
+    from atune.journal.events import JournalRepaired as JournalRepaired
+    from atune.journal.events import ReferenceMeasured as ReferenceMeasured
+    from atune.journal.events import RunFinished as RunFinished
+    from atune.journal.events import RunInterrupted as RunInterrupted
+    from atune.journal.events import RunResumed as RunResumed
+    from atune.journal.events import RunStarted as RunStarted
+    from atune.journal.events import Warned as Warned
+    from atune.journal.events import WinnerProven as WinnerProven
+
     # What came out
+    from atune.model.artifact import Failure as Failure
     from atune.model.measurement import Measurement as Measurement
     from atune.model.measurement import Timing as Timing
     from atune.journal.replay import replay as replay
@@ -62,19 +91,43 @@ if TYPE_CHECKING:
     from atune.errors import WorkloadError as WorkloadError
 
 __all__ = [
+    "ArtifactBuilt",
     "AtuneError",
+    "BenchmarkFailed",
+    "BenchmarkRepeated",
     "BenchmarkSettings",
+    "BenchmarkStarted",
+    "BestChanged",
     "Budget",
+    "BuildFailed",
     "ByArch",
     "CacheMiss",
+    "CandidateAliased",
+    "CandidateLowered",
+    "CandidateMeasured",
+    "CandidateProposed",
+    "CandidatePruned",
     "CompileFailed",
     "CompileSettings",
+    "DeviceExcluded",
+    "DeviceLost",
+    "DeviceReady",
     "DevicesLost",
+    "Event",
+    "Failure",
+    "FinalOrdered",
+    "GroupSplit",
     "JournalError",
+    "JournalRepaired",
     "MachineError",
     "Measurement",
     "NoWinner",
     "Record",
+    "ReferenceMeasured",
+    "RunFinished",
+    "RunInterrupted",
+    "RunResumed",
+    "RunStarted",
     "Space",
     "SpaceError",
     "TargetError",
@@ -82,6 +135,8 @@ __all__ = [
     "TuneResult",
     "Tuner",
     "UsageError",
+    "Warned",
+    "WinnerProven",
     "WorkerError",
     "Workload",
     "WorkloadError",
@@ -93,6 +148,7 @@ __all__ = [
     "replay",
     "resume",
     "run",
+    "run_resume",
     "shutdown",
     "simulate",
     "tune",
@@ -109,7 +165,10 @@ _HOME = {
         "run",
         "tune",
     ),
-    "atune.api.resume": ("resume",),
+    "atune.api.resume": (
+        "resume",
+        "run_resume",
+    ),
     "atune.decorator.decorator": (
         "autotune",
         "best_config",
@@ -121,6 +180,34 @@ _HOME = {
         "Budget",
         "CompileSettings",
     ),
+    "atune.journal.events": (
+        "ArtifactBuilt",
+        "BenchmarkFailed",
+        "BenchmarkRepeated",
+        "BenchmarkStarted",
+        "BestChanged",
+        "BuildFailed",
+        "CandidateAliased",
+        "CandidateLowered",
+        "CandidateMeasured",
+        "CandidateProposed",
+        "CandidatePruned",
+        "DeviceExcluded",
+        "DeviceLost",
+        "DeviceReady",
+        "Event",
+        "FinalOrdered",
+        "GroupSplit",
+        "JournalRepaired",
+        "ReferenceMeasured",
+        "RunFinished",
+        "RunInterrupted",
+        "RunResumed",
+        "RunStarted",
+        "Warned",
+        "WinnerProven",
+    ),
+    "atune.model.artifact": ("Failure",),
     "atune.model.measurement": (
         "Measurement",
         "Timing",

@@ -55,6 +55,10 @@ class UsageError(AtuneError):
     """The call cannot work as given. The message says what is wrong, where, and what to do."""
 
 
+class UnknownOption(UsageError, TypeError):
+    """A call names an option that there is not. The message says which one was meant. A TypeError too, as Python's."""
+
+
 class SpaceError(UsageError):
     """The space is empty, malformed, or does not fit the kernel. Fix the space; nothing was started."""
 

@@ -51,10 +51,11 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the README's example files, each under the name that the README gives it."""
+    """A folder with the pages' example files, each under the name that the page gives it."""
     files = tmp_path_factory.mktemp("readme")
-    for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", README.read_text(), re.DOTALL):
-        (files / name).write_text(text)
+    for page in (README, CONCEPTS):
+        for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page.read_text(), re.DOTALL):
+            (files / name).write_text(text)
     return files
 
 
@@ -81,16 +82,29 @@ def test_the_example_with_events_runs(folder: Path) -> None:
     assert re.search(r"s  engine +RunFinished$", output, re.MULTILINE)
 
 
-def test_every_python_block_of_the_readme_is_run() -> None:
-    text = README.read_text()
-    assert text.count("```python") == len(re.findall(r"<!-- file: \S+ -->\n```python", text)) == 2
-    assert "```python" not in "".join(page.read_text() for page in PAGES[1:])
+def test_the_example_with_structlog_writes_json(folder: Path) -> None:
+    """A line for each event from info on, with what the logger was bound to; steps of single candidates are debug."""
+    entries = [json.loads(line) for line in run(folder, "logged.py").splitlines()]
+    assert [entries[0]["event"], entries[-2]["event"], entries[-1]["event"]] == ["run_started", "run_finished", "tuned"]
+    assert all(entry["job"] == "nightly" and entry["level"] in ("info", "warning") for entry in entries)
+    measured = [entry for entry in entries if entry["event"] == "candidate_measured"]
+    assert len(measured) == 4 and all(entry["timing"]["samples_us"] for entry in measured)
+    assert not any(entry["event"] == "candidate_proposed" for entry in entries)
+
+
+def test_every_python_block_is_run() -> None:
+    for page, count in ((README, 2), (CONCEPTS, 1)):
+        text = page.read_text()
+        assert text.count("```python") == len(re.findall(r"<!-- file: \S+ -->\n```python", text)) == count
+    assert "```python" not in "".join(page.read_text() for page in PAGES if page not in (README, CONCEPTS))
 
 
 def test_every_public_name_is_documented() -> None:
+    """The classes of events by their tags, which `test_events_are_those_of_the_code` compares."""
     text = "".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
-    missing = [name for name in atune.__all__ if not re.search(rf"`(?:atune\.)?{name}\b", text)]
-    assert not missing
+    tags = {kind.__name__ for kind in get_args(AnyEvent)}
+    missing = [name for name in atune.__all__ if name not in tags and not re.search(rf"`(?:atune\.)?{name}\b", text)]
+    assert not missing and tags <= set(atune.__all__)
 
 
 def test_every_option_of_tune_is_documented(capsys: pytest.CaptureFixture[str]) -> None:

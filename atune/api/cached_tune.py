@@ -22,7 +22,7 @@ from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
-from atune.model.device import DeviceInfo, Target
+from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
@@ -116,12 +116,12 @@ class Work:
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 
 
-def discover(target: str, devices: str | Sequence[str], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
+def discover(target: str, devices: str | Sequence[str | int], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
     """Return the target and the devices that a run here would have. Asks NVML; makes no CUDA context.
 
-    Raises `TargetError` as `tune` does.
+    Raises `UsageError` and `TargetError` as `tune` does.
     """
-    names = (devices,) if isinstance(devices, str) else tuple(devices)
+    names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
         _discovered[asked] = importlib.import_module("atune.stages.session.session").discover(target, names, mixed)

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from atune.api.options import ELSEWHERE, check_settings
 from atune.api.tuner import run_blocking
 from atune.engine.compile_stage import Compiling
 from atune.engine.interfaces import Backend
@@ -21,6 +22,7 @@ from atune.errors import AtuneError
 from atune.local.backend import LocalBackend
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
+from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.workload.workload import Workload, describe, ship
@@ -34,6 +36,7 @@ class CompileFailed(AtuneError):
         self.failures = failures
 
 
+@named_options("compile_all", ELSEWHERE)
 def compile_all(
     kernel: Callable[..., Any],
     configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
@@ -68,6 +71,7 @@ def compile_all(
     what cannot work.
     """
     refuse_in_worker()
+    check_settings(compile, None, ignore_errors=ignore_errors)
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
     spec = describe(workload)

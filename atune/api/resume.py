@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
-from atune.api.tuner import no_winner_message, tune
+from atune.api.options import RunOptions, check_names
+from atune.api.tuner import no_winner_message, run_blocking, tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import RunStarted
@@ -24,9 +24,7 @@ from atune.workload.workload import FileRef, Workload
 async def resume(
     journal: str | os.PathLike[str],
     workload: Workload | FileRef | str | None = None,
-    *,
-    force_parts: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> TuneResult:
     """Go on with the run of `journal` and return the result of all its parts.
 
@@ -43,15 +41,18 @@ async def resume(
     force_parts
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
-    options
-        As for `tune`, in place of the header's.
+    target, devices, strategy, seed, budget, pipeline, compile, benchmark
+        As for `tune`, in place of the header's. A budget is that of all parts together.
+    on_event, log, progress, backend
+        As for `tune`; listeners get the events of the earlier parts first.
 
     Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
-    what differs. Else as `tune`.
+    what differs. Else as `tune`. Cancelling it leaves a journal to go on with, as cancelling `tune` does.
     """
-    check_parts(force_parts)
+    check_names("resume", options, RunOptions)
+    check_parts(options.get("force_parts", ()))
     state = read_state(journal)
-    chosen = {**options_of(state.header), **options}
+    chosen: dict[str, Any] = {**options_of(state.header), **options}
     if finished(state, Budget.parse(chosen["budget"])):
         result = TuneResult(state, Path(journal), replayed=True)
         if result.best is None:
@@ -59,7 +60,20 @@ async def resume(
         return result
     if workload is None and "backend" not in options:
         workload = origin_of(state.header)
-    return await tune(workload, journal=journal, force_parts=force_parts, **chosen)
+    return await tune(workload, journal=journal, **chosen)
+
+
+def run_resume(
+    journal: str | os.PathLike[str],
+    workload: Workload | FileRef | str | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Do what `resume` does, blocking, as `run` does what `tune` does; also inside a running event loop.
+
+    Ends by KeyboardInterrupt, with every worker killed. Parameters and exceptions are `resume`'s.
+    """
+    check_names("run_resume", options, RunOptions)
+    return run_blocking(resume, journal, workload, **options)
 
 
 def read_state(journal: str | os.PathLike[str]) -> State:

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_settings
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
@@ -29,9 +30,11 @@ from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
 from atune.local.backend import LocalBackend
 from atune.local.patience import machine_error
-from atune.model.device import parse_target
+from atune.model.device import device_names, parse_target
+from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
+from atune.reporting.log import EventLog, event_log
 from atune.storage.artifact_store import find, keep
 from atune.system.shortage import shortage_of
 from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
@@ -47,16 +50,17 @@ class Tuner:
                 ...
             result = await tuner.result()
 
-    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`, and `backend`, which
-    brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
+    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`, and so are the
+    mistakes that it raises `UsageError` for.
     """
 
+    @named_options("Tuner", ELSEWHERE)
     def __init__(
         self,
         workload: Workload | FileRef | str | None = None,
         *,
         target: str = "auto",
-        devices: str | Sequence[str] = "all",
+        devices: str | Sequence[str | int] = "all",
         strategy: str = "exhaustive",
         seed: int = 0,
         budget: int | str | Budget | None = None,
@@ -65,6 +69,7 @@ class Tuner:
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
         on_event: Callable[[Event], None] | None = None,
+        log: EventLog | None = None,
         progress: bool = False,
         force_parts: Sequence[str] = (),
         backend: Backend | None = None,
@@ -72,12 +77,11 @@ class Tuner:
         if backend is None:
             refuse_in_worker()
         check_listener(on_event)
+        check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
         accept = check_parts(force_parts)
         make_strategy(strategy, 1, seed)
-        names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Sequence) else ()
-        if not names or not all(isinstance(name, str) for name in names):
-            raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as ['0', '1'], got {devices!r}")
+        names = device_names(devices) if backend is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if backend is None:
             reference = parse_file_ref(workload) if isinstance(workload, str) else workload
@@ -93,6 +97,7 @@ class Tuner:
         self._budget = Budget.parse(budget)
         self._journal_path = None if journal is None else Path(journal)
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
+        self._listeners += (event_log(log),) if log is not None else ()
         self._progress = progress
         self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
             backend,
@@ -298,7 +303,7 @@ def no_winner_message(result: TuneResult) -> str:
     return "\n".join([f"no candidate worked ({counts}):", *lines])
 
 
-async def tune(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
+async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
     Parameters
@@ -308,11 +313,12 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     target
         ``auto`` (CUDA where there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
     devices
-        ``all``, ``cpu``, or device numbers such as ``["0", "1"]``.
+        ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
         ``exhaustive`` or ``random``; the seed decides the random order.
     budget
-        Candidates (``40``), seconds (``"90s"``) or a `Budget`; None tries the whole space.
+        Candidates (``40``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``, ``"1h"``) or a `Budget`; None
+        tries the whole space.
     journal
         Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.
@@ -321,16 +327,21 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     compile, benchmark
         `CompileSettings` and `BenchmarkSettings`.
     on_event
-        Called with each event, in the event loop: keep it short.
+        Called with each event, in the event loop: keep it short. A plain function; one that raises is dropped.
+    log
+        A logger of structlog: each event is an entry of its name and fields, see `atune.reporting.log.event_log`.
     progress
         Show progress on stderr.
     force_parts
         Parts of the work in which an existing journal may differ; see `resume`.
+    backend
+        Brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
 
-    Raises `UsageError` (and its branches) for what cannot work, `NoWinner` when no candidate worked, `DevicesLost`
-    when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
-    measured.
+    Raises `UsageError` (and its branches) for what cannot work, which is a TypeError too for an option that there is
+    not; `NoWinner` when no candidate worked; `DevicesLost` when no device is left. Cancelling it kills every worker
+    and compiler within a second; the journal keeps what was measured.
     """
+    check_names("tune", options)
     return await _finished(Tuner(workload, **options))
 
 
@@ -340,11 +351,12 @@ async def _finished(tuner: Tuner) -> TuneResult:
         return await tuner.result()
 
 
-def run(workload: Workload | FileRef | str | None = None, **options: Any) -> TuneResult:
+def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Do what `tune` does, blocking; also inside a running event loop, such as a notebook's.
 
     Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
     """
+    check_names("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
     return run_blocking(_finished, Tuner(workload, **options))

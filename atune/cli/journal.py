@@ -28,7 +28,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser = add("resume", _resume, "Go on with a run that was interrupted")
     parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
     parser.add_argument("--force-part", action="append", default=[], metavar="PART", help=_PARTS)
-    parser.add_argument("--budget", metavar="N|90s", help="of all parts together, in place of the journal's")
+    parser.add_argument("--budget", metavar="N|90s", help="candidates, or time (s, m or h), of all parts together")
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")

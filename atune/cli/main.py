@@ -13,6 +13,7 @@ from atune.cli.cache import add_cache_commands
 from atune.cli.journal import add_journal_commands
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError
+from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
 from atune.version import __version__
@@ -209,7 +210,12 @@ _SWITCH = argparse.BooleanOptionalAction
 
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--strategy", choices=("exhaustive", "random"), default="exhaustive", help="(exhaustive)")
+    group.add_argument(
+        "--strategy",
+        choices=("exhaustive", "random"),
+        default="exhaustive",
+        help="order of the candidates (exhaustive)",
+    )
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")
     group.add_argument(
@@ -220,20 +226,22 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
 def _add_where(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--target", default="auto", help="auto, cuda (or an arch such as sm_90a), or c (auto)")
     group.add_argument("--devices", metavar="all|cpu|0,1", help="devices to measure on (all)")
-    group.add_argument("--device", action="append", metavar="ID", help="one device to measure on; repeatable")
+    group.add_argument(
+        "--device", action="append", metavar="cpu|0", help="one device to measure on; repeatable, in place of --devices"
+    )
 
 
 def _add_compiling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--pipeline", action=_SWITCH, default=True, help="measure while others compile (on)")
     group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
     group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
-    group.add_argument("--backend", default="auto", help="auto, tvm_ffi (CUDA) or cython (CPU) (auto)")
+    group.add_argument("--backend", default="auto", help=f"{BACKENDS} (auto)")
     group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (yes)")
     group.add_argument(
         "--accelerate",
         default="auto",
         metavar="HOW",
-        help="compile faster: auto, off, names such as cicc,swizzle_compile, or auto less some (auto,-cicc) (auto)",
+        help=f"compile faster: auto, off, some of {','.join(ACCELERATORS)}, or auto less some (auto,-cicc) (auto)",
     )
     group.add_argument(
         "--proof",
@@ -242,20 +250,29 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
         help="compile the winner once more with every accelerator off, and compare (on)",
     )
     group.add_argument(
-        "--compile-timeout", type=_number("seconds", whole=False), default=120.0, metavar="S", help="(120)"
+        "--compile-timeout",
+        type=_number("seconds", whole=False),
+        default=120.0,
+        metavar="S",
+        help="seconds a lowering, or a group's compile (120)",
     )
 
 
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
     milliseconds = _number("milliseconds", whole=False)
     group.add_argument(
-        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="a candidate (60)"
+        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="seconds a candidate (60)"
     )
     group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
     group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
     group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
     group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
-    group.add_argument("--method", default="auto", help="auto, events, cuda_graph, cupti or perf_counter (auto)")
+    group.add_argument(
+        "--method",
+        default="auto",
+        help="auto, events (or event), cuda_graph (or cudagraph) or cupti on GPUs, perf_counter (or wall) on the CPU "
+        "(auto)",
+    )
     group.add_argument("--adaptive", action=_SWITCH, default=True, help="few samples of what is plainly slow (on)")
     group.add_argument(
         "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     run: Mapping[str, Any]
     """Options of `tune`."""
     target: str | None
-    devices: str | Sequence[str]
+    devices: tuple[str, ...]
     cache: ResultCache | None
     concurrent: Concurrent
     on_miss: OnMiss

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 from atune.api.cached_tune import Concurrent
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
-from atune.decorator.presets import tuning_options
+from atune.decorator.options import AutotuneOptions, PathLike
+from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
+from atune.journal.events import Event
 from atune.model.candidate import Config
-from atune.model.device import parse_target
+from atune.model.device import device_names, parse_target
+from atune.model.options import named_options
 from atune.model.space import Space
+from atune.reporting.log import EventLog, event_log
 from atune.storage.result_cache import ResultCache
 from atune.workload.sealed import Sealed
 
-PathLike = str | os.PathLike[str]
+_ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
+"""How to write the options that belong into `tuning`, by name."""
 
 
+@overload
+def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callable[[Callable[..., Any]], Autotuned]: ...
+
+
+@overload
+def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
+
+
+@named_options("autotune", _ELSEWHERE)
 def autotune(
     kernel: Any = None,
     *,
@@ -47,13 +61,14 @@ def autotune(
     bytes: float | None = None,
     default: Mapping[str, Any] | None = None,
     target: str | None = None,
-    devices: str | Sequence[str] = "all",
+    devices: str | Sequence[str | int] = "all",
     cache: bool | PathLike = True,
     concurrent: Concurrent = "wait",
     on_miss: OnMiss = "tune",
     shipped: PathLike | Sequence[PathLike] = (),
     progress: bool = False,
-    on_event: Callable[..., None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    log: EventLog | None = None,
     name: str | None = None,
 ) -> Any:
     """Tune a kernel when it is called: put this above `@tilelang.jit`.
@@ -91,7 +106,7 @@ def autotune(
         Sizes of symbolic dimensions to tune for, by name, where no tensor of the call tells.
     out_idx, rtol, atol, max_mismatched_ratio, supply, restore, zero, flops, bytes, default, name
         As for `Workload`. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be repeated.
-    target, devices, progress, on_event
+    target, devices, progress, on_event, log
         As for `tune`; the target is `@tilelang.jit`'s by default.
     cache
         The result cache: True for the user's, False for none, or a folder.
@@ -102,8 +117,10 @@ def autotune(
     shipped
         Files that `atune cache export` wrote, asked after the result cache and before tuning.
 
-    Raises `UsageError` and its branches for what cannot work.
+    Raises `UsageError` and its branches for what cannot work, which is a TypeError too for an option that there is not.
     """
+    if log is not None:
+        event_log(log)  # refuses what is no logger here, and not at the first call
     if concurrent not in ("wait", "tune"):
         raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
     check_on_miss(on_miss)
@@ -146,9 +163,9 @@ def autotune(
             "default": default,
             "name": name,
         },
-        run={**tuning_options(tuning), "progress": progress, "on_event": on_event},
+        run={**tuning_options(tuning), "progress": progress, "on_event": on_event, "log": log},
         target=target,
-        devices=devices,
+        devices=device_names(devices),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
         concurrent=concurrent,
         on_miss=on_miss,

@@ -9,6 +9,7 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.model.device import Target
+from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -22,6 +23,9 @@ _RUN = ("budget", "strategy", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
 _BENCHMARK = set(BenchmarkSettings.__struct_fields__) - {"seed"}  # that of the inputs is `input_seed` here
 
+TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN, "input_seed"})
+"""The options that `tuning` takes."""
+
 
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
@@ -33,16 +37,12 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     preset = given.pop("preset", "default")
     if preset not in PRESETS:
         raise UsageError(f"tuning: there is no preset {preset!r}; there is {', '.join(PRESETS)}")
-    known = sorted({*_COMPILE, *_BENCHMARK, *_RUN, "input_seed"})
-    if unknown := sorted(map(str, given.keys() - set(known))):
-        raise UsageError(f"tuning: there is no option {unknown[0]!r}; there is preset, {', '.join(known)}")
+    refuse_unknown("tuning", sorted(map(str, given)), ["preset", *TUNING])
     chosen = {**PRESETS[preset], **given}
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     if "input_seed" in chosen:
         benchmark["seed"] = chosen["input_seed"]
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
-    if isinstance(compile.get("flags"), list):
-        compile["flags"] = tuple(compile["flags"])
     run = {name: chosen[name] for name in _RUN if name in chosen}
     Budget.parse(run.get("budget"))
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}

@@ -13,7 +13,7 @@ from atune.errors import SpaceError
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
-"""Reserved config key: TileLang pass configuration of that candidate, not an argument of the kernel."""
+"""Reserved config key: TileLang pass configuration of that candidate, not an argument of the kernel; None: none."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the compiler's flags for that candidate, in place of `CompileSettings.flags`."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
@@ -77,6 +77,26 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
         f"{where}: {_shown(value)} is a {type(value).__name__}; values must be None, bool, int, float, str, or lists, "
         "tuples and dicts of these (name other things by a string and look them up in the kernel)"
     )
+
+
+def why_no_pass_configs(value: Any) -> str:
+    """Return why `value` is no TileLang pass configuration, a dict by names of passes' options; empty where it is."""
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return ""
+    return f"{PASS_CONFIGS} must be a dict, such as {{'tl.enable_fast_math': True}}, got {_shown(value)}"
+
+
+def check_reserved(name: str, value: Any, where: str) -> None:
+    """Raise `SpaceError`, naming `where`, where the reserved `name` cannot have `value`. None: nothing of its own."""
+    if value is None:
+        return
+    if name == PASS_CONFIGS and (why := why_no_pass_configs(value)):
+        raise SpaceError(f"{where}: {why}; or None")
+    if name == COMPILE_FLAGS and not (isinstance(value, (list, tuple)) and all(isinstance(f, str) for f in value)):
+        raise SpaceError(
+            f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for those of "
+            f"CompileSettings; got {_shown(value)}"
+        )
 
 
 def _shown(value: Any) -> str:

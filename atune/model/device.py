@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from atune.errors import TargetError
+from atune.errors import TargetError, UsageError
 
 UNSUPPORTED_TARGETS = ("hip", "rocm", "metal", "webgpu", "llvm", "opencl", "vulkan", "ascend")
 
@@ -119,6 +120,19 @@ def parse_target(text: Any) -> Target | None:
     if kind in UNSUPPORTED_TARGETS:
         raise TargetError(f"target {kind!r} is not supported: atune tunes for cuda and for c (the CPU)")
     raise TargetError(f"target {text!r} is unknown: use auto, cuda (or an arch such as sm_90a) or c")
+
+
+def device_names(devices: Any) -> tuple[str, ...]:
+    """Return devices as texts: ``all``, ``cpu`` and numbers of GPUs, which may be given as ints.
+
+    Raises `UsageError` for anything else; whether they are there is not asked.
+    """
+    listed = isinstance(devices, Sequence) and not isinstance(devices, (str, bytes))
+    given = (devices,) if isinstance(devices, str) else devices if listed else ()
+    names = tuple(str(name) if type(name) is int else name for name in given)
+    if not names or not all(isinstance(n, str) and (n in ("all", "cpu") or re.fullmatch(r"\d+", n)) for n in names):
+        raise UsageError(f"devices: give 'all', 'cpu' or device numbers such as [0, 1], got {devices!r}")
+    return names
 
 
 def _full_arch(arch: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
 from atune.errors import TargetError, UsageError
+from atune.model.candidate import why_no_pass_configs
+from atune.model.options import refuse_unknown
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 
@@ -18,7 +20,8 @@ ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
 ACCELERATE = "ATUNE_ACCELERATE"
 """Environment variable in place of ``auto``."""
 
-_BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
+BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
+"""What `backend` may be, for people."""
 _REFUSED = {
     "torch": "tilelang has it for Metal alone",
     "ctypes": "tilelang replaced it by cython",
@@ -36,6 +39,42 @@ def _positive(where: str, name: str, value: float | None, *, optional: bool = Fa
     fits = isinstance(value, int if integral else (int, float)) and not isinstance(value, bool)
     if value is None or not fits or not math.isfinite(value) or value <= 0:
         raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
+
+
+_SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""What is written for True and False."""
+
+
+def _switches(settings: msgspec.Struct, *names: str) -> None:
+    """Raise `UsageError` for the first of `names` that is neither True nor False in `settings`."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, bool):
+            meant = _SAID.get(str(value).lower())
+            hint = "" if meant is None else f": did you mean {meant}?"
+            raise UsageError(f"{type(settings).__name__}: {name} must be True or False, got {value!r}{hint}")
+
+
+def _flags(value: Any) -> tuple[str, ...] | None:
+    """Return a compiler's flags as a tuple; None stays. Raises `UsageError` for what is no list of texts."""
+    if isinstance(value, str):
+        meant = tuple(value.split()) or None
+        raise UsageError(f"CompileSettings: flags must be a list of texts, got {value!r}: did you mean {meant!r}?")
+    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
+        raise UsageError(f"CompileSettings: flags must be a list of texts, such as ('-O2', '-g'), got {value!r}")
+    return None if value is None else tuple(value)
+
+
+if TYPE_CHECKING:
+    _SettingsMeta = msgspec.StructMeta
+else:
+
+    class _SettingsMeta(type(msgspec.Struct)):
+        """Refuses a wrong keyword with the one that was meant, when settings are made by a call."""
+
+        def __call__(cls, *values: Any, **options: Any) -> Any:
+            refuse_unknown(cls.__name__, options, cls.__struct_fields__)
+            return super().__call__(*values, **options)
 
 
 class Acceleration(msgspec.Struct, frozen=True):
@@ -70,27 +109,29 @@ class Acceleration(msgspec.Struct, frozen=True):
         return name in self.named or (self.auto and name not in self.without)
 
 
-class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
+class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
     """How candidates become artifacts.
 
     `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring, and no
     more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
-    `flags`: flags of the device compiler; None takes the target's default, `-O3 -march=native` on the CPU, and flags
-    given there replace that.
-    A candidate's own `compile_flags` win.
+    `flags`: flags of the device compiler, one a text, such as ``("-O2", "-g")``; None takes the target's default,
+    `-O3 -march=native` on the CPU, and flags given there replace that. A candidate's own `compile_flags` win.
     `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as
     ``cicc,swizzle_compile``, or ``auto`` less some, such as ``auto,-cicc``. In place of ``auto`` the variable
     ATUNE_ACCELERATE decides.
     `prove`: compile the winner once more with every accelerator off, and compare sources and code.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
-    `pass_configs`: TileLang pass configuration for every candidate; a candidate's own `pass_configs` win.
+    `pass_configs`: TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``; a
+    candidate's own `pass_configs` win.
     `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
     share libraries, and ``cython`` for the CPU. On CUDA ``cython`` and ``nvrtc`` build each candidate alone, as
     tilelang's own adapters do; ``nvrtc`` needs the package cuda-python.
     `target_host`: what TileLang generates host code for, ``c`` or ``llvm``; None takes TileLang's own choice.
     `verbose`: keep what the compilers say, ptxas' figures included, in the `ArtifactBuilt` events.
+
+    Raises `UsageError`, with what was meant, for a name or a value that cannot be; `TargetError` for a backend.
     """
 
     workers: int | None = None
@@ -110,16 +151,18 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
         _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
         Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
-        if not isinstance(self.prove, bool):
-            raise UsageError(f"CompileSettings: prove must be True or False, got {self.prove!r}")
+        _switches(self, "prove", "store", "verbose")
+        msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
+        if why := why_no_pass_configs(self.pass_configs):
+            raise UsageError(f"CompileSettings: {why}")
+        if not isinstance(self.backend, str):
+            raise TargetError(f"backend must be a name, got {self.backend!r}; use {BACKENDS}")
         if self.backend in _REFUSED:
-            raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {_BACKENDS}")
+            raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {BACKENDS}")
         if self.backend not in get_args(Backend):
-            raise TargetError(f"backend {self.backend!r} is unknown; use {_BACKENDS}")
+            raise TargetError(f"backend {self.backend!r} is unknown; use {BACKENDS}")
         if self.target_host is not None and not (isinstance(self.target_host, str) and self.target_host.strip()):
             raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {self.target_host!r}")
-        if not isinstance(self.verbose, bool):
-            raise UsageError(f"CompileSettings: verbose must be True or False, got {self.verbose!r}")
 
     @property
     def acceleration(self) -> Acceleration:
@@ -130,7 +173,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
 
 
-class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
+class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
     """How artifacts are checked and timed.
 
     `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
@@ -150,6 +193,8 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     None keeps one on GPUs that have memory to spare for it, unless there are only two cores to compile on, and none on
     the CPU, where a new process starts at once.
     `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
+
+    Raises `UsageError`, with what was meant, for a name or a value that cannot be.
     """
 
     n_warmup: int = 3
@@ -181,6 +226,11 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UsageError(f"{where}: seed must be a whole number, got {self.seed!r}")
+        _switches(self, "adaptive", "check", "cache_inputs", "mixed_devices")
+        if self.standby is not None:
+            _switches(self, "standby")
 
 
 METHODS = {
@@ -190,15 +240,15 @@ METHODS = {
 """Our name of each timing method, by ours and by tilelang's."""
 
 
-def _method(name: str) -> str:
-    if name in METHODS:
+def _method(name: Any) -> str:
+    if isinstance(name, str) and name in METHODS:
         return METHODS[name]
     if name in ("msprof", "msprof_detail"):
         raise UsageError(f"BenchmarkSettings: method {name!r} is for other devices: use 'events' or 'cuda_graph'")
     raise UsageError(f"BenchmarkSettings: method {name!r} is unknown: use {', '.join(METHODS)}")
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
     """When to stop proposing: after `candidates` proposals or after `seconds` of the run, whichever comes first."""
 
     candidates: int | None = None

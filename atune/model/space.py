@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
-from atune.model.candidate import normalise
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
 
 Constraint = Callable[..., Any]
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
@@ -23,9 +23,9 @@ class Space:
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
     Axes are kernel arguments, or the reserved names ``pass_configs`` (a dict of TileLang pass configuration for that
-    candidate) and ``compile_flags`` (a list of its compiler's flags in place of `CompileSettings.flags`, or None).
-    `where` is one constraint or several: each takes, by name, whichever configuration values and problem arguments it
-    wants, and a false answer drops the configuration. The order is that of the axes as given, the last
+    candidate, or None) and ``compile_flags`` (a list of its compiler's flags in place of `CompileSettings.flags`, or
+    None). `where` is one constraint or several: each takes, by name, whichever configuration values and problem
+    arguments it wants, and a false answer drops the configuration. The order is that of the axes as given, the last
     one varying fastest. A generator is read once, when the workload is first described.
     """
 
@@ -59,6 +59,7 @@ class Space:
             for position, config in enumerate(configs):
                 for name, value in config.items() if isinstance(config, Mapping) else ():
                     normalise(value, f"Space: config {position}: {name!r}")
+                    check_reserved(name, value, f"Space: config {position}")
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -122,13 +123,17 @@ class Space:
 
 def _axis(name: str, values: Any) -> tuple[Any, ...]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}=[1, 2]")
+        such = {PASS_CONFIGS: "[None, {'tl.enable_fast_math': True}]", COMPILE_FLAGS: "[None, ['-O2']]"}.get(
+            name, "[1, 2]"
+        )
+        raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={such}")
     found = tuple(values)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
     where = f"Space: axis {name!r}"
     for value in found:  # only checked: constraints see what was given
         normalise(value, where)
+        check_reserved(name, value, where)
     return found
 
 

@@ -12,7 +12,19 @@ from typing import Any
 import msgspec
 
 from atune.errors import SpaceError, WorkloadError
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, Config, config_key, normalise
+from atune.model.candidate import (
+    COMPILE_FLAGS,
+    PASS_CONFIGS,
+    RESERVED,
+    Candidate,
+    Config,
+    check_reserved,
+    config_key,
+    normalise,
+    why_no_pass_configs,
+)
+from atune.model.options import named_options
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import function_of, signature_of
@@ -38,6 +50,15 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
+
+_OF_TUNE = ("target", "devices", "strategy", "budget", "journal", "compile", "benchmark", "on_event", "log", "progress")
+_ELSEWHERE = {
+    **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
+    **{name: f"CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
+    **{name: f"BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
+    "where": "atune.Space(…, where=…)",
+}
+"""Where options stand that are no workload's."""
 
 
 class Workload:
@@ -82,12 +103,16 @@ class Workload:
         Share of elements that may lie outside the tolerances.
     default
         The configuration to compare the winner with; by default the kernel's own parameter defaults.
+    pass_configs
+        TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``.
     source
         The kernel module's source text, for kernels made by `exec` whose source Python cannot find.
 
-    Raises `WorkloadError` or `SpaceError` for what cannot work, such as an axis that the kernel does not take.
+    Raises `WorkloadError` or `SpaceError` for what cannot work, such as an axis that the kernel does not take, and
+    `UsageError`, which is a TypeError too, for an option that there is not.
     """
 
+    @named_options("Workload", _ELSEWHERE)
     def __init__(
         self,
         kernel: Callable[..., Any],
@@ -112,6 +137,8 @@ class Workload:
         name: str | None = None,
         source: str | None = None,
     ) -> None:
+        if pass_configs is not None and (why := why_no_pass_configs(pass_configs)):
+            raise WorkloadError(f"Workload: {why}")
         if not callable(kernel):
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {kernel!r}")
         if reference is not None and not callable(reference):
@@ -182,14 +209,8 @@ class Workload:
                 raise SpaceError(
                     f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
                 )
-            if not isinstance(config.get(PASS_CONFIGS, {}), dict):
-                raise SpaceError(f"{where}: {PASS_CONFIGS} must be a dict, got {config[PASS_CONFIGS]!r}")
-            flags = config.get(COMPILE_FLAGS)
-            if flags is not None and not (isinstance(flags, tuple) and all(isinstance(f, str) for f in flags)):
-                raise SpaceError(
-                    f"{where}: {COMPILE_FLAGS} must be a list of flags, such as ['-O2', '-ffast-math'], or None for "
-                    f"those of CompileSettings; got {flags!r}"
-                )
+            for name in config.keys() & RESERVED:
+                check_reserved(name, config[name], where)
             key = config_key(config)
             if key in seen:
                 raise SpaceError(f"{where}: {config} occurs twice, first as config {seen[key]}")
@@ -204,7 +225,9 @@ class Workload:
             config = self.default
             if config is None:
                 config = {n: parameters[n].default for n in candidate.config if n in parameters}
-                config |= {n: v for n, v in ((PASS_CONFIGS, {}), (COMPILE_FLAGS, None)) if n in candidate.config}
+                # Nothing of its own: None, or a pass configuration without an option.
+                nothing = {PASS_CONFIGS: candidate.config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
+                config |= {n: value for n, value in nothing.items() if n in candidate.config}
             try:
                 if config_key({k: normalise(v, k) for k, v in config.items()}) == candidate.key:
                     return candidate.index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
@@ -108,14 +109,59 @@ async def test_budgets_that_are_none(text: Any, message: str) -> None:
         ({"target": ""}, TargetError, "target '' is unknown"),
         ({"strategy": "genetic"}, UsageError, "strategy 'genetic' is unknown; there is exhaustive, random"),
         ({"devices": []}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
-        ({"devices": [0]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
-        ({"devices": 0}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
+        ({"devices": 0}, UsageError, "devices: give 'all', 'cpu' or device numbers such as [0, 1], got 0"),
+        ({"devices": [True]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
+        ({"devices": [-1]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
+        ({"devices": "0,1"}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
+        ({"devices": ["cuda:0"]}, UsageError, "devices: give 'all', 'cpu' or device numbers"),
+        ({"compile": {"workers": 2}}, UsageError, "compile: give atune.CompileSettings(…), got {'workers': 2}"),
+        ({"benchmark": CompileSettings()}, UsageError, "benchmark: give atune.BenchmarkSettings(…), got"),
+        ({"pipeline": "no"}, UsageError, "pipeline must be True or False, got 'no'"),
+        ({"log": logging.getLogger()}, UsageError, "log: give a logger of structlog, such as structlog.get_logger()"),
+        ({"log": print}, UsageError, "log: give a logger of structlog"),
     ],
 )
 async def test_options_that_do_not_exist(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         await tune(WORK, **options)
     assert message in str(caught.value)
+
+
+async def test_gpus_may_be_given_by_number() -> None:
+    """They come as far as the machine's own devices, which target c's are not."""
+    with pytest.raises(TargetError, match="device '3' is not there"):
+        await tune(SCALED, target="c", devices=[3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (lambda: CompileSettings(flags="-O1 -g"), r"list of texts, got '-O1 -g': did you mean \('-O1', '-g'\)?"),
+        (lambda: CompileSettings(flags=[1]), r"CompileSettings: flags must be a list of texts, such as"),
+        (lambda: CompileSettings(flags=3), r"CompileSettings: flags must be a list of texts, such as"),
+        (lambda: CompileSettings(store="no"), r"store must be True or False, got 'no': did you mean False?"),
+        (lambda: CompileSettings(prove=1), r"CompileSettings: prove must be True or False, got 1: did you mean True?"),
+        (lambda: CompileSettings(verbose=None), r"CompileSettings: verbose must be True or False, got None"),
+        (lambda: CompileSettings(pass_configs=3), r"pass_configs must be a dict, such as .*, got 3"),
+        (lambda: CompileSettings(pass_configs={3: 1}), r"CompileSettings: pass_configs must be a dict"),
+        (lambda: CompileSettings(backend=["nvrtc"]), r"backend must be a name, got \['nvrtc'\]"),
+        (lambda: BenchmarkSettings(check="yes"), r"check must be True or False, got 'yes': did you mean True?"),
+        (lambda: BenchmarkSettings(adaptive="perhaps"), r"adaptive must be True or False, got 'perhaps'$"),
+        (lambda: BenchmarkSettings(cache_inputs="on"), r"cache_inputs must be True or False"),
+        (lambda: BenchmarkSettings(mixed_devices=0), r"mixed_devices must be .*, got 0: did you mean False?"),
+        (lambda: BenchmarkSettings(standby="off"), r"standby must be True or False, got 'off': did you mean False?"),
+        (lambda: BenchmarkSettings(seed="x"), r"BenchmarkSettings: seed must be a whole number, got 'x'"),
+        (lambda: BenchmarkSettings(method=["cupti"]), r"method \['cupti'\] is unknown: use auto"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_wrong_kind_are_refused_when_they_are_made(settings: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings()
+
+
+def test_a_list_of_flags_is_kept_as_a_tuple() -> None:
+    assert CompileSettings(flags=["-O1"]).flags == ("-O1",)
+    assert CompileSettings(flags=()).flags == () and BenchmarkSettings(standby=None).standby is None
 
 
 @pytest.mark.parametrize(

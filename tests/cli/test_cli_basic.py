@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,16 +13,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from event_streams import Stream
 
 from atune.cli.main import main
+from atune.engine.plan import PARTS
+from atune.engine.strategy import STRATEGIES
 from atune.errors import NoWinner, TargetError, WorkerError
+from atune.journal.export import FORMATS
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
+from atune.model.settings import ACCELERATORS, METHODS, Backend
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -292,6 +297,21 @@ def test_help_and_version_are_quick_and_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=ENVIRONMENT, timeout=30)
     assert done.stdout == b"[]\n"
     assert main(["--version"]) == 0
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """Return the help of a command, without its line breaks."""
+    assert main([*command, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    tune = said(capsys, "tune")
+    for choices in (STRATEGIES, METHODS, get_args(Backend), ACCELERATORS, ("all", "cpu", "cuda", "off")):
+        assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
+    resume, export = said(capsys, "resume"), said(capsys, "export")
+    assert not [name for name in PARTS if name not in resume]
+    assert not [name for name in FORMATS if name not in export]
 
 
 SLOW_ENGINE = """

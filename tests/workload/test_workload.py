@@ -59,6 +59,13 @@ def test_what_space_takes_is_a_space_too() -> None:
     assert len(describing(kernel, lambda N: [{"block": N}], arguments={"N": 8}).configs) == 1
 
 
+def test_no_pass_configs_is_a_value_of_that_axis() -> None:
+    """None is the default, whichever place it has, and takes nothing away from the workload's own configuration."""
+    space = Space(block=[32], pass_configs=[{"tl.disable_tma_lower": True}, None])
+    spec = describing(kernel, space, arguments={"N": 8})
+    assert [c["pass_configs"] for c in spec.configs] == [{"tl.disable_tma_lower": True}, None] and spec.default == 1
+
+
 def test_pass_configs_are_no_argument_of_the_kernel() -> None:
     pass_configs = [{}, {"tl.disable_tma_lower": True}]
     spec = describing(kernel, Space(block=[32], pass_configs=pass_configs), arguments={"N": 8})
@@ -96,7 +103,15 @@ def problem(space: Any, **options: Any) -> Any:
         (lambda: problem([{"block": (1, 2)}, {"block": [1, 2]}]), "occurs twice, first as config 0"),
         (lambda: problem(Space(block=[object()])), "Space: axis 'block': <object object"),
         (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),
-        (lambda: problem(Space(pass_configs=[3])), "pass_configs must be a dict, got 3"),
+        (
+            lambda: Space(pass_configs=[3]),
+            "axis 'pass_configs': pass_configs must be a dict, such as {'tl.enable_fast_math",
+        ),
+        (lambda: Space(pass_configs={"tl.x": 1}), "such as pass_configs=[None, {'tl.enable_fast_math': True}]"),
+        (lambda: Space([{"a": 1, "pass_configs": 3}]), "Space: config 0: pass_configs must be a dict"),
+        (lambda: Space(compile_flags=["-O2"]), "compile_flags must be a list of flags"),
+        (lambda: problem(Space(lambda: [{"block": 1, "pass_configs": 3}])), "pass_configs must be a dict"),
+        (lambda: Workload(kernel, [{"a": 1}], pass_configs=3), "Workload: pass_configs must be a dict"),
         (
             lambda: problem(Space(block=[1]), arguments={"N": 1}, default={"block": 9}),
             "default {'block': 9} is not in the space",

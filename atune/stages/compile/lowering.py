@@ -124,7 +124,7 @@ def how_of(
         kind=target.kind,
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
-        pass_configs={**settings.pass_configs, **pass_configs, **config.get(PASS_CONFIGS, {})},
+        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
         adapter=settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else "",
         accelerators=accelerators,
         host=settings.target_host,

@@ -53,7 +53,7 @@ def jit_kernel(
     `atune.stages.frontend.measured.Measured`. Raises what elaborating and compiling raise, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
-    passes = {**(pass_configs or {}), **config.get(PASS_CONFIGS, {})}
+    passes = {**(pass_configs or {}), **(config.get(PASS_CONFIGS) or {})}
     own = config.get(COMPILE_FLAGS)
     chosen = list(own) if own is not None else None if flags is None else list(flags)
     usual = "cython" if target.kind == "c" else "tvm_ffi"

@@ -1,4 +1,4 @@
-"""`compile_flags`: a candidate's own flags reach its compiler, and keep it apart from candidates with others."""
+"""`compile_flags` and `pass_configs`: a candidate's own reach its compile, and keep it apart from others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from atune.api.tuner import tune
 from atune.errors import SpaceError
+from atune.journal.events import CandidateLowered, Event
 from atune.local.backend import LocalBackend, LocalCompileLane
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
@@ -24,6 +26,8 @@ import atune
 from contract_kernels import inputs, reference, scaled
 FLAGS = [None, ["-O2"], ["-O1", "-DSECOND"]]
 WORK = atune.Workload(scaled, atune.Space(scale=[2.0, 3.0], compile_flags=FLAGS), inputs=inputs)
+PASSES = [None, {}, {"tirx.disable_vectorize": True}]
+PASSED = atune.Workload(scaled, atune.Space(scale=[2.0], pass_configs=PASSES), inputs=inputs, reference=reference)
 GPU = atune.Workload(
     scaled, [{"scale": 2.0}, {"scale": 3.0, "compile_flags": ["-DMARK"]}], arguments={"threads": 32}, inputs=inputs
 )
@@ -76,6 +80,17 @@ async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
     assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
         ["-Og"], ["-O2"], ["-O1", "-DSECOND"],
     ]  # fmt: skip
+
+
+async def test_pass_configs_are_an_axis_with_and_without_any(file: Path) -> None:
+    """None is the same as none of its own, here those of all candidates: one code, measured once."""
+    settings = CompileSettings(workers=1, pass_configs={"tirx.disable_vectorize": False})
+    events: list[Event] = []
+    result = await tune(f"{file}:PASSED", target="c", compile=settings, on_event=events.append)
+    assert result.failed == result.remaining == 0 and result.duplicates >= 1
+    keys = {event.index: event.code_key for event in events if isinstance(event, CandidateLowered)}
+    assert keys[0] == keys[1] != keys[2]
+    assert [record.config["pass_configs"] for record in result.records] == [None, {}, {"tirx.disable_vectorize": True}]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

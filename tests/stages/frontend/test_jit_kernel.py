@@ -74,8 +74,9 @@ def test_eager_kernels_take_their_dimensions_by_name() -> None:
     assert torch.equal(found(A), A + 4)
 
 
-def test_reserved_names_are_no_arguments() -> None:
-    config = {"factor": 2, "compile_flags": ("-O1",), "pass_configs": {"tirx.disable_vectorize": True}}
+@pytest.mark.parametrize("passes", [{"tirx.disable_vectorize": True}, {}, None])
+def test_reserved_names_are_no_arguments(passes: Any) -> None:
+    config = {"factor": 2, "compile_flags": ("-O1",), "pass_configs": passes}
     found = jit_kernel(scale, {"n": 64}, config, target=CPU, out_idx=[-1], flags=["-O3"])
     assert found.compile_flags == ["-O1"]
     A = torch.randn(64)

@@ -1,0 +1,63 @@
+"""The options of a run, typed once for `tune`, `run`, `resume` and `run_resume`; `Tuner` spells them out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict
+
+from atune.engine.interfaces import Backend
+from atune.errors import UsageError
+from atune.journal.events import Event
+from atune.model.options import refuse_unknown
+from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.reporting.log import EventLog
+from atune.workload.workload import Workload
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of a run, wherever it begins. What each means: `atune.tune`."""
+
+    target: str
+    devices: str | Sequence[str | int]
+    strategy: str
+    seed: int
+    budget: int | str | Budget | None
+    pipeline: bool
+    compile: CompileSettings | None
+    benchmark: BenchmarkSettings | None
+    on_event: Callable[[Event], None] | None
+    log: EventLog | None
+    progress: bool
+    force_parts: Sequence[str]
+    backend: Backend | None
+
+
+class TuneOptions(RunOptions, total=False):
+    """Options of a run, with the journal to write."""
+
+    journal: str | os.PathLike[str] | None
+
+
+ELSEWHERE = {
+    **{name: f"atune.Workload(…, {name}=…)" for name in inspect.signature(Workload).parameters},
+    **{name: f"compile=CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
+    **{name: f"benchmark=BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
+}
+"""How to write the options that are another object's, by name."""
+
+
+def check_names(where: str, given: Iterable[str], kind: type[Any] = TuneOptions) -> None:
+    """Raise `UsageError`, naming `where` and what was meant, for a name that `kind` does not have."""
+    refuse_unknown(where, given, [*kind.__annotations__], ELSEWHERE)
+
+
+def check_settings(compile: object, benchmark: object, **switches: object) -> None:
+    """Raise `UsageError` where these are no settings, or one of `switches` is neither True nor False."""
+    for name, value, kind in (("compile", compile, CompileSettings), ("benchmark", benchmark, BenchmarkSettings)):
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(f"{name}: give atune.{kind.__name__}(…), got {value!r}")
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} must be True or False, got {value!r}")

@@ -1,0 +1,138 @@
+"""What type checkers say of a user's program: nothing of a right one, and each mistake of a wrong one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atune
+
+ROOT = Path(atune.__file__).parents[1]
+
+RIGHT = """
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+import atune
+from atune.testing import FakeBackend
+
+
+def kernel(M: int, block: int = 32) -> object:
+    return (M, block)
+
+
+@atune.autotune(space={"block": [32, 64]}, tuning={"n_warmup": 1}, devices=[0], log=structlog.get_logger())
+def tuned(M: int, block: int = 32) -> object:
+    return (M, block)
+
+
+WORKLOAD = atune.Workload(kernel, atune.Space(block=[32, 64]), arguments={"M": 64})
+
+
+def seen(event: atune.Event) -> None:
+    match event:
+        case atune.CandidateMeasured():
+            print(event.index, event.timing.latency_ms)
+        case atune.BuildFailed() | atune.BenchmarkFailed():
+            print(event.kind, event.message)
+        case _:
+            pass
+
+
+def failed(config: dict[str, object], failure: atune.Failure) -> None:
+    print(config, failure.kind)
+
+
+async def go() -> None:
+    log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger()
+    compile = atune.CompileSettings(flags=("-O2",), pass_configs={"tl.enable_fast_math": True})
+    benchmark = atune.BenchmarkSettings(n_warmup=1)
+    result = await atune.tune(WORKLOAD, target="c", devices=[0, "1"], budget="90s", log=log, on_event=seen)
+    config: dict[str, object] | None = result.best_config
+    async with atune.Tuner(WORKLOAD, compile=compile, benchmark=benchmark) as tuner:
+        async for event in tuner.events():
+            seen(event)
+    again: atune.TuneResult = await atune.resume("run.jsonl", budget=40)
+    print(config, again, tuned.best_config(64))
+
+
+records: Sequence[atune.Record] = atune.run(WORKLOAD, backend=FakeBackend()).records
+kernels = atune.compile_all(kernel, [{"block": 1}], on_failure=failed)
+print(records, kernels, atune.run_resume("run.jsonl", force_parts=["space"]).latency_ms)
+"""
+
+WRONG = """
+import logging
+
+import atune
+
+WORKLOAD = atune.Workload(print, {"block": [1]})
+
+
+async def go() -> None:
+    await atune.tune(WORKLOAD, targt="c")  # wrong: targt
+    await atune.resume("run.jsonl", budgte=4)  # wrong: budgte
+
+
+atune.run(WORKLOAD, targt="c")  # wrong: targt
+atune.run(WORKLOAD, target=3)  # wrong: target
+atune.run(WORKLOAD, log=logging.getLogger())  # wrong: log
+atune.run_resume("run.jsonl", strateggy="random")  # wrong: strateggy
+atune.Tuner(WORKLOAD, budgte=3)  # wrong: budgte
+atune.Workload(print, {"block": [1]}, ref=print)  # wrong: ref
+atune.CompileSettings(worker=3)  # wrong: worker
+atune.autotune(space={"block": [1]}, warmup=3)  # wrong: autotune
+"""
+
+
+def checked(folder: Path, checker: list[str], **variables: str) -> str:
+    """Return what `checker` prints of the two programs. atune is found as an installed package is: by `py.typed`."""
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "wrong.py").write_text(WRONG)
+    # As a folder of packages, and not as the user's own code: what atune's sources have is not the user's to see.
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", *checker, "right.py", "wrong.py"], cwd=folder, env=env, capture_output=True, text=True,
+        timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def judge(output: str) -> None:
+    """Compare the lines that have errors, by file, with those that are marked, each with the name in its message."""
+    found = re.findall(r"^ *\S*?(right|wrong)\.py:(\d+).*? error: (.*)$", output, re.MULTILINE)
+    assert not [text for file, _, text in found if file == "right"]
+    lines = enumerate(WRONG.splitlines(), 1)
+    marked = {number: line.split("# wrong: ")[1] for number, line in lines if "# wrong: " in line}
+    assert {int(number) for _, number, _ in found} == marked.keys()
+    for _, number, text in found:
+        assert f'"{marked[int(number)]}"' in text
+
+
+def test_mypy_flags_wrong_options_and_no_right_ones(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed here")
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    judge(checked(tmp_path, ["mypy", "--cache-dir", str(tmp_path / "cache")]))
+
+
+def test_basedpyright_flags_wrong_options_and_no_right_ones(tmp_path: Path) -> None:
+    if importlib.util.find_spec("basedpyright") is None:
+        pytest.skip("basedpyright is not installed here")
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    judge(checked(tmp_path, ["basedpyright", "--pythonpath", sys.executable]))
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(atune.__file__).parent / "py.typed").read_text() == ""
