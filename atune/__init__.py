@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from atune.journal.events import CandidateMeasured as CandidateMeasured
     from atune.journal.events import CandidateProposed as CandidateProposed
     from atune.journal.events import CandidatePruned as CandidatePruned
+    from atune.journal.events import CompileRepeated as CompileRepeated
     from atune.journal.events import DeviceExcluded as DeviceExcluded
     from atune.journal.events import DeviceLost as DeviceLost
     from atune.journal.events import DeviceReady as DeviceReady
@@ -108,6 +109,7 @@ __all__ = [
     "CandidateProposed",
     "CandidatePruned",
     "CompileFailed",
+    "CompileRepeated",
     "CompileSettings",
     "DeviceExcluded",
     "DeviceLost",
@@ -192,6 +194,7 @@ _HOME = {
         "CandidateMeasured",
         "CandidateProposed",
         "CandidatePruned",
+        "CompileRepeated",
         "DeviceExcluded",
         "DeviceLost",
         "DeviceReady",
