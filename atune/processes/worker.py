@@ -14,6 +14,7 @@ import anyio
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
 from atune.processes.server_main import FRAME, HUNG_UP_WORDS
+from atune.system.deadline import Deadline
 
 TAIL_BYTES = 4096
 PF_EXITING = 0x4
@@ -89,7 +90,8 @@ class Worker:
 
         Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
         past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
-        wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
+        wrote to stdout and stderr since the call before. Seconds in which this program itself was stopped do not count
+        against `timeout_s`, and an answer that waits is read first. After anything but a result or a `RemoteError`, also after
         cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers what
         it was not asked, is lost too: what it ran has meddled with it.
         """
@@ -100,9 +102,9 @@ class Worker:
         self._busy = True
         self._calls += 1
         try:
-            with anyio.fail_after(timeout_s):
-                await send(self._sock, self._calls, entry.encode(), b"", payload)
-                kind, message, body = await receive(self._sock, self._calls)
+            deadline = Deadline(timeout_s)
+            await send(self._sock, deadline, self._calls, entry.encode(), b"", payload)
+            kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
             await self.kill()
             raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
@@ -167,7 +169,7 @@ class OutOfTurn(Exception):
     """What came is no reply to what was asked."""
 
 
-async def send(sock: socket.socket, number: int, *parts: bytes) -> None:
+async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, however little it takes at a time."""
     for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
@@ -175,10 +177,10 @@ async def send(sock: socket.socket, number: int, *parts: bytes) -> None:
             try:
                 view = view[sock.send(view) :]
             except BlockingIOError:
-                await anyio.wait_writable(sock)
+                await deadline.wait(lambda: anyio.wait_writable(sock))
 
 
-async def receive(sock: socket.socket, number: int) -> list[bytes]:
+async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[bytes]:
     """Receive the reply to request `number` from a non-blocking socket.
 
     One to an earlier request, which was answered twice, is passed over: that is not this request's doing. Raises
@@ -194,7 +196,7 @@ async def receive(sock: socket.socket, number: int) -> list[bytes]:
             try:
                 got = sock.recv_into(buffer[filled:])
             except BlockingIOError:
-                await anyio.wait_readable(sock)
+                await deadline.wait(lambda: anyio.wait_readable(sock))
                 continue
             if got == 0:
                 raise EOFError
