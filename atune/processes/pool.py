@@ -21,7 +21,7 @@ import anyio.abc
 from atune.errors import WorkerError
 from atune.processes.background import background
 from atune.processes.server import ServerProcess
-from atune.processes.server_main import CONTROL_BYTES, describe
+from atune.processes.server_main import CONTROL_BYTES, descendants, describe
 from atune.processes.worker import CANCEL_S, Worker, read_tail
 from atune.system.deadline import Deadline
 
@@ -243,13 +243,17 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """SIGKILL everything without the server's help.
 
         Closing the lifeline is the kernel's part, and free of races; the rest is for the case that a process forked
-        off this program holds the lifeline too.
+        off this program holds the lifeline too, and for what left its worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
+        below = descendants([*workers, *([self._process.pid] if self._process.returncode is None else [])])
         self._process.hang_up()
         for pid in workers:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
         """End every process: first in order, so that all are reaped, then with the hammer. Shielded and bounded."""
