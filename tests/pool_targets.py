@@ -97,6 +97,13 @@ def sleep(payload: bytes) -> bytes:
     return b""
 
 
+def wait_at(payload: bytes) -> bytes:
+    """Wait until nobody has the pipe of that path open for writing any more."""
+    with open(payload) as gate:
+        gate.read()
+    return b""
+
+
 def hold_gil(payload: bytes) -> bytes:
     print("holding the GIL", flush=True)
     ctypes.PyDLL(None).sleep(60)

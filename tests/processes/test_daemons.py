@@ -83,17 +83,15 @@ async def test_a_daemon_lives_as_long_as_its_worker_and_no_longer(run_dir: str, 
         assert not children_of(server.pids()[0])
 
 
-async def test_a_worker_that_crashes_hangs_or_raises_takes_its_daemon_along(run_dir: str, mark: str) -> None:
+async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(run_dir: str, mark: str) -> None:
     async with ForkServer(run_dir=run_dir) as server:
         worker = await server.spawn("test")
         with pytest.raises(WorkerLost, match="SIGSEGV"):
             await worker.call("pool_targets:start_daemon", b"crash")
         await until_gone(mark)
-        worker = await server.spawn("test")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_there, mark)
-            with pytest.raises(WorkerTimeout):
-                await worker.call("pool_targets:start_daemon", b"hang", timeout_s=3)
+        worker = await with_daemon(server, mark)
+        with pytest.raises(WorkerTimeout):
+            await worker.call("pool_targets:hold_gil", b"", timeout_s=0.2)
         await until_gone(mark)
         worker = await server.spawn("test")
         with pytest.raises(RemoteError):
