@@ -94,8 +94,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
-        worker stays when the server is parked. Raises `WorkerError`, with the tail of the server's log, when the preload
-        failed, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        worker stays when the server is parked. Raises `WorkerError`, with the tail of the server's log, when the
+        preload failed, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")

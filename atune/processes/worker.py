@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from atune.errors import RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
@@ -20,6 +21,8 @@ TAIL_BYTES = 4096
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
+SLICE_BYTES = 1 << 20
+"""Sent or received at once; then others in the event loop have their turn."""
 CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
 
@@ -90,10 +93,10 @@ class Worker:
 
         Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
         past `timeout_s` and `WorkerLost` when the process ended, both with `detail` = the end of what the worker
-        wrote to stdout and stderr since the call before. Seconds in which this program itself was stopped do not count
-        against `timeout_s`, and an answer that waits is read first. After anything but a result or a `RemoteError`, also after
-        cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers what
-        it was not asked, is lost too: what it ran has meddled with it.
+        wrote to stdout and stderr since the call before. Time in which this program itself is stopped does not count,
+        and an answer that waits is read. After anything but a result or a `RemoteError`, also after cancellation, the
+        worker and its compilers are dead. A process that goes on without its socket, or answers what it was not asked,
+        is lost too: what it ran has meddled with it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
@@ -169,13 +172,29 @@ class OutOfTurn(Exception):
     """What came is no reply to what was asked."""
 
 
+class _Turn:
+    """Lets others in the event loop go on, now and then, while a socket never has to be waited for."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def moved(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes >= SLICE_BYTES:
+            self._bytes = 0
+            await anyio.lowlevel.checkpoint()
+
+
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, however little it takes at a time."""
+    turn = _Turn()
     for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
-                view = view[sock.send(view) :]
+                sent = sock.send(view)
+                view = view[sent:]
+                await turn.moved(sent)
             except BlockingIOError:
                 await deadline.wait(lambda: anyio.wait_writable(sock))
 
@@ -201,8 +220,10 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
             if got == 0:
                 raise EOFError
             filled += got
+            await turn.moved(got)
         return bytes(buffer)
 
+    turn = _Turn()
     while True:
         answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
         if answered > number:

@@ -24,6 +24,7 @@ import msgspec
 from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
 from atune.system.paths import working_folder
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
+from atune.workload.packing import Packed, pack, unpack
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -43,7 +44,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """A workload by value. Only ever between a program and its own workers; never in a journal."""
 
-    blob: bytes
+    packed: Packed
     sources: dict[str, str]
     """Text of files that the workers cannot read, by the name that code objects know them under."""
     sys_path: tuple[str, ...]
@@ -77,7 +78,10 @@ _by_value = threading.Lock()
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled."""
+    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled.
+
+    Large tensors, arrays and byte strings are referred to: what they hold when they are sent counts.
+    """
     import cloudpickle
 
     functions = functions_of(workload)
@@ -88,7 +92,7 @@ def ship(workload: Workload) -> PickleRef:
         for module in by_value:
             cloudpickle.register_pickle_by_value(module)
         try:
-            blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
+            packed = pack((_without_kernels(workload), _annotation_globals(functions)))
         except Exception as error:
             culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
             raise WorkloadError(
@@ -102,7 +106,7 @@ def ship(workload: Workload) -> PickleRef:
     # A copy, which is made in one step: other threads put in what they show or trace.
     names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    return PickleRef(blob, sources, tuple(sys.path), working_folder())
+    return PickleRef(packed, sources, tuple(sys.path), working_folder())
 
 
 def _without_kernels(workload: Workload) -> Workload:
@@ -123,13 +127,11 @@ def load(ref: WorkloadRef) -> Workload:
     from atune.workload.workload import Workload  # it imports this module
 
     if isinstance(ref, PickleRef):
-        import cloudpickle
-
         for entry in ref.sys_path:
             if entry not in sys.path:
                 sys.path.append(entry)
         _prime_linecache(ref.sources)
-        workload, annotations = cloudpickle.loads(ref.blob)
+        workload, annotations = unpack(ref.packed)
         for function in functions_of(workload):
             _place(function, annotations)
     else:
@@ -146,10 +148,8 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def _pickles(part: Any) -> bool:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(part)
+        pack(part)
     except Exception:
         return False
     return True
