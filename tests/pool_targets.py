@@ -97,6 +97,13 @@ def sleep(payload: bytes) -> bytes:
     return b""
 
 
+def wait_at(payload: bytes) -> bytes:
+    """Wait until nobody has the pipe of that path open for writing any more."""
+    with open(payload) as gate:
+        gate.read()
+    return b""
+
+
 def hold_gil(payload: bytes) -> bytes:
     print("holding the GIL", flush=True)
     ctypes.PyDLL(None).sleep(60)
@@ -115,6 +122,17 @@ def crash_beside_compiler(payload: bytes) -> bytes:
     subprocess.Popen(["sleep", "60"])
     os.kill(os.getpid(), signal.SIGSEGV)
     return b""
+
+
+def start_daemon(payload: bytes) -> bytes:
+    """Start a process as daemons start, in a session of its own, whose child has one of its own; then do `payload`."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sh", ["sh", "-c", "setsid sleep 600 & exec sleep 601"])
+        os._exit(0)
+    os.wait()
+    return {b"return": echo, b"raise": fail, b"hang": hold_gil, b"crash": crash}[payload](payload)
 
 
 def noise(payload: bytes) -> bytes:
@@ -171,9 +189,10 @@ async def parent(run_dir: str, mode: str) -> None:
     async with ForkServer(preload=preload, run_dir=run_dir) as server, anyio.create_task_group() as tasks:
         if mode != "preload":
             workers = [await server.spawn("test") for _ in range(2)]
-            entry = {"gil": "hold_gil", "compiler": "run_compiler"}.get(mode.removesuffix("-forked"))
+            entries = {"gil": "hold_gil", "compiler": "run_compiler", "daemon": "start_daemon"}
+            entry = entries.get(mode.removesuffix("-forked"))
             for worker in workers if entry else []:
-                tasks.start_soon(worker.call, f"pool_targets:{entry}", b"")
+                tasks.start_soon(worker.call, f"pool_targets:{entry}", b"return")
         child = 0
         if mode.endswith("-forked") and (child := os.fork()) == 0:
             signal.pause()

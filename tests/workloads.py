@@ -38,6 +38,17 @@ def slow_compiler(n: int, factor: int = 1) -> Any:
     return scale(n, factor)
 
 
+def starts_a_daemon(n: int, factor: int = 1) -> Any:
+    """Starts a process in a session of its own, as a compiler with a server does. Factor 2 never comes back."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "601"])
+        os._exit(0)
+    os.wait()
+    return holds_the_gil(n, factor) if factor == 2 else scale(n, factor)
+
+
 def doubled(A: torch.Tensor) -> torch.Tensor:
     return A * 2
 
@@ -46,4 +57,6 @@ SPACE = atune.Space(factor=[1, 2, 3], block=[16, 64])
 SCALE = atune.Workload(scale, SPACE, arguments={"n": 256}, reference=doubled, name="scale")
 GIL = atune.Workload(holds_the_gil, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="gil")
 SLOW = atune.Workload(slow_compiler, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="slow")
+DAEMON = atune.Workload(starts_a_daemon, atune.Space(factor=[1]), arguments={"n": 256}, name="daemon")
+DAEMON_HANGS = atune.Workload(starts_a_daemon, atune.Space(factor=[1, 2]), arguments={"n": 256}, name="daemon_hangs")
 SLICED = atune.Workload(scale, atune.Space(factor=[2], block=[8, 32]), arguments={"n": 512}, name="sliced")

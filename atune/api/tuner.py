@@ -6,17 +6,20 @@ import errno
 import inspect
 import os
 import resource
+import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar, Unpack
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 
 from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_settings
 from atune.engine.engine import Engine, unwrapped
@@ -204,12 +207,13 @@ class Tuner:
         journal: Journal | None = None
         past: Sequence[Event] = ()
         if self._journal_path is not None:
-            journal, past = Journal.start(self._journal_path)
-        self._recorder = recorder = Recorder(journal, (self._publish, *listeners), past=past)
-        self._engine = engine = self._make(recorder)
-        if self._stopped:
-            engine.stop()
+            journal, past = await Journal.start_aside(self._journal_path)
+        self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
         try:
+            await recorder.go_on(past)
+            self._engine = engine = self._make(recorder)
+            if self._stopped:
+                engine.stop()
             await engine.run()
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
@@ -342,7 +346,16 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     and compiler within a second; the journal keeps what was measured.
     """
     check_names("tune", options)
-    return await _finished(Tuner(workload, **options))
+    make = partial(Tuner, workload, **options)  # fingerprints and pickles the workload, which may be large
+    return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
+
+
+def _importing() -> bool:
+    """Tell whether this thread is in an import: another that pickles would wait for it, while we wait for the other."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 async def _finished(tuner: Tuner) -> TuneResult:

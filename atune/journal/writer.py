@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,32 @@ class Journal:
         except OSError:
             pass
         return cls.create(path), []
+
+    @classmethod
+    async def start_aside(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
+        """Do what `start` does in a thread: a disk may be slow, and a journal long.
+
+        Cancelling leaves the thread to end by itself, and no lock once it has.
+        """
+        found: list[tuple[Journal, list[AnyEvent]]] = []
+        given_up, turn = False, threading.Lock()
+
+        def start() -> None:
+            journal, events = cls.start(path)
+            with turn:
+                found.append((journal, events))
+                if given_up:
+                    journal.close()
+
+        try:
+            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
+        except BaseException:
+            with turn:
+                given_up = True
+                for journal, _ in found:
+                    journal.close()
+            raise
+        return found[0]
 
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.

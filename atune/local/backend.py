@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Literal
 
 import anyio.to_thread
@@ -29,7 +32,8 @@ from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import made_folder, run_folder, server_folder
 from atune.system.versions import installed_versions
-from atune.workload.workload import WorkloadRef, WorkloadSpec
+from atune.workload.packing import LARGE_BYTES, write
+from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
 __all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane"]
 
@@ -55,6 +59,8 @@ class LocalBackend:
         benchmark: BenchmarkSettings | None = None,
     ) -> None:
         self.workload, self.spec = workload, spec
+        self._sent = workload
+        """What workers are told to load."""
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.acceleration = self.compile.acceleration
@@ -93,14 +99,30 @@ class LocalBackend:
                 self.service.start(early=importing, run_dir=self.run_dir, env=env)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
+                tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # it reads files, and is asked for soon
                 try:
+                    self._sent = await self._put_aside(self.workload)
                     yield
                 finally:
                     self._warn = lambda message: None  # the run has ended, and records nothing more
                     if store is not None:
                         store.close()
-            if store is not None:  # not after an error or a cancellation, which must not wait
+            # Not after an error or a cancellation, which must not wait.
+            if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
+            await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
+
+    async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
+        """Return `workload` in a file that all workers map, where it is large; by value where there is no room."""
+        if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
+            return workload
+        path = os.path.join(self.run_dir, "workload.pickle")
+        try:
+            packed = await anyio.to_thread.run_sync(write, workload.packed, path, abandon_on_cancel=True)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            return workload
+        return msgspec.structs.replace(workload, packed=packed)
 
     def _folders(self) -> dict[str, str]:
         """Make the folders that the run's processes write to, and return what tells them."""
@@ -113,10 +135,11 @@ class LocalBackend:
 
     async def describe(self) -> WorkloadSpec:
         if self.spec is None:
-            reply = await self.workers.ask_once("describe", DESCRIBE, msgspec.msgpack.encode(self.workload))
+            reply = await self.workers.ask_once("describe", DESCRIBE, msgspec.msgpack.encode(self._sent))
             described = msgspec.msgpack.decode(reply, type=Described)
             self.spec = described.spec
             self.workload = msgspec.structs.replace(self.workload, modules=described.modules)
+            self._sent = msgspec.structs.replace(self._sent, modules=described.modules)
             self.workers.keep(described.spec.fingerprint, described.modules)
         return self.spec
 
@@ -194,7 +217,7 @@ class LocalBackend:
 
     def _session(self) -> Session:
         return Session(
-            ref=self.workload,
+            ref=self._sent,
             target=self.found.target,
             compile=self.compile,
             benchmark=self.benchmark,

@@ -21,11 +21,14 @@ import anyio.abc
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.processes.background import background
 from atune.processes.server import ServerProcess
-from atune.processes.server_main import CONTROL_BYTES, describe, from_outside
+from atune.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.processes.worker import CANCEL_S, Worker, read_tail
+from atune.system.deadline import Deadline
 
 GRACE_S, HAMMER_S = 0.4, 0.2
 """Bounds of the last steps of a cancelled run's cleanup; with `CANCEL_S` before them they stay under a second."""
+START_TIMEOUT_S = 300.0
+"""For importing the preload, and for forking a worker after it: never what a slow machine needs."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
@@ -33,7 +36,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes
     are doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env`
-    goes to all processes on top of the parent's environment.
+    goes to all processes on top of the parent's environment. `start_timeout_s`: how long the server may take to import
+    `preload`, and then to fork a worker.
 
     With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
     ended without an error is handed to it instead of being ended; its workers are ended all the same, but for `lasting`
@@ -52,6 +56,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         process: ServerProcess | None = None,
         park: Callable[[ServerProcess], None] | None = None,
         again: Callable[[], ServerProcess] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.preload = tuple(preload)
         self.run_dir = Path(run_dir) if process is None else process.folder
@@ -59,6 +64,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self.preload_s: float | None = None
         """Seconds that importing `preload` took; None until that is done."""
         self._given, self._park, self._again = process, park, again
+        self._start_timeout_s = start_timeout_s
         self._process: ServerProcess
         self._workers: dict[int, Worker] = {}
         self._failure = ""
@@ -97,13 +103,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
         worker stays when the server is parked. Raises `ServerLost` when the server ends meanwhile and is replaced,
-        `WorkerError`, with the tail of its log, when the preload failed or the server is gone, and `MachineError` when
-        the one that replaced it is. Cancellation leaves no worker behind.
+        `MachineError` when the one that replaced it ends, and `WorkerError`, with the tail of its log, when the preload
+        failed, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
         while not self._ready.is_set():  # another one's, where the server is replaced meanwhile
-            await self._ready.wait()
+            await self._answered(self._ready, f"import {', '.join(self.preload) or 'nothing'}")
         if self._failure:
             raise self._error()
         number = next(self._process.numbers)
@@ -118,7 +124,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             try:
                 with theirs:
                     await self.order(order, [theirs.fileno(), stderr.fileno()])
-                await worker.forked.wait()
+                await self._answered(worker.forked, f"fork {name}")
             except BaseException:
                 await worker.kill(CANCEL_S)
                 raise
@@ -126,6 +132,19 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             message = f"{name} did not start: {worker.how_ended}"
             raise self.loss(message) if worker.with_server else WorkerError(message, read_tail(self._process.log))
         return worker
+
+    async def _answered(self, event: anyio.Event, what: str) -> None:
+        """Wait until the server has done what it was to do. Raises `WorkerError` where it hangs."""
+        deadline = Deadline(self._start_timeout_s)
+        try:
+            while not event.is_set():
+                await deadline.wait(event.wait)
+        except TimeoutError:
+            raise WorkerError(
+                f"the fork server (process {self._process.pid}) did not {what} within {self._start_timeout_s:g} s: it "
+                "hangs, or was stopped; look for a file system that does not answer, and for SIGSTOP",
+                read_tail(self._process.log),
+            ) from None
 
     @property
     def lasting(self) -> Worker | None:
@@ -289,13 +308,17 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """SIGKILL everything without the server's help.
 
         Closing the lifeline is the kernel's part, and free of races; the rest is for the case that a process forked
-        off this program holds the lifeline too.
+        off this program holds the lifeline too, and for what left its worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
+        below = descendants([*workers, *([self._process.pid] if self._process.returncode is None else [])])
         self._process.hang_up()
         for pid in workers:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
         """End every process: first in order, so that all are reaped, then with the hammer. Shielded and bounded."""

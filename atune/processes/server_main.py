@@ -1,12 +1,15 @@
 """Runs as a program of its own: imports the heavy modules once, then forks workers that have them.
 
 The server and each worker lead a process group of their own, so that one kill also reaches the compilers that a
-worker started. Nothing outlives the parent, by three means:
+worker started. Nothing outlives the parent, by these means:
 
-- The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every group when that end
-  closes, so this works even while native code holds the GIL. It is armed before anything heavy is imported.
+- The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every worker's group when that
+  end closes, so this works even while native code holds the GIL. It is armed before anything heavy is imported. While
+  the server imports, its own group is killed, too; once it serves it gets SIGCONT instead, to clean up after its
+  workers although it may have been stopped.
 - The server watches the parent's pidfd, for the case that a process forked off the parent holds the write end too.
-- The server is the subreaper: compilers orphaned by a killed worker are reaped here, and never stay as zombies.
+- Each worker, and the server, is a subreaper. What a worker started stays below it, also in a session of its own;
+  when the worker has ended it becomes the server's child, and is killed and reaped: nothing else comes to the server.
 
 Only the standard library is imported here, and the file is run by its path, not as a module of its package, so that
 nothing else comes in before the lifeline is armed.
@@ -29,7 +32,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -55,6 +58,9 @@ HUNG_UP = 113
 HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that someone else sends. What code runs into by itself raises others, such as SIGSEGV and SIGABRT."""
+SWEEP_S = 0.1
+"""What ended workers leave is waited for so long, which is far more than SIGKILL takes but where the kernel hangs."""
+END_S = 2
 
 
 def main() -> NoReturn:
@@ -135,17 +141,54 @@ def preload(modules: list[str]) -> dict[str, Any]:
     return {"seconds": time.monotonic() - start, "error": error}
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the children of a process, also those that came to it when their parents ended; none where it is gone."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    except FileNotFoundError:  # a task has ended meanwhile, or this kernel has no such files
+        if os.path.exists(f"/proc/{pid}"):
+            return {child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid}
+    return found
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 where it is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b") ")[2].split()[1])
+    return 0
+
+
+def descendants(pids: Iterable[int]) -> set[int]:
+    """Return the children of `pids`, and theirs in turn."""
+    found: set[int] = set()
+    queue = list(pids)
+    while queue:
+        new = children_of(queue.pop()) - found
+        found |= new
+        queue += new
+    return found
+
+
 class Server:
     """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
 
     def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
         self.control, self.lifeline, self.folder = control, lifeline, folder
         self.libc = ctypes.CDLL(None)
-        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.adopt_orphans()
         self.woken, self.wakeup = socket.socketpair()
         self.parent = -1
         self.pids: dict[int, int] = {}
         """Worker's number to pid, from the fork until it is reaped: such a pid can be signalled safely."""
+        self.own: set[int] = set()
+        """Processes that the imports started, which are no worker's."""
+
+    def adopt_orphans(self) -> None:
+        """Have processes below this one come to it when their parents end."""
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def report(self, **message: Any) -> None:
         self.control.send(json.dumps(message).encode())
@@ -156,15 +199,17 @@ class Server:
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.parent = os.pidfd_open(parent)
+        self.own = children_of(os.getpid())
+        fcntl.fcntl(self.lifeline, F_SETSIG, signal.SIGCONT)  # from now on we see its end ourselves
         if os.getppid() != parent:
             return
         poll = select.poll()
-        for source in (self.control, self.woken, self.parent):
+        for source in (self.control, self.woken, self.parent, self.lifeline):
             poll.register(source, select.POLLIN)
         while True:
             self.reap(os.WNOHANG)
             ready = {fd for fd, _ in poll.poll()}
-            if self.parent in ready:
+            if not ready.isdisjoint((self.parent, self.lifeline)):
                 return
             if self.woken.fileno() in ready:
                 self.woken.recv(4096)
@@ -206,7 +251,7 @@ class Server:
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap whoever has ended, orphaned compilers too, and report the workers among them."""
+        """Reap whoever has ended, kill what workers among them leave, and report those."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
@@ -214,16 +259,35 @@ class Server:
                     self.kill(number)  # before the pid is free again: compilers must not outlive their worker
                     del self.pids[number]
                 _, status = os.waitpid(ended.si_pid, 0)
+                self.own.discard(ended.si_pid)
+                self.sweep()
                 if number is not None:
                     code = os.waitstatus_to_exitcode(status)
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
+    def sweep(self) -> None:
+        """SIGKILL and reap what workers that have ended left behind, level by level; none of these pids is reused."""
+        give_up = time.monotonic() + SWEEP_S
+        while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
+            for pid in orphans:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > give_up:
+                return  # SIGCHLD tells when they have ended
+            time.sleep(0.001)
+            for pid in orphans:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
     def end(self) -> NoReturn:
-        """Kill and reap every worker, then leave with everything in our own group."""
+        """Kill and reap every worker and what it left, then leave with everything in our own group."""
+        signal.alarm(END_S)  # ends us where the kernel hangs in one of them
+        self.own.clear()
         for number in self.pids:
             self.kill(number)
-        with suppress(OSError):
-            while self.pids:
+        self.sweep()
+        while children_of(os.getpid()):
+            with suppress(OSError):  # nobody hears the reports any more
                 self.reap(0)
         os.killpg(0, signal.SIGKILL)
         os._exit(0)
@@ -238,6 +302,7 @@ class Server:
             for sock in (self.control, self.woken, self.wakeup):
                 sock.close()
             os.close(self.parent)
+            self.adopt_orphans()
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
             # Far from the descriptors that native code writes to by number, and closed in every compiler.

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from atune.errors import AtuneError, RemoteError, WorkerError, WorkerLost, WorkerTimeout
 from atune.processes.server import Lasting
 from atune.processes.server_main import FRAME, HUNG_UP_WORDS
+from atune.system.deadline import Deadline
 
 TAIL_BYTES = 4096
 PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
+SLICE_BYTES = 1 << 20
+"""Sent or received at once; then others in the event loop have their turn."""
 CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
 
@@ -96,10 +100,11 @@ class Worker:
 
         Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
         past `timeout_s` and `WorkerLost` when the process ended (`ServerLost` with its server, `MachineError` where no
-        server is left), all with `detail` = the end of what the worker
-        wrote to stdout and stderr since the call before. After anything but a result or a `RemoteError`, also after
-        cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers what
-        it was not asked, is lost too: what it ran has meddled with it.
+        server is left), all with `detail` = the end of what the worker wrote to stdout and stderr since the call
+        before. Time in which this program itself is stopped does not count, and an answer that waits is read. After
+        anything but a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A
+        process that goes on without its socket, or answers what it was not asked, is lost too: what it ran has meddled
+        with it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
@@ -108,9 +113,9 @@ class Worker:
         self._busy = True
         self._calls += 1
         try:
-            with anyio.fail_after(timeout_s):
-                await send(self._sock, self._calls, entry.encode(), b"", payload)
-                kind, message, body = await receive(self._sock, self._calls)
+            deadline = Deadline(timeout_s)
+            await send(self._sock, deadline, self._calls, entry.encode(), b"", payload)
+            kind, message, body = await receive(self._sock, deadline, self._calls)
         except TimeoutError:
             await self.kill()
             raise WorkerTimeout(f"{self.name} ran {entry} past {timeout_s:g} s", self._tail()) from None
@@ -183,18 +188,34 @@ class OutOfTurn(Exception):
     """What came is no reply to what was asked."""
 
 
-async def send(sock: socket.socket, number: int, *parts: bytes) -> None:
+class _Turn:
+    """Lets others in the event loop go on, now and then, while a socket never has to be waited for."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def moved(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes >= SLICE_BYTES:
+            self._bytes = 0
+            await anyio.lowlevel.checkpoint()
+
+
+async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
     """Send request `number` over a non-blocking socket, however little it takes at a time."""
+    turn = _Turn()
     for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
         while view:
             try:
-                view = view[sock.send(view) :]
+                sent = sock.send(view)
+                view = view[sent:]
+                await turn.moved(sent)
             except BlockingIOError:
-                await anyio.wait_writable(sock)
+                await deadline.wait(lambda: anyio.wait_writable(sock))
 
 
-async def receive(sock: socket.socket, number: int) -> list[bytes]:
+async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[bytes]:
     """Receive the reply to request `number` from a non-blocking socket.
 
     One to an earlier request, which was answered twice, is passed over: that is not this request's doing. Raises
@@ -210,13 +231,15 @@ async def receive(sock: socket.socket, number: int) -> list[bytes]:
             try:
                 got = sock.recv_into(buffer[filled:])
             except BlockingIOError:
-                await anyio.wait_readable(sock)
+                await deadline.wait(lambda: anyio.wait_readable(sock))
                 continue
             if got == 0:
                 raise EOFError
             filled += got
+            await turn.moved(got)
         return bytes(buffer)
 
+    turn = _Turn()
     while True:
         answered, *sizes = FRAME.unpack(await exactly(FRAME.size))
         if answered > number:

@@ -8,6 +8,7 @@ a lock when its program ends, however it ends.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import time
 from collections.abc import AsyncGenerator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import anyio
 
+from atune.system.deadline import Deadline
 from atune.system.folders import private_root
 
 PATIENCE_S = 180.0
@@ -40,7 +42,7 @@ class DeviceLock:
         """
         folder = self._folder or private_root()
         patience_s = self.patience_s if patience_s is None else patience_s
-        deadline = (began := time.monotonic()) + patience_s
+        deadline, began = Deadline(patience_s), time.monotonic()
         with ExitStack() as turn, ExitStack() as lock:
             got = await _locked(folder / f"device-{self.device}.turn", turn, deadline)
             got = got and await _locked(folder / f"device-{self.device}.lock", lock, deadline)
@@ -48,7 +50,7 @@ class DeviceLock:
             yield time.monotonic() - began if got else None
 
 
-async def _locked(path: Path, stack: ExitStack, deadline: float) -> bool:
+async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
     """Lock `path` until `stack` is closed; False where that took too long."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, fd)
@@ -57,9 +59,10 @@ async def _locked(path: Path, stack: ExitStack, deadline: float) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            try:
+                await deadline.wait(functools.partial(anyio.sleep, pause))
+            except TimeoutError:
                 return False
-            await anyio.sleep(pause)
             pause = min(2 * pause, POLL_S[1])
         else:
             stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # also where a forked child has the descriptor, too

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.workload.introspect import annotation_names, function_of, parts_of
+from atune.workload.packing import LARGE_BYTES
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -84,6 +85,8 @@ def _data_identity(part: Any, depth: int) -> bytes:
 
     Of other objects their type and fields count; their `repr` may hold an address.
     """
+    if isinstance(part, bytes) and len(part) >= LARGE_BYTES:  # its text would be four times as long
+        return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
     if part is None or isinstance(part, (str, bytes, int, float, complex)):
         return repr(part).encode()
     if isinstance(part, type):

@@ -26,6 +26,7 @@ from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
 from atune.system.paths import working_folder
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
+from atune.workload.packing import Packed, pack, unpack
 from atune.workload.sources import Module, file_of, mentioned, show, spec_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """A workload by value. Only ever between a program and its own workers; never in a journal."""
 
-    blob: bytes
+    packed: Packed
     sources: dict[str, str]
     """Text of the functions' files, by the name that code objects know them under."""
     sys_path: tuple[str, ...]
@@ -86,7 +87,10 @@ _by_value = threading.Lock()
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled."""
+    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled.
+
+    Large tensors, arrays and byte strings are referred to: what they hold when they are sent counts.
+    """
     import cloudpickle
 
     functions = functions_of(workload)
@@ -97,7 +101,7 @@ def ship(workload: Workload) -> PickleRef:
         for module in by_value:
             cloudpickle.register_pickle_by_value(module)
         try:
-            blob = cloudpickle.dumps((_without_kernels(workload), _annotation_globals(functions)))
+            packed = pack((_without_kernels(workload), _annotation_globals(functions)))
         except Exception as error:
             culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
             raise WorkloadError(
@@ -111,12 +115,12 @@ def ship(workload: Workload) -> PickleRef:
     # A copy, which is made in one step: other threads put in what they show or trace.
     names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
-    modules = mentioned((*_named_in(blob), *(f.__module__ or "" for f in functions)), sources.values())
+    modules = mentioned((*_named_in(packed.stream), *(f.__module__ or "" for f in functions)), sources.values())
     for module in by_value:  # a worker does not import these; that they are edited is to be told
         modules.pop(module.__name__, None)
         modules |= file_of(module)
     known = fingerprint(workload) if all(_comes_by_name(part) for _, part in parts_of(workload)) else ""
-    return PickleRef(blob, sources, tuple(sys.path), working_folder(), modules=modules, loaded_as=known)
+    return PickleRef(packed, sources, tuple(sys.path), working_folder(), modules=modules, loaded_as=known)
 
 
 def _named_in(blob: bytes) -> set[str]:
@@ -143,13 +147,11 @@ def load(ref: WorkloadRef) -> Workload:
     from atune.workload.workload import Workload  # it imports this module
 
     if isinstance(ref, PickleRef):
-        import cloudpickle
-
         for entry in ref.sys_path:
             if entry not in sys.path:
                 sys.path.append(entry)
         show(ref.sources)
-        workload, annotations = cloudpickle.loads(ref.blob)
+        workload, annotations = unpack(ref.packed)
         for function in functions_of(workload):
             _place(function, annotations)
     else:
@@ -166,10 +168,8 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def _pickles(part: Any) -> bool:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(part)
+        pack(part)
     except Exception:
         return False
     return True

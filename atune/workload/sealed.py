@@ -7,8 +7,11 @@ tensor in a callback's closure must not make a CUDA context in every compile wor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pickle import PickleBuffer
 from typing import Any
+
+from atune.workload.packing import pack, unpack_parts
 
 
 class Sealed:
@@ -25,28 +28,28 @@ class Sealed:
         return self.func(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
-        return _Unopened, (cloudpickle.dumps(self.func), self.__signature__)
+        packed = pack(self.func)
+        return _Unopened, (packed.stream, self.__signature__, [PickleBuffer(p) for p in packed.parts], packed.buffers)
 
 
 class _Unopened:
     """A sealed callback in a worker."""
 
-    def __init__(self, blob: bytes, signature: inspect.Signature) -> None:
-        self._blob, self.__signature__ = blob, signature
+    def __init__(
+        self, stream: bytes, signature: inspect.Signature, parts: Sequence[Any] = (), buffers: Sequence[int] = ()
+    ) -> None:
+        self._packed, self.__signature__ = (stream, parts, buffers), signature
         self._function: Callable[..., Any] | None = None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         if self._function is None:
-            import cloudpickle
-
-            self._function = cloudpickle.loads(self._blob)
+            self._function = unpack_parts(*self._packed)
         assert self._function is not None
         return self._function(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Unopened, (self._blob, self.__signature__)
+        stream, parts, buffers = self._packed
+        return _Unopened, (stream, self.__signature__, [PickleBuffer(p) for p in parts], buffers)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -1,0 +1,163 @@
+"""What takes long is done beside the event loop, or in slices between which others have their turn."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from processes import environment
+
+from atune.api.tuner import tune
+from atune.errors import JournalError, WorkloadError
+from atune.journal import writer
+from atune.journal.events import Warned
+from atune.journal.reader import read
+from atune.journal.recorder import AT_ONCE, Recorder
+from atune.journal.writer import Journal
+from atune.processes.server_main import FRAME
+from atune.processes.worker import SLICE_BYTES, receive, send
+from atune.system.deadline import Deadline
+from atune.testing import FakeBackend
+from atune.workload.workload import Workload
+
+pytestmark = pytest.mark.anyio
+WAIT_S = 30.0
+
+
+def kernel(N: int, block: int = 32) -> None:
+    """Stands for a kernel factory where nothing is lowered."""
+
+
+class LoopGoesOn:
+    """Something slow that ends once the event loop has gone on beside it."""
+
+    def __init__(self) -> None:
+        self.begun, self.seen = threading.Event(), threading.Event()
+
+    def wait(self, *_: Any) -> None:
+        self.begun.set()
+        assert self.seen.wait(WAIT_S), "the event loop was held up"
+
+    async def look(self) -> None:
+        """In the loop: wait for it to begin, and let it end."""
+        while not self.begun.is_set():
+            await anyio.sleep(0.001)
+        self.seen.set()
+
+
+async def turns_during(work: Callable[[], Any]) -> int:
+    """Return how often another task had its turn while `work` was awaited."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        await work()
+        tasks.cancel_scope.cancel()
+    return turns
+
+
+async def test_a_workload_is_pickled_beside_the_loop() -> None:
+    slow = LoopGoesOn()
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            slow.wait()
+            raise TypeError("cannot be pickled")
+
+    part = Slow()
+    workload = Workload(kernel, [{"block": 1}], arguments={"N": 8}, reference=lambda A: part)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.look)
+        with pytest.raises(WorkloadError, match="cannot be pickled"):
+            await tune(workload, target="c")
+
+
+def test_a_module_that_tunes_while_it_is_imported_does_not_wait_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "tunes_at_import.py").write_text(
+        "import anyio, atune\n"
+        "from atune.api import tuner\n"
+        "def kernel(N, block=32): pass\n"
+        "async def finished(made): return type(made).__name__\n"
+        "tuner._finished = finished\n"
+        "print(anyio.run(tuner.tune, atune.Workload(kernel, [{'block': 1}], arguments={'N': 8})))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import tunes_at_import"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "Tuner\n", done.stderr
+
+
+async def test_a_journal_on_a_slow_disk_is_opened_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = LoopGoesOn()
+    monkeypatch.setattr(writer, "_sync_folder", slow.wait)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.look)
+        await tune(backend=FakeBackend(4), journal=tmp_path / "j")
+    assert read(tmp_path / "j")
+
+
+async def test_a_run_that_is_cancelled_while_its_journal_is_opened_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = LoopGoesOn()
+    monkeypatch.setattr(writer, "_sync_folder", slow.wait)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: tune(backend=FakeBackend(4), journal=tmp_path / "j"))
+        while not slow.begun.is_set():
+            await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    slow.seen.set()
+    monkeypatch.undo()
+    with anyio.fail_after(WAIT_S):
+        while True:
+            try:
+                journal, _ = Journal.start(tmp_path / "j")
+            except JournalError:
+                await anyio.sleep(0.001)
+            else:
+                break
+    journal.close()
+    assert not (tmp_path / "j").exists()
+
+
+async def test_a_long_past_is_folded_in_slices() -> None:
+    past = [Warned(seq=i, time=0.0, mono=0.0, message="") for i in range(10 * AT_ONCE)]
+    recorder = Recorder()
+    assert await turns_during(lambda: recorder.go_on(past)) >= 5
+    assert recorder.state.last_seq == len(past) - 1
+
+
+async def test_a_large_message_is_moved_in_slices() -> None:
+    """Also where the socket never has to be waited for."""
+
+    class Ready(socket.socket):
+        def send(self, data: Any, *_: Any) -> int:
+            return min(len(data), SLICE_BYTES // 4)
+
+        def recv_into(self, buffer: Any, *_: Any) -> int:
+            size = min(len(buffer), SLICE_BYTES // 4)
+            buffer[:size] = (header + bytes(size))[:size] if len(buffer) == len(header) else bytes(size)
+            return size
+
+    header = FRAME.pack(1, 0, 0, 10 * SLICE_BYTES)
+    with Ready() as ready:
+        data = bytes(10 * SLICE_BYTES)
+        assert await turns_during(lambda: send(ready, Deadline(None), 1, b"", b"", data)) >= 5
+        assert await turns_during(lambda: receive(ready, Deadline(None), 1)) >= 5

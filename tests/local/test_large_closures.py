@@ -1,0 +1,59 @@
+"""A workload whose closure holds much: workers map one file of it, or get it by value where there is no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from workloads import scale
+
+from atune.api.tuner import tune
+from atune.local import backend as backends
+from atune.local.backend import LocalBackend
+from atune.model.settings import CompileSettings
+from atune.workload.packing import LARGE_BYTES
+from atune.workload.workload import Workload, describe, ship
+
+pytestmark = pytest.mark.anyio
+N = LARGE_BYTES // 4
+
+
+class Watched(LocalBackend):
+    """Keeps what its workers are told."""
+
+    told = b""
+
+    def compile_lanes(self, candidates: int | None = None) -> Any:
+        self.told = msgspec.msgpack.encode(self._session())
+        return super().compile_lanes(candidates)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["", "and no room for a file"])
+async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = torch.full((N,), 2.0)
+
+    def reference(A: torch.Tensor) -> torch.Tensor:
+        return A * twice
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if not room:
+        monkeypatch.setattr(backends, "write", full)
+    space = [{"factor": 2, "block": 64}, {"factor": 3, "block": 64}]
+    workload = Workload(scale, space, arguments={"n": N}, reference=reference)
+    settings = CompileSettings(workers=1)
+    backend = Watched(ship(workload), spec=describe(workload), target="c", compile=settings)
+    result = await tune(backend=backend, compile=settings)
+    assert result.best_config == space[0]
+    assert [kind for kind, _, _ in result.failure_summary()] == ["mismatch"]
+    assert (len(backend.told) < LARGE_BYTES) == room

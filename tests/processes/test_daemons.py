@@ -1,0 +1,178 @@
+"""What a candidate or its compiler started in a session of its own ends with its worker, however that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from processes import MARK, environment, marked, new_mark, wait_until
+
+from atune.errors import RemoteError, WorkerLost, WorkerTimeout
+from atune.processes.pool import ForkServer
+from atune.processes.server import ServerProcess
+from atune.processes.server_main import children_of, parent_of
+from atune.processes.worker import Worker
+
+pytestmark = pytest.mark.anyio
+HERE = Path(__file__).parents[1]
+SLEEPERS = {"sleep 600", "sleep 601"}
+"""The daemon, and its child in a further session."""
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A mark that every process of the test has; those that are left are killed."""
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.syspath_prepend(str(HERE))
+    yield mark
+    for pid in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+def sleepers(mark: str) -> list[str]:
+    return [command for command in marked(mark).values() if command in SLEEPERS]
+
+
+async def until_there(mark: str, workers: int = 1) -> None:
+    with anyio.fail_after(30):
+        while len(sleepers(mark)) < 2 * workers:
+            await anyio.sleep(0.01)
+
+
+async def until_gone(mark: str) -> None:
+    with anyio.fail_after(10):
+        while sleepers(mark):
+            await anyio.sleep(0.01)
+
+
+async def with_daemon(server: ForkServer, mark: str) -> Worker:
+    """Return a worker that started a daemon and answered."""
+    worker = await server.spawn("test")
+    before = len(sleepers(mark)) // 2
+    await worker.call("pool_targets:start_daemon", b"return")
+    await until_there(mark, before + 1)
+    return worker
+
+
+async def test_a_daemon_lives_as_long_as_its_worker_and_no_longer(run_dir: str, mark: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        first, second = await with_daemon(server, mark), await with_daemon(server, mark)
+        await first.kill()
+        with anyio.fail_after(10):
+            while len(sleepers(mark)) != 2:
+                await anyio.sleep(0.01)
+        await second.call("pool_targets:echo", b"")
+        assert len(sleepers(mark)) == 2, "the other worker's daemon goes on"
+        await second.kill()
+        await until_gone(mark)
+        assert not children_of(server.pids()[0])
+
+
+async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(run_dir: str, mark: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        with pytest.raises(WorkerLost, match="SIGSEGV"):
+            await worker.call("pool_targets:start_daemon", b"crash")
+        await until_gone(mark)
+        worker = await with_daemon(server, mark)
+        with pytest.raises(WorkerTimeout):
+            await worker.call("pool_targets:hold_gil", b"", timeout_s=0.2)
+        await until_gone(mark)
+        worker = await server.spawn("test")
+        with pytest.raises(RemoteError):
+            await worker.call("pool_targets:start_daemon", b"raise")
+        await until_there(mark)
+        os.kill(worker.pid, signal.SIGKILL)
+        await until_gone(mark)
+
+
+@pytest.mark.parametrize("how", ["ends", "is left warm", "fails"])
+async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -> None:
+    parked: list[ServerProcess] = []
+    try:
+        with suppress(ZeroDivisionError):
+            async with ForkServer(run_dir=run_dir, park=parked.append if how == "is left warm" else None) as server:
+                await with_daemon(server, mark)
+                if how == "fails":
+                    raise ZeroDivisionError
+        assert len(parked) == (how == "is left warm")
+        await until_gone(mark)
+    finally:
+        for process in parked:
+            process.destroy()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "although the server was stopped"])
+async def test_no_daemon_is_left_when_a_run_is_cancelled(stopped: bool, run_dir: str, mark: str) -> None:
+    with anyio.CancelScope() as scope:
+        async with ForkServer(run_dir=run_dir) as server, anyio.create_task_group() as tasks:
+            worker = await server.spawn("test")
+            tasks.start_soon(worker.call, "pool_targets:start_daemon", b"hang")
+            await until_there(mark)
+            if stopped:
+                os.kill(server.pids()[0], signal.SIGSTOP)
+            scope.cancel()
+    assert scope.cancelled_caught
+    await until_gone(mark)
+
+
+async def test_no_daemon_is_left_when_the_server_is_killed(run_dir: str, mark: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        await with_daemon(server, mark)
+        os.kill(server.pids()[0], signal.SIGKILL)
+        await until_gone(mark)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["daemon", "daemon-forked", "daemon, server stopped"])
+def test_no_daemon_is_left_when_the_program_is_killed(run_dir: str, mark: str, mode: str, anyio_backend: str) -> None:
+    mode, _, stopped = mode.partition(", ")
+    command = [sys.executable, str(HERE / "pool_targets.py"), run_dir, mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**environment(), MARK: mark}) as parent:
+        assert parent.stdout
+        child, server, *_ = json.loads(parent.stdout.readline())
+        try:
+            wait_until(lambda: len(sleepers(mark)) == 4, 30, "two daemons and their children")
+            if stopped:
+                os.kill(server, signal.SIGSTOP)
+            parent.kill()
+            wait_until(lambda: not sleepers(mark), 10, "the daemons' end")
+            wait_until(lambda: set(marked(mark)) <= {child}, 10, "the server's end")
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+def test_children_are_found_without_the_kernels_list(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some kernels have no file of a task's children."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert parent_of(child.pid) == os.getpid()
+        listed = children_of(os.getpid())
+        monkeypatch.setattr("builtins.open", without_lists(open))
+        assert child.pid in children_of(os.getpid()) >= listed
+        child.kill()
+
+
+def without_lists(real: object) -> object:
+    def opened(path: str, *rest: object, **named: object) -> object:
+        if str(path).endswith("/children"):
+            raise FileNotFoundError(path)
+        return real(path, *rest, **named)  # type: ignore[operator]
+
+    return opened

@@ -1,0 +1,26 @@
+"""A program for test_stopped: one worker, in a call that ends when a pipe closes. Says how the call ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import anyio
+
+from atune.errors import WorkerTimeout
+from atune.processes.pool import ForkServer
+
+
+async def main(run_dir: str, gate: str, limit: str) -> None:
+    async with ForkServer(run_dir=run_dir) as server:
+        worker = await server.spawn("test")
+        await worker.call("pool_targets:echo", b"")
+        print(json.dumps(server.pids()), flush=True)
+        try:
+            await worker.call("pool_targets:wait_at", gate.encode(), float(limit))
+            print("answered", flush=True)
+        except WorkerTimeout:
+            print("timeout", flush=True)
+
+
+anyio.run(main, *sys.argv[1:])

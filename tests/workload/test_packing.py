@@ -1,0 +1,102 @@
+"""Pickling in which large parts stay apart: they come back whole, and nothing copies them on the way."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+
+from atune.workload.packing import LARGE_BYTES, Packed, pack, unpack, write
+from atune.workload.sealed import Sealed
+from atune.workload.workload import Workload, fingerprint, load, ship
+
+N = LARGE_BYTES
+
+
+def by_value(packed: Packed, folder: Path) -> Packed:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=Packed)
+
+
+def by_file(packed: Packed, folder: Path) -> Packed:
+    return write(packed, str(folder / "packed"))
+
+
+Way = Callable[[Packed, Path], Packed]
+both_ways = pytest.mark.parametrize("way", [by_value, by_file])
+
+
+def kernel(N: int, block: int = 32) -> None:
+    """Stands for a kernel factory where nothing is lowered."""
+
+
+@both_ways
+def test_what_is_large_comes_back_as_it_was(way: Way, tmp_path: Path) -> None:
+    text, array = os.urandom(N), numpy.arange(N)
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    tensor = torch.arange(N).to(torch.bfloat16).reshape(2, -1).t()
+    parameter = torch.nn.Parameter(torch.ones(N))
+    packed = pack(lambda: (text, array, fixed, tensor, parameter))
+    assert len(packed.stream) < 4096
+    found = unpack(way(packed, tmp_path))()
+    assert found[0] == text
+    assert (found[1] == array).all() and found[1].flags.writeable and not found[2].flags.writeable
+    assert torch.equal(found[3], tensor) and found[3].stride() == tensor.stride()
+    assert type(found[4]) is torch.nn.Parameter and found[4].requires_grad
+
+
+@both_ways
+def test_what_is_written_to_a_copy_is_seen_by_it_alone(way: Way, tmp_path: Path) -> None:
+    tensor = torch.zeros(N)
+    packed = way(pack((tensor, tensor[8:16])), tmp_path)
+    (one, part), (other, _) = unpack(packed), unpack(packed)
+    one[8] = 1
+    assert part[0] == 1, "tensors of one memory go on sharing it"
+    assert tensor[8] == 0 and other[8] == 0
+
+
+def test_packing_copies_nothing_that_is_large() -> None:
+    array, text = numpy.zeros(N), bytes(N)
+    first, second = pack((array, text)).parts
+    assert numpy.shares_memory(numpy.frombuffer(first, dtype=array.dtype), array) and second is text
+
+
+def test_what_is_small_stays_in_the_stream() -> None:
+    packed = pack((numpy.zeros(8), torch.zeros(8), b"text"))
+    assert not packed.parts and unpack(packed)[2] == b"text"
+    assert pickle.loads(packed.stream)[2] == b"text"
+
+
+@both_ways
+def test_a_sealed_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Path) -> None:
+    tensor = torch.full((N,), 3.0)
+    packed = pack(Sealed(lambda x: tensor[0] * x))
+    assert len(packed.stream) < 4096 and len(packed.parts) == 1
+    opened = unpack(way(packed, tmp_path))
+    assert opened(2) == 6
+    (tmp_path / "again").mkdir()
+    assert unpack(way(pack(opened), tmp_path / "again"))(2) == 6
+
+
+def test_a_workload_with_a_large_closure_is_shipped_in_few_bytes(tmp_path: Path) -> None:
+    table = numpy.full(N, 7)
+    ref = ship(Workload(kernel, [{"block": 1}], arguments={"N": 8}, reference=lambda A: table))
+    assert len(ref.packed.stream) < 1 << 16
+    ref = msgspec.structs.replace(ref, packed=write(ref.packed, str(tmp_path / "packed")))
+    assert len(msgspec.msgpack.encode(ref)) < LARGE_BYTES
+    loaded: Any = load(ref)
+    assert (loaded.reference(None) == table).all()
+
+
+def test_large_byte_strings_of_a_closure_are_told_apart() -> None:
+    def of(text: bytes) -> str:
+        return fingerprint(Workload(kernel, [{"block": 1}], arguments={"N": 8}, reference=lambda A: text))
+
+    assert of(bytes(N)) == of(bytes(N)) != of(bytes(N - 1) + b"x")
