@@ -60,12 +60,15 @@ async def test_kernels_spread_over_a_space_compile_and_get_their_registers(name:
         lowered = [await lane.lower(Candidate(i, config_key(config), config)) for i, config in configs.items()]
         kernels = [one for one in lowered if isinstance(one, Lowered)]
         assert len({one.code_key for one in kernels}) == 3, lowered
+        asked = []
         for kernel in kernels:
             assert (kernel.facts.smem_bytes or 0) <= 227 * 1024, configs[kernel.index]
             [built] = await lane.build([kernel])
             assert isinstance(built, Artifact), built
             source = Path(source_path(built.path, built.symbol)).read_text()
-            assert taken(source) <= REGISTERS, configs[kernel.index]
+            asked.append(taken(source))
+            assert asked[-1] <= REGISTERS, configs[kernel.index]
+        assert max(asked) > 0 or name not in ("gemm_square", "attention_causal"), "the look for setmaxnreg finds none"
 
 
 def taken(source: str) -> int:
