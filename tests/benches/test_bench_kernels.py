@@ -68,7 +68,7 @@ def test_scripts_tell_what_they_take(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["compat.py", "compile_stages.py", "crash.py", "journal.py", "overhead.py", "vs_tilelang.py"]
+    "script", ["compat.py", "compile_stages.py", "crash.py", "journal.py", "overhead.py", "record.py", "vs_tilelang.py"]
 )
 def test_scripts_explain_themselves(script: str) -> None:
     done = subprocess.run([sys.executable, str(BENCH / script), "--help"], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,56 @@
+"""Search spaces of real kernels, and the recordings of all their candidates that lie beside them.
+
+`SPACES` names them. A recording is the journal of one exhaustive run, compressed: `NAME.jsonl.xz`, made by
+bench/record.py and opened by `opened`. Importing this imports neither torch nor tilelang.
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).resolve().parent
+SUFFIX = ".jsonl.xz"
+
+
+class Space(NamedTuple):
+    """Where a workload is defined, and how many configurations its space has."""
+
+    file: str
+    name: str
+    total: int
+
+    @property
+    def ref(self) -> str:
+        """``FILE.py:NAME``, for ``atune tune``."""
+        return f"{FOLDER / self.file}:{self.name}"
+
+
+SPACES = {
+    "gemm_square": Space("gemms.py", "SQUARE", 2508),
+    "gemm_tall": Space("gemms.py", "TALL", 972),
+    "gemm_skinny": Space("gemms.py", "SKINNY", 461),
+    "gemm_odd": Space("gemms.py", "ODD", 826),
+    "gemm_unaligned": Space("gemms.py", "UNALIGNED", 864),
+    "attention_causal": Space("attentions.py", "CAUSAL", 118),
+    "dequant_gemm": Space("dequants.py", "INT4", 271),
+    "rms_norm": Space("rms_norms.py", "WIDE", 80),
+    "transpose": Space("transposes.py", "LARGE", 270),
+}
+"""The name of a space is that of its workload and of its recording."""
+
+
+@contextmanager
+def opened(recording: Path | str) -> Iterator[Path]:
+    """Yield the journal in a recording, unpacked into a temporary file. `recording`: a path, or a name of `SPACES`."""
+    path = FOLDER / f"{recording}{SUFFIX}" if recording in SPACES else Path(recording)
+    with tempfile.TemporaryDirectory(prefix="recording-") as folder:
+        journal = Path(folder) / path.name.removesuffix(".xz")
+        with lzma.open(path) as packed, journal.open("wb") as plain:
+            shutil.copyfileobj(packed, plain)
+        yield journal

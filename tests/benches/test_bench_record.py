@@ -1,0 +1,149 @@
+"""`bench/record.py`: what it keeps of a run, what it skips and goes on with, and what it tells."""
+
+from __future__ import annotations
+
+import importlib.util
+import lzma
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import record
+from counted import Finished
+
+from atune.journal.events import CandidateMeasured, RunResumed, RunStarted
+from atune.journal.reader import read
+from atune.journal.replay import replay
+
+WORKLOADS = Path(__file__).resolve().parents[1] / "workloads.py"
+SLICED = f"{WORKLOADS}:SLICED"
+NAME = "workloads_sliced"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the recording of a space of two candidates, tuned on the CPU."""
+    out = tmp_path_factory.mktemp("recorded")
+    assert record.main(["--spaces", SLICED, "--target", "c", "--out", str(out)]) == 0
+    yield out
+
+
+class Scripted:
+    """In place of `run_counted`: leaves a journal's first lines, and says how the run ended."""
+
+    def __init__(self, journal: bytes, *, lines: int | None = None, status: int = 0, timed_out: bool = False) -> None:
+        self.lines = journal.splitlines(keepends=True)[:lines]
+        self.status, self.timed_out = status, timed_out
+        self.found: list[bytes] = []
+        """What each run found in its journal's place."""
+        self.timeouts: list[float] = []
+
+    def __call__(self, command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
+        journal = Path(command[command.index("--journal") + 1])
+        self.found.append(journal.read_bytes() if journal.exists() else b"")
+        self.timeouts.append(timeout_s)
+        journal.write_bytes(b"".join(self.lines))
+        return Finished(self.status, 1.0, 1.0, 0.0, self.timed_out, "atune: error: it broke\n{}\n")
+
+
+def whole(recorded: Path) -> bytes:
+    return lzma.decompress((recorded / f"{NAME}.jsonl.xz").read_bytes())
+
+
+def play(monkeypatch: pytest.MonkeyPatch, script: Scripted, out: Path, *more: str) -> int:
+    monkeypatch.setattr(record, "run_counted", script)
+    return record.main(["--spaces", SLICED, "--out", str(out), *more])
+
+
+def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
+    assert sorted(path.name for path in recorded.iterdir()) == ["table.md", f"{NAME}.jsonl.xz"]
+    with record.opened(recorded / f"{NAME}.jsonl.xz") as journal:
+        result = replay(journal)
+        header = read(journal)[0]
+    assert result.finished and result.measured == result.total == 2 and result.remaining == 0
+    assert isinstance(header, RunStarted) and header.settings["compile"]["store"] is False
+    row = next(line for line in (recorded / "table.md").read_text().splitlines() if NAME in line)
+    assert [cell.strip() for cell in row.split("|")][2:6] == ["2", "2", "0", "0"]
+
+
+def test_a_recording_names_no_path_of_the_machine(recorded: Path) -> None:
+    """Paths are cut to what is below the repository, and checksums hold."""
+    text = whole(recorded).decode()
+    assert '"origin":"tests/workloads.py:SLICED"' in text
+    assert str(record.ROOT) not in text and record.SCRATCH not in text and not re.search(r'"/\w', text)
+
+
+def test_paths_in_the_words_of_failures_are_cut() -> None:
+    tilelang = importlib.util.find_spec("tilelang")
+    assert tilelang is not None and tilelang.origin is not None
+    said = f"{record.ROOT}/atune/x.py, {tilelang.origin}, {os.__file__}, /tmp/a-b/record-x1_y/work/k.cu: /usr/bin/g++"
+    body = b'{"detail":"%b"}' % said.encode()
+    line = record.without_paths(b'{"crc":"00000000","event":%b}\n' % body)
+    assert record.json_body(line) == (b'{"detail":"atune/x.py, tilelang/__init__.py, os.py, work/k.cu: /usr/bin/g++"}')
+
+
+def test_what_is_recorded_is_skipped_with_resume_and_never_replaced(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(recorded, out)
+    before = (out / f"{NAME}.jsonl.xz").read_bytes()
+    script = Scripted(b"")
+    with pytest.raises(SystemExit, match=f"has {NAME}: give --resume"):
+        play(monkeypatch, script, out)
+    assert play(monkeypatch, script, out, "--resume") == 0
+    assert not script.found and (out / f"{NAME}.jsonl.xz").read_bytes() == before
+
+
+def test_a_run_cut_short_keeps_its_journal_and_goes_on(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = whole(recorded)
+    half = Scripted(journal, lines=8, timed_out=True, status=-9)
+    assert play(monkeypatch, half, tmp_path, "--space-limit", "5") == 1
+    assert half.timeouts == [5.0] and not (tmp_path / f"{NAME}.jsonl.xz").exists()
+    printed = capsys.readouterr()
+    assert f"{NAME}: 2 of 2 are left after 1 s" in printed.err and f"{NAME} (unfinished) | 0 of 2" in printed.out
+    with pytest.raises(SystemExit, match="give --resume"):
+        play(monkeypatch, half, tmp_path)
+    rest = Scripted(journal)
+    assert play(monkeypatch, rest, tmp_path, "--resume") == 0
+    assert rest.found == [b"".join(half.lines)]
+    assert whole(tmp_path) == journal and not (tmp_path / f"{NAME}.jsonl").exists()
+
+
+def test_a_journal_that_came_from_another_machine_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
+    """Nothing that has an outcome is measured again, and one recording holds both parts."""
+    lines = whole(recorded).splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if b'"event":"candidate_measured"' in line)
+    (tmp_path / f"{NAME}.jsonl").write_bytes(b"".join(lines[: first + 1]))
+    assert record.main(["--spaces", SLICED, "--target", "c", "--out", str(tmp_path), "--resume"]) == 0
+    with record.opened(tmp_path / f"{NAME}.jsonl.xz") as journal:
+        events = read(journal)
+        result = replay(journal)
+    assert sum(isinstance(event, RunResumed) for event in events) == 1
+    assert sum(isinstance(event, CandidateMeasured) for event in events) == result.measured == 2 and result.finished
+
+
+def test_a_run_that_fails_says_why_and_leaves_no_recording(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(monkeypatch, Scripted(whole(recorded), status=1), tmp_path) == 1
+    assert "exit status 1; atune: error: it broke" in capsys.readouterr().err
+    assert not (tmp_path / f"{NAME}.jsonl.xz").exists() and (tmp_path / f"{NAME}.jsonl").exists()
+
+
+def test_nothing_is_begun_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, moments = Scripted(b""), iter([0.0, 100.0])
+    monkeypatch.setattr(record, "run_counted", script)
+    arguments = ["--spaces", SLICED, "--out", str(tmp_path), "--time-limit", "60"]
+    assert record.main(arguments, clock=lambda: next(moments)) == 1
+    assert not script.found and not os.path.exists(tmp_path / f"{NAME}.jsonl")
+
+
+def test_an_unknown_space_is_refused_by_name() -> None:
+    with pytest.raises(SystemExit, match="'gemm_round' is none of gemm_square"):
+        record.main(["--spaces", "gemm_round"])
