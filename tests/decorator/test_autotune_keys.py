@@ -304,7 +304,7 @@ def test_unknown_words_are_mistakes_when_decorating(tuned: Any) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             tuned(**options)
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
+    with pytest.raises(TypeError, match="there is no option 'spaces'; did you mean 'space'"):
         tuned(spaces=1)
 
 
