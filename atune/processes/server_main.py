@@ -61,6 +61,7 @@ OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGIN
 SWEEP_S = 0.1
 """What ended workers leave is waited for so long, which is far more than SIGKILL takes but where the kernel hangs."""
 END_S = 2
+"""Seconds after which the server leaves, although something that it killed has not ended."""
 
 
 def main() -> NoReturn:
@@ -144,13 +145,16 @@ def preload(modules: list[str]) -> dict[str, Any]:
 def children_of(pid: int) -> set[int]:
     """Return the children of a process, also those that came to it when their parents ended; none where it is gone."""
     found: set[int] = set()
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found.update(map(int, file.read().split()))
-    except FileNotFoundError:  # a task has ended meanwhile, or this kernel has no such files
-        if os.path.exists(f"/proc/{pid}"):
-            return {child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid}
+    with suppress(OSError):
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                    found.update(map(int, file.read().split()))
+        except FileNotFoundError:  # a task has ended meanwhile, or this kernel has no such files
+            if os.path.exists(f"/proc/{pid}"):
+                return {
+                    child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid
+                }
     return found
 
 

@@ -6,6 +6,7 @@ can do beside an event loop; `unpack` maps that file, so that processes share it
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import mmap
@@ -21,7 +22,7 @@ LARGE_BYTES = 1 << 20
 """What is smaller stays in the stream."""
 SLICE_BYTES = 8 << 20
 """Bytes that are written at a time."""
-BYTES, STORAGE = "bytes", "torch storage"
+BYTES, PART, STORAGE = "bytes", "part", "torch storage"
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -43,44 +44,77 @@ class Packed(msgspec.Struct, frozen=True):
         return len(self.stream) + sum(memoryview(part).nbytes for part in self.parts)
 
 
+class Part:
+    """A large part of something that is packed inside of something else."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, (bytearray(self.memory),)
+
+
 def pack(value: Any) -> Packed:
     """Pickle `value` with its functions and classes. Raises whatever pickling raises.
 
     What is large is referred to and not copied: what it holds when it is written counts.
     """
-    import cloudpickle
+    apart = _Apart()
+    with io.BytesIO() as stream:
+        _packer_class()(stream, apart).dump(value)
+        return Packed(stream.getvalue(), tuple(apart.parts), tuple(apart.buffers))
 
-    parts: list[Any] = []
-    buffers: list[int] = []
-    places: dict[int, int] = {}
-    """Where the memory at an address is in `parts`: tensors that share it go on sharing it."""
 
-    def placed(address: int, memory: Any) -> int:
-        if address not in places:
-            places[address] = len(parts)
-            parts.append(memory)
-        return places[address]
+class _Apart:
+    """What a packer keeps out of its stream."""
 
-    def stays(buffer: pickle.PickleBuffer) -> bool:
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self.buffers: list[int] = []
+        self._places: dict[int, int] = {}
+        """Where the memory at an address is in `parts`: tensors that share it go on sharing it."""
+
+    def place_of(self, one: Any) -> tuple[Any, ...] | None:
+        """Return what the stream has in place of `one`; None where it is in the stream itself."""
+        if type(one) is bytes and len(one) >= LARGE_BYTES:
+            return BYTES, self._placed(id(one), one)
+        if type(one) is Part:
+            return PART, self._placed(id(one.memory), one.memory)
+        if type(one).__name__ == "TypedStorage" and (memory := _memory(one)) is not None:
+            return STORAGE, self._placed(one._data_ptr(), memory), one.dtype
+        return None
+
+    def stays(self, buffer: pickle.PickleBuffer) -> bool:
         """Tell whether a buffer stays in the stream, and take it out where it does not."""
         raw = buffer.raw()
-        if raw.nbytes < LARGE_BYTES:
+        # CPython crashes where it collects a view of a view that is part of a cycle.
+        if raw.nbytes < LARGE_BYTES or isinstance(raw.obj, memoryview):
             return True
-        buffers.append(len(parts))
-        parts.append(raw)
+        self.buffers.append(len(self.parts))
+        self.parts.append(raw)
         return False
 
-    class Packer(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, one: Any) -> tuple[Any, ...] | None:
-            if type(one) is bytes and len(one) >= LARGE_BYTES:
-                return BYTES, placed(id(one), one)
-            if type(one).__name__ == "TypedStorage" and (memory := _memory(one)) is not None:
-                return STORAGE, placed(one._data_ptr(), memory), one.dtype
-            return None
+    def _placed(self, address: int, memory: Any) -> int:
+        if address not in self._places:
+            self._places[address] = len(self.parts)
+            self.parts.append(memory)
+        return self._places[address]
 
-    with io.BytesIO() as stream:
-        Packer(stream, protocol=5, buffer_callback=stays).dump(value)
-        return Packed(stream.getvalue(), tuple(parts), tuple(buffers))
+
+@functools.cache
+def _packer_class() -> Any:
+    """Make the class on first use: importing cloudpickle takes time, and not every program needs it."""
+    import cloudpickle
+
+    class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, stream: io.BytesIO, apart: _Apart) -> None:
+            super().__init__(stream, protocol=5, buffer_callback=apart.stays)
+            self._apart = apart
+
+        def persistent_id(self, one: Any) -> tuple[Any, ...] | None:
+            return self._apart.place_of(one)
+
+    return Packer
 
 
 def unpack(packed: Packed) -> Any:
@@ -120,6 +154,8 @@ class _Unpacker(pickle.Unpickler):
         kind, place, *rest = known_as
         if kind == BYTES:
             return bytes(self._parts[place])
+        if kind == PART:
+            return Part(self._parts[place])
         torch = importlib.import_module("torch")
         if place not in self._storages:
             self._storages[place] = torch.frombuffer(self._parts[place], dtype=torch.uint8).untyped_storage()

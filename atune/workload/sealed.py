@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from pickle import PickleBuffer
 from typing import Any
 
-from atune.workload.packing import pack, unpack_parts
+from atune.workload.packing import Part, pack, unpack_parts
 
 
 class Sealed:
@@ -29,27 +28,28 @@ class Sealed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = pack(self.func)
-        return _Unopened, (packed.stream, self.__signature__, [PickleBuffer(p) for p in packed.parts], packed.buffers)
+        return _Unopened, (packed.stream, self.__signature__, [Part(memory) for memory in packed.parts], packed.buffers)
 
 
 class _Unopened:
     """A sealed callback in a worker."""
 
     def __init__(
-        self, stream: bytes, signature: inspect.Signature, parts: Sequence[Any] = (), buffers: Sequence[int] = ()
+        self, stream: bytes, signature: inspect.Signature, parts: Sequence[Part] = (), buffers: Sequence[int] = ()
     ) -> None:
         self._packed, self.__signature__ = (stream, parts, buffers), signature
         self._function: Callable[..., Any] | None = None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         if self._function is None:
-            self._function = unpack_parts(*self._packed)
+            stream, parts, buffers = self._packed
+            self._function = unpack_parts(stream, [part.memory for part in parts], buffers)
         assert self._function is not None
         return self._function(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         stream, parts, buffers = self._packed
-        return _Unopened, (stream, self.__signature__, [PickleBuffer(p) for p in parts], buffers)
+        return _Unopened, (stream, self.__signature__, parts, buffers)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

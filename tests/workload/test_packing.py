@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable
@@ -83,6 +84,25 @@ def test_a_sealed_callback_keeps_its_large_closure_apart(way: Way, tmp_path: Pat
     assert opened(2) == 6
     (tmp_path / "again").mkdir()
     assert unpack(way(pack(opened), tmp_path / "again"))(2) == 6
+    assert pickle.loads(pickle.dumps(opened))(2) == 6
+
+
+def test_what_is_packed_can_be_collected() -> None:
+    """Views of views cannot, where they are part of a cycle: Python ends."""
+    circle: list[Any] = [pack(Sealed(numpy.zeros(N).sum)), pack(View(memoryview(bytearray(N))))]
+    circle.append(circle)
+    del circle
+    gc.collect()
+
+
+class View:
+    """Something whose pickle has a view of memory."""
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return View, (pickle.PickleBuffer(self.view),)
 
 
 def test_a_workload_with_a_large_closure_is_shipped_in_few_bytes(tmp_path: Path) -> None:
