@@ -85,6 +85,8 @@ class FakeBackend:
         """Candidates in the order in which proving them began."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which their measuring began, by device."""
+        self.begun: Counter[int] = Counter()
+        """How often each candidate's measuring began, on any device."""
         self.best_known: list[float | None] = []
         """The best latency that each measuring was told, in the order in which they began."""
         self.finals: list[tuple[int, ...]] = []

@@ -158,7 +158,8 @@ class FakeDeviceLane:
         config = backend.configs[index]
         backend.measured[self.name].append(index)
         backend.best_known.append(best_ms)
-        before = sum(i == index for done in backend.measured.values() for i in done) - 1
+        before = backend.begun[index]
+        backend.begun[index] += 1
         seconds = seconds_of(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
         if script.accelerated and artifact.plain:
