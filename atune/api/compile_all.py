@@ -70,7 +70,7 @@ def compile_all(
     refuse_in_worker()
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
-    spec = describe(workload)
+    spec = describe(workload, whole=True)
     # No final: what is compiled here is handed out, so it is compiled as tilelang does.
     exact = BenchmarkSettings(n_final=0)
     backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)

@@ -31,7 +31,7 @@ from atune.model.device import parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.storage.artifact_store import find, keep
-from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
+from atune.workload.workload import FileRef, Workload, describe, head, parse_file_ref, ship
 
 T = TypeVar("T")
 
@@ -81,7 +81,8 @@ class Tuner:
             if not isinstance(reference, (Workload, FileRef)):
                 raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
             if isinstance(reference, Workload):
-                spec = describe(reference)
+                # Where the space asks functions of the user's, a process does that can be ended.
+                spec = describe(reference) if reference.space.stands_at_once else head(reference)
                 backend = LocalBackend(
                     ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
                 )

@@ -97,6 +97,8 @@ class State:
         self._ended_s = 0.0
         self._part_s = 0.0
         self._part_started = 0.0
+        self._counted: int | None = None
+        """Candidates of a large space, once all of it was looked at."""
         self._ranking: list[Place] = []
         """Those that are measured, one a distinct code, fastest first: always in order, so that nobody sorts them."""
 
@@ -150,6 +152,7 @@ class State:
             case RunFinished():
                 self.finished, self.interrupted = event, None
                 self.kept = event.kernel or self.kept
+                self._counted = event.total
                 self._measuring.clear()
                 self._end_part(event.wall_s)
             case RunInterrupted():
@@ -225,6 +228,9 @@ class State:
 
     @property
     def total(self) -> int:
+        """Candidates of the space; of a large one at most, until all of it was looked at."""
+        if self._counted is not None:
+            return self._counted
         return self.totals[-1] if self.totals else 0
 
     @property

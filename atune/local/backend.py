@@ -15,9 +15,11 @@ from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileLane
 from atune.local.device_worker import DeviceContext, LocalDeviceLane
 from atune.local.discovery import accelerators_for, bare, check_discovery
-from atune.local.entry_points import DESCRIBE, DISCOVER, PRELOAD
+from atune.local.entry_points import DISCOVER, PRELOAD
 from atune.local.run_store import RunStore
+from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, server_env
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
@@ -40,7 +42,8 @@ class LocalBackend:
     """Compile lanes and device lanes of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
-    once more. `target` is a text, such as ``auto`` or ``cuda``; `devices` names devices, or is ``("all",)``.
+    once more; where it lacks the space, that alone is asked for. `target` is a text, such as ``auto`` or ``cuda``;
+    `devices` names devices, or is ``("all",)``.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LocalBackend:
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
         self.workers = Workers(workload)
+        self._space = SpaceWorker(self.workers, workload, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
@@ -109,11 +113,13 @@ class LocalBackend:
             **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
         }
 
-    async def describe(self) -> WorkloadSpec:
-        if self.spec is None:
-            reply = await self.workers.ask_once("describe", DESCRIBE, msgspec.msgpack.encode(self.workload))
-            self.spec = msgspec.msgpack.decode(reply, type=WorkloadSpec)
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+        if self.spec is None or not self.spec.configs:
+            self.spec = await self._space.describe(whole=whole)
         return self.spec
+
+    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
+        return await self._space.look_up(places)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = self._question()

@@ -43,11 +43,12 @@ def server_env() -> dict[str, str]:
 class Workers:
     """Forks the workers of one run, once it is `attach`ed to a fork server.
 
-    `workload`: what they load, for messages.
+    `workload`: what they load.
     """
 
     def __init__(self, workload: WorkloadRef) -> None:
-        self._what = workload.origin if isinstance(workload, FileRef) else "the workload"
+        self.what = workload.origin if isinstance(workload, FileRef) else "the workload"
+        """The workload, for messages."""
         self._server: ForkServer
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
@@ -92,7 +93,7 @@ class Workers:
                 raise
             return worker
 
-        return await self._again_if_killed(load)
+        return await self.again_if_killed(load)
 
     async def ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
@@ -108,9 +109,9 @@ class Workers:
                 await worker.kill()
             return reply
 
-        return await self._again_if_killed(ask)
+        return await self.again_if_killed(ask)
 
-    async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Load the workload by `ask`, and once more where its process got SIGKILL, which comes from outside.
 
         Raises `WorkloadError` for what the workload's code does to a process, and `WorkerError` the second time that
@@ -123,12 +124,12 @@ class Workers:
                 raise translated(error) from error
             except WorkerLost as error:
                 if "SIGKILL" not in str(error):
-                    raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+                    raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
                 if last:
-                    message = f"the worker that loads {self._what} was lost twice: {how_it_ended(error)}"
+                    message = f"the worker that loads {self.what} was lost twice: {how_it_ended(error)}"
                     raise WorkerError(message, error.detail) from error
             except WorkerTimeout as error:
-                raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+                raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
         raise AssertionError("the second loss raises")
 
 

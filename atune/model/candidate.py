@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -92,6 +92,11 @@ def config_key(config: Mapping[str, Any]) -> str:
     """Return 16 hex digits that depend on `config`'s names and values, and not on their order."""
     canonical = msgspec.json.encode(config, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
+
+
+def space_hash(keys: Iterable[str]) -> str:
+    """Return the SHA-256 of candidates' keys in order."""
+    return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
 def thaw(config: Mapping[str, Any]) -> Config:

@@ -12,7 +12,7 @@ from atune.errors import TargetError
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
 from atune.processes.messages import Discovery, Session
-from atune.workload.workload import Workload, WorkloadRef, WorkloadSpec, describe, load
+from atune.workload.workload import Workload, load
 
 
 class _State:
@@ -45,14 +45,6 @@ def workload() -> Workload:
     if _state.workload is None:
         _state.workload = load(_state.session.ref)
     return _state.workload
-
-
-def describe_workload(payload: bytes) -> bytes:
-    """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return its `WorkloadSpec`."""
-    ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)
-    loaded = load(ref)
-    spec: WorkloadSpec = describe(loaded, ref.origin)
-    return msgspec.msgpack.encode(spec)
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
