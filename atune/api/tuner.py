@@ -9,6 +9,7 @@ import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
@@ -107,6 +109,7 @@ class Tuner:
         )
         self._past: list[Event] = []
         self._keeps_past = True
+        self._result: TuneResult | None = None
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
@@ -147,7 +150,8 @@ class Tuner:
         await self._done.wait()
         if self._error is not None:
             raise self._error
-        return self._result()
+        assert self._result is not None
+        return self._result
 
     def stop(self) -> None:
         """End the run early, in order: what is under way is measured, then comes the final."""
@@ -159,9 +163,11 @@ class Tuner:
         if not self._entered:
             raise UsageError(f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`")
 
-    def _result(self) -> TuneResult:
+    async def _made_result(self) -> TuneResult:
+        """Return the result of what was recorded: made in a thread, as there may be very many candidates."""
         assert self._recorder is not None
-        return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
+        path = None if self._journal_path is None else str(self._journal_path)
+        return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
 
     def _publish(self, event: Event) -> None:
         if not self._keeps_past:
@@ -179,7 +185,7 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            result = self._result()
+            self._result = result = await self._made_result()
             if result.best_config is None:
                 raise NoWinner(no_winner_message(result), result)
         except OSError as error:
@@ -197,12 +203,13 @@ class Tuner:
         journal: Journal | None = None
         past: Sequence[Event] = ()
         if self._journal_path is not None:
-            journal, past = Journal.start(self._journal_path)
-        self._recorder = recorder = Recorder(journal, (self._publish, *listeners), past=past)
+            journal, past = await anyio.to_thread.run_sync(Journal.start, self._journal_path)
+        self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
         self._engine = engine = self._make(recorder)
         if self._stopped:
             engine.stop()
         try:
+            await recorder.go_on(past)
             await engine.run()
         except BaseException as error:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import anyio.lowlevel
+
 from atune.errors import name_and_message
 from atune.journal.events import Event, Warned
 from atune.journal.state import State
@@ -13,12 +15,14 @@ from atune.journal.writer import Journal
 
 Listener = Callable[[Event], None]
 
+AT_ONCE = 200
+"""Events of an earlier part that are folded before the event loop gets its turn."""
+
 
 class Recorder:
     """Numbers, stamps, writes, folds and hands on events. Synchronous, so that events have one order.
 
-    `clock` is monotonic, in seconds; `wall` is the wall clock. `past`: the events of a run that goes on; listeners get
-    them first, and the run's clock goes on where it stopped.
+    `clock` is monotonic, in seconds; `wall` is the wall clock. Those of a run that goes on are taken by `go_on` first.
     """
 
     def __init__(
@@ -26,7 +30,6 @@ class Recorder:
         journal: Journal | None = None,
         listeners: tuple[Listener, ...] = (),
         *,
-        past: Iterable[Event] = (),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -34,15 +37,25 @@ class Recorder:
         self.journal = journal
         self.listeners = list(listeners)
         self._clock, self._wall = clock, wall
+        self._seq = self.emitted = 0
+        """Events of all parts, and of this one."""
+        self._before_s = 0.0
+        self._started = clock()
+
+    async def go_on(self, past: Iterable[Event]) -> None:
+        """Take in the events of the run's earlier parts; listeners get them, and its clock goes on where it stopped.
+
+        The event loop goes on meanwhile: there may be hundreds of thousands.
+        """
         dropped: list[Exception] = []
-        for event in past:
+        for count, event in enumerate(past):
             self.state.apply(event)
             self._hand_on(event, dropped)
+            if count % AT_ONCE == AT_ONCE - 1:
+                await anyio.lowlevel.checkpoint()
         self._seq = self.state.last_seq + 1
-        self.emitted = 0
-        """Events of this part."""
         self._before_s = max(self.state.wall_s, self.state.last_mono) if self._seq else 0.0
-        self._started = clock()
+        self._started = self._clock()
 
     @property
     def part_s(self) -> float:

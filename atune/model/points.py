@@ -137,10 +137,14 @@ class Product(Points):
         self._axes = axes
         self._plain_axes = {normalise(str(name), "Space"): _plain_values(name, v) for name, v in axes.items()}
         self.size = math.prod(map(len, axes.values()))
+        lengths = list(map(len, axes.values()))
+        strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
+        self._raw_steps = [(n, v, s, len(v)) for (n, v), s in zip(self._axes.items(), strides, strict=True)]
+        self._plain_steps = [(n, v, s, len(v)) for (n, v), s in zip(self._plain_axes.items(), strides, strict=True)]
         if self.size > MOST_POINTS:
-            lengths = " × ".join(str(len(values)) for values in list(axes.values())[:8])
+            shape = " × ".join(map(str, lengths[:8])) + (" × …" if len(lengths) > 8 else "")
             raise SpaceError(
-                f"Space: {len(axes)} axes ({lengths}{' × …' if len(axes) > 8 else ''}) have more than 2**63 points, "
+                f"Space: {len(axes)} axes ({shape}) have more than 2**63 points, "
                 "which no journal numbers: give fewer axes, or fewer values"
             )
 
@@ -160,10 +164,10 @@ class Product(Points):
         return ((place, plain) for place, (raw, plain) in enumerate(both) if self.admits(raw))
 
     def raw(self, place: int) -> Config:
-        return _combination(self._axes, place)
+        return {name: values[place // step % length] for name, values, step, length in self._raw_steps}
 
     def _plain(self, place: int, raw: Config) -> Config:
-        return _combination(self._plain_axes, place)
+        return {name: values[place // step % length] for name, values, step, length in self._plain_steps}
 
     def _find(self, config: Config) -> int | None:
         if config.keys() != self._plain_axes.keys():
@@ -232,14 +236,6 @@ def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[Config]:
     names = tuple(axes)
     return (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
-
-
-def _combination(axes: Mapping[str, Sequence[Any]], place: int) -> Config:
-    found: Config = {}
-    for name in reversed(list(axes)):
-        place, position = divmod(place, len(axes[name]))
-        found[name] = axes[name][position]
-    return {name: found[name] for name in axes}
 
 
 def _text(value: Any) -> bytes:
