@@ -6,6 +6,8 @@ import bisect
 from collections import Counter
 from typing import Literal
 
+import msgspec
+
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -40,24 +42,22 @@ Place = tuple[float, str, int]
 """Latency in ms, key and index of a measured candidate."""
 
 
-class Entry:
-    """What the fold keeps of one candidate."""
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """What the fold keeps of one candidate. Without cycles, which the garbage collector need not look for."""
 
-    __slots__ = ("built", "code_key", "config", "facts", "index", "key", "lowered", "outcome", "parent", "place")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.key = ""
-        self.config: Config = {}
-        self.code_key = ""
-        self.facts: StaticFacts | None = None
-        self.lowered = self.built = False
-        self.parent: int | None = None
-        """A smaller index with the same code."""
-        self.outcome: Outcome | None = None
-        """The latest outcome of this candidate's code; kept at the first candidate with that code."""
-        self.place: Place | None = None
-        """What it is ranked by, while it is measured."""
+    index: int
+    key: str = ""
+    config: Config = {}
+    code_key: str = ""
+    facts: StaticFacts | None = None
+    lowered: bool = False
+    built: bool = False
+    parent: int | None = None
+    """A smaller index with the same code."""
+    outcome: Outcome | None = None
+    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    place: Place | None = None
+    """What it is ranked by, while it is measured."""
 
 
 class State:

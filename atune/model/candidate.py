@@ -23,7 +23,7 @@ MAX_NESTING = 60
 """Lists and dicts in one another in a value. A journal's line has three more around it, and is refused above 64."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One configuration. `index` is its place in the space's order; `key` depends on the config alone."""
 
     index: int

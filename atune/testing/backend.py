@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import CompileHints
@@ -24,6 +26,9 @@ from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
 from atune.testing.script import Script
 from atune.workload.listing import Candidates, listing
 from atune.workload.workload import Workload, WorkloadSpec
+
+MANY_LIBRARIES = 1000
+"""Files beyond which they are removed in a thread."""
 
 
 def _kernel(**config: object) -> None:
@@ -128,6 +133,8 @@ class FakeBackend:
             self.opened += 1
             try:
                 yield
+                if self._libraries > MANY_LIBRARIES:
+                    await anyio.to_thread.run_sync(shutil.rmtree, folder)
             finally:
                 self.closed += 1
 
