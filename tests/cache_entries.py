@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from atune.engine.plan import space_hash
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateLowered,
@@ -15,7 +14,7 @@ from atune.journal.events import (
     RunStarted,
 )
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import config_key
+from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
 from atune.storage.result_key import ResultKey

@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.api.tuner import check_listener, run_blocking, tune
-from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, space_hash
+from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
@@ -84,8 +84,18 @@ class Work:
                 "budget": msgspec.to_builtins(self.budget),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
             },
-            space=space_hash(config_key(config) for config in self.spec.configs),
+            space=self.spec.identity(),
         )
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """Tell whether a configuration is one of the space."""
+        if self.spec.size is None:
+            return config_key(config) in self._keys
+        return self.workload.space.points(self.workload.arguments).place(config) is not None
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(map(config_key, self.spec.configs))
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the journal of a run of this work that has `known` behind it."""
@@ -97,8 +107,8 @@ class Work:
             workload=self.spec.name,
             origin=self.spec.origin,
             fingerprint=self.spec.fingerprint,
-            space=space_hash(config_key(config) for config in self.spec.configs),
-            total=len(self.spec.configs),
+            space=self.spec.identity(),
+            total=self.spec.total,
             default=self.spec.default,
             arguments=self.spec.arguments,
             target=self.target,
@@ -252,7 +262,7 @@ def _begin(work: Work, key: ResultKey, cache: ResultCache, journal: Path, refres
         return
     if journal.exists():
         return
-    known = cache.known(key, work.spec.configs)
+    known = cache.known(key, work.spec.configs)  # of a large space, which lists none, nothing is taken over
     if known:
         part = journal.with_suffix(".part")
         part.write_bytes(work.history(known, time.time()))

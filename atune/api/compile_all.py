@@ -74,7 +74,7 @@ def compile_all(
     check_settings(compile, None, ignore_errors=ignore_errors)
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
-    spec = describe(workload)
+    spec = describe(workload, whole=True)
     # No final: what is compiled here is handed out, so it is compiled as tilelang does.
     exact = BenchmarkSettings(n_final=0)
     backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)

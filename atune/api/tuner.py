@@ -40,7 +40,7 @@ from atune.processes.server import refuse_in_worker
 from atune.reporting.log import EventLog, event_log
 from atune.storage.artifact_store import find, keep
 from atune.system.shortage import shortage_of
-from atune.workload.workload import FileRef, Workload, describe, parse_file_ref, ship
+from atune.workload.workload import FileRef, Workload, describe, head, parse_file_ref, ship
 
 T = TypeVar("T")
 
@@ -91,7 +91,8 @@ class Tuner:
             if not isinstance(reference, (Workload, FileRef)):
                 raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
             if isinstance(reference, Workload):
-                spec = describe(reference)
+                # Where the space asks functions of the user's, a process does that can be ended.
+                spec = describe(reference) if reference.space.stands_at_once else head(reference)
                 backend = LocalBackend(
                     ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
                 )
@@ -117,6 +118,7 @@ class Tuner:
         )
         self._past: list[Event] = []
         self._keeps_past = True
+        self._result: TuneResult | None = None
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
         self._engine: Engine | None = None
@@ -157,7 +159,8 @@ class Tuner:
         await self._done.wait()
         if self._error is not None:
             raise self._error
-        return self._result()
+        assert self._result is not None
+        return self._result
 
     def stop(self) -> None:
         """End the run early, in order: what is under way is measured, then comes the final."""
@@ -169,9 +172,11 @@ class Tuner:
         if not self._entered:
             raise UsageError(f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`")
 
-    def _result(self) -> TuneResult:
+    async def _made_result(self) -> TuneResult:
+        """Return the result of what was recorded: made in a thread, as there may be very many candidates."""
         assert self._recorder is not None
-        return TuneResult(self._recorder.state, journal=None if self._journal_path is None else str(self._journal_path))
+        path = None if self._journal_path is None else str(self._journal_path)
+        return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
 
     def _publish(self, event: Event) -> None:
         if not self._keeps_past:
@@ -189,7 +194,7 @@ class Tuner:
                     await self._record((*self._listeners, progress.on_event))
             else:
                 await self._record(self._listeners)
-            result = self._result()
+            self._result = result = await self._made_result()
             if result.best_config is None:
                 raise NoWinner(no_winner_message(result), result)
         except OSError as error:

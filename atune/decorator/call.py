@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,7 +98,7 @@ class Call:
         symbolic = any(isinstance(v, dict) and stage.DYNAMIC in v for v in self.arguments.values())
         symbols: dict[str, int] = {}
         if self.eager or symbolic:
-            found = stage.parameters_of(self.kernel, self.arguments, self.space.configs(self.arguments))
+            found = stage.parameters_of(self.kernel, self.arguments, self.space.walk(self.arguments))
             params, returned = found or ([], ())
             if self.out_idx is None and returned:
                 self.out_idx = returned
@@ -149,7 +150,7 @@ class Call:
 
 def tunables_of(space: Space) -> frozenset[str]:
     """Return the kernel's arguments that the space sets."""
-    names = set(space.axes) or {name for config in space.configs({}) for name in config}
+    names = set(space.axes) or {name for config in space.walk({}) for name in config}
     return frozenset(names - RESERVED)
 
 
@@ -157,6 +158,6 @@ def probes(space: Space) -> list[Config]:
     """Return configurations to trace the kernel with before the problem is known: its defaults, then the space's."""
     axes = space.axes
     if not axes:
-        return [{}, *space.configs({})[:16]]
+        return [{}, *itertools.islice(space.walk({}), 16)]
     fixed = {name: values for name, values in axes.items() if not callable(values)}
     return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]

@@ -10,7 +10,6 @@ from pathlib import Path
 from atune.api.cached_tune import Work
 from atune.decorator.arguments import text_of
 from atune.errors import UsageError
-from atune.model.candidate import config_key, thaw
 from atune.storage.result_key import CacheEntry, read_exported
 
 
@@ -22,14 +21,14 @@ def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
     """
     if not paths:
         return None
-    key, space = work.key, {config_key(thaw(config)) for config in work.spec.configs}
+    key = work.key
     fitting = [
         entry
         for path in paths
         for entry in _read(path, _changed(path))
         if all(getattr(entry.parts, name) == getattr(key, name) for name in ("fingerprint", "device", "target"))
         and text_of(entry.parts.problem) == text_of(key.problem)
-        and config_key(entry.config) in space
+        and work.holds(entry.config)
     ]
     return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -24,12 +25,13 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
-from atune.engine.plan import GONE, Plan, finished, plan_new, plan_rest, space_hash
+from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.proof import Proofs, ProofStage
+from atune.engine.proposals import Listed, LookedUp, looked_up
 from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.errors import AtuneError
+from atune.errors import AtuneError, SpaceError
 from atune.journal.events import (
     SCHEMA,
     BenchmarkFailed,
@@ -44,7 +46,7 @@ from atune.journal.events import (
 from atune.journal.recorder import Recorder
 from atune.journal.state import State
 from atune.model.artifact import Artifact
-from atune.model.candidate import Candidate, config_key
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
@@ -53,6 +55,9 @@ PROPOSALS_PER_LANE = 2
 """Proposed candidates that wait for each compile lane."""
 ARTIFACTS_PER_DEVICE = 64
 """Artifacts that wait for each device before the compile lanes have to."""
+
+AT_ONCE = 500
+"""Configurations that are planned for in the event loop."""
 
 Keep = Callable[[Artifact], Artifact]
 
@@ -82,6 +87,8 @@ class Engine:
         self.find, self.accept = find, accept
         self._run = Run(recorder)
         self._ended_by = "exhausted"
+        self._counted: int | None = None
+        """Candidates of a large space, once all of it was looked at."""
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more; what is under way ends, then comes the final."""
@@ -143,28 +150,42 @@ class Engine:
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
         """Learn what to tune and on what, and record the start; no plan where nothing is left of a run before."""
         specs: list[WorkloadSpec] = []
+        state = self.recorder.state
+        listed = state.header is not None and not state.header.large  # also by a version that listed every space
 
         async def describe() -> None:
-            specs.append(await self.backend.describe())
+            specs.append(await self.backend.describe(whole=listed))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
             target, devices = await self.backend.discover()
         spec = specs[0]
         self._run.spec, self._run.limits = spec, _common_limits(devices)
-        header, state = self._header(spec, target, devices), self.recorder.state
+        plan = await self._plan(spec, target, devices)
+        if plan is not None:
+            self._run.outcomes.sync_soon()
+        return spec, plan
+
+    async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
+        """Plan and record the start; None where nothing is left of a run before."""
+        state, budget = self.recorder.state, self.budget
+        header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            plan = plan_new(spec, self.strategy_name, self.seed, self.budget)
+            plan = await _computed(spec, partial(plan_new, spec, self.strategy_name, self.seed, budget))
             active, unused = self.backend.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
-        else:
-            now = RunStarted(seq=0, time=0, mono=0, **header)
-            plan = plan_rest(state, now, devices, spec, self.budget, self.accept)
-            if finished(state, self.budget) and plan.empty:
-                return spec, None
-            self._resume(state, plan, header["versions"])
-        self._run.outcomes.sync_soon()
-        return spec, plan
+            for remark in (*spec.remarks, *_endless(spec, budget)):
+                self.recorder.emit(Warned, message=remark)
+            return plan
+        check_places(state.header, spec)
+        now = RunStarted(seq=0, time=0, mono=0, **header)
+        places = [entry.index for entry in proposed(state)] if spec.size is not None else []
+        known = await looked_up(places, self.backend.look_up)
+        plan = await _computed(spec, partial(plan_rest, state, now, devices, spec, budget, self.accept, known))
+        if finished(state, budget) and plan.empty:
+            return None
+        self._resume(state, plan, header["versions"])
+        return plan
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
@@ -180,8 +201,9 @@ class Engine:
             "workload": spec.name,
             "origin": spec.origin,
             "fingerprint": spec.fingerprint,
-            "space": space_hash(config_key(config) for config in spec.configs),
-            "total": len(spec.configs),
+            "space": spec.identity(),
+            "total": spec.total,
+            "large": spec.size is not None,
             "default": spec.default,
             "arguments": spec.arguments,
             "target": target,
@@ -213,26 +235,36 @@ class Engine:
             emit(CandidatePruned, index=index, reason=GONE)
 
     async def _propose(self, plan: Plan, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]) -> None:
-        proposed = 0
+        count, proposals = 0, self._proposals(plan)
         with propose:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 self._run.wake()
-            while proposed < plan.proposable and not self._run.stopping:
-                index = plan.strategy.ask()
-                if index is None:
+            while count < plan.proposable and not self._run.stopping:
+                new = await proposals.next()
+                if new is None:
                     break
-                if (candidate_or_none := plan.candidates.get(index)) is None:
-                    continue  # the space does not hold it any more
-                candidate = candidate_or_none
-                proposed += 1
-                self.recorder.emit(CandidateProposed, index=index, key=candidate.key, config=candidate.config)
-                await propose.send(candidate)
+                count += 1
+                self.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config)
+                await propose.send(new)
                 self._run.wake()
         scheduled.proposing = False
-        if self.budget.candidates is not None and self.budget.candidates < len(plan.candidates):
+        if proposals.exhausted and self._run.spec.size is not None:
+            self._counted = len(proposed(self.recorder.state))
+            if not self._counted:
+                raise SpaceError("Space is empty: no configuration satisfies the constraints")
+        elif self.budget.candidates is not None and self.budget.candidates < plan.total:
             self._ended_by = "budget"
         self._run.wake()
+
+    def _proposals(self, plan: Plan) -> Listed | LookedUp:
+        if self._run.spec.size is None:
+            return Listed(plan.candidates, plan.strategy)
+        return LookedUp(
+            plan.candidates, plan.strategy, self.backend.look_up,
+            stopping=lambda: bool(self._run.stopping),
+            warn=lambda message: self.recorder.emit(Warned, message=message),
+        )  # fmt: skip
 
     async def _finish(self, spec: WorkloadSpec) -> None:
         built, winner = self.recorder.state.winner, None
@@ -245,7 +277,12 @@ class Engine:
             self.recorder.emit(Warned, message=words)
         reason = self._run.stopping or self._ended_by
         self.recorder.emit(
-            RunFinished, wall_s=round(self.recorder.part_s, 4), reason=reason, kernel=winner, out_idx=spec.out_idx
+            RunFinished,
+            wall_s=round(self.recorder.part_s, 4),
+            reason=reason,
+            kernel=winner,
+            out_idx=spec.out_idx,
+            total=self._counted,
         )
 
     async def _keep_time(self) -> None:
@@ -255,6 +292,28 @@ class Engine:
             await self._run.measured.wait()
         if left.cancelled_caught:
             self.stop("budget")
+
+
+T = TypeVar("T")
+
+
+async def _computed(spec: WorkloadSpec, compute: Callable[[], T]) -> T:
+    """Return what `compute` does: in a thread where the space is long, so that the event loop goes on meanwhile."""
+    if len(spec.configs) <= AT_ONCE:
+        return compute()
+    return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
+
+
+def _endless(spec: WorkloadSpec, budget: Budget) -> list[str]:
+    """Say what it means to try all of a large space, where no budget ends that."""
+    if spec.size is None or budget.candidates is not None or budget.seconds is not None:
+        return []
+    days = spec.size / 86_400
+    return [
+        f"the space has {spec.size:,} points and there is no budget: at one a second, all of them take {days:,.0f} "
+        "days. They are tried spread over the space; what is measured when you stop the run counts. A budget ends it "
+        "by itself: --budget 1000, or --budget 30m (budget=…)"
+    ]
 
 
 def _common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:

@@ -14,7 +14,7 @@ from atune.engine.plan import GONE
 from atune.engine.ranking import final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, FinalOrdered, Warned
+from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, CandidateMeasured, FinalOrdered, Warned
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -70,16 +70,16 @@ class FinalStage:
 
     async def _hold(self) -> bool:
         """Hold the final; return whether it is to be held again, without a finalist that failed in it."""
-        ranked = [m.index for m in self.state.ranked()]
-        if self.benchmark.n_final == 0 or len(ranked) < 2 or self.state.final is not None:
+        contenders = self.finalists.fastest(max(2, self.benchmark.n_final))
+        if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             await self._get_winner()
             return False
         usable = self.measuring.usable()
         if not usable:
             self.emit(Warned, message=NO_FINAL)
             return False
-        contenders = ranked[: self.benchmark.n_final]
-        chosen = self._chosen(ranked)
+        contenders = contenders[: self.benchmark.n_final]
+        chosen = self._chosen(contenders)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
         contenders = [i for i in contenders if i in self.run.artifacts]
@@ -92,12 +92,12 @@ class FinalStage:
             return False
         return await self._time(lane, chosen, contenders)
 
-    def _chosen(self, ranked: Sequence[int]) -> list[int]:
+    def _chosen(self, leaders: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default where it was measured."""
-        chosen, header, first = [*ranked[: self.benchmark.n_final], ranked[-1]], self.state.header, self.state.first
-        if header is not None and header.default is not None:
-            chosen += [i for i in ranked if first(i) is first(header.default)]
-        return list(dict.fromkeys(chosen))
+        chosen, header, slowest = list(leaders), self.state.header, self.state.slowest
+        default = None if header is None or header.default is None else self.state.outcome(header.default)
+        beside = (one.index for one in (slowest, default) if isinstance(one, CandidateMeasured))
+        return list(dict.fromkeys([*chosen, *beside]))
 
     async def _get_winner(self) -> None:
         winner = self.state.winner

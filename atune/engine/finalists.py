@@ -46,19 +46,15 @@ class Finalists:
         self._failed: set[int] = set()
         self._under_way: list[tuple[tuple[int, ...], anyio.CancelScope]] = []
         self._lowered: dict[int, Lowered] = {}
-        self._ranked: tuple[int, list[int]] = (-1, [])
 
     def leaders(self) -> list[int]:
         """Return who would contend in the final if it began now, the fastest first; none where none would be held."""
-        ranked = self.ranked()
+        ranked = self.fastest(max(2, self.n_final))
         return ranked[: self.n_final] if len(ranked) > 1 and self.run.recorder.state.final is None else []
 
-    def ranked(self) -> list[int]:
-        """Return all that are measured, the fastest first."""
-        state = self.run.recorder.state
-        if self._ranked[0] != state.last_seq:
-            self._ranked = state.last_seq, [measured.index for measured in state.ranked()]
-        return self._ranked[1]
+    def fastest(self, most: int) -> list[int]:
+        """Return up to `most` of those that are measured, the fastest first."""
+        return [measured.index for measured in self.run.recorder.state.ranked(most)]
 
     def next(self) -> Ahead | None:
         """Return work for a worker that has nothing else to do."""

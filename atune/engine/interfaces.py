@@ -115,8 +115,12 @@ class Backend(Protocol):
 
     def open(self) -> AbstractAsyncContextManager[None]: ...
 
-    async def describe(self) -> WorkloadSpec:
-        """Load the workload and enumerate its space, in a worker where it comes from a file."""
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+        """Describe the workload: list its space, or say how many points a large one has; `whole` lists that, too."""
+        ...
+
+    async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
+        """Return the candidates at the first of `places` of a large space, one at least; None for one it refuses."""
         ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:

@@ -5,7 +5,7 @@ A pure function from the journal's state and the work at hand to a `Plan`; it st
 
 from __future__ import annotations
 
-import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from atune.engine.strategy import Strategy, make_strategy
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
-from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
 from atune.model.settings import Budget
 from atune.workload.workload import WorkloadSpec
@@ -37,7 +37,8 @@ MEASURING_BENCHMARK = (
 class Plan:
     """What a run, or a further part of one, has to do. Indices are the journal's."""
 
-    candidates: Mapping[int, Candidate]
+    candidates: dict[int, Candidate]
+    """Those of the space; of a large one, those that were proposed."""
     strategy: Strategy
     proposable: int
     """Candidates that the strategy may still propose."""
@@ -62,16 +63,26 @@ class Plan:
         return not (self.proposable or self.redo or self.suspects or self.gone)
 
 
-def space_hash(keys: Iterable[str]) -> str:
-    """Return the SHA-256 of candidates' keys in order."""
-    return hashlib.sha256("".join(keys).encode()).hexdigest()
-
-
 def plan_new(spec: WorkloadSpec, strategy: str, seed: int, budget: Budget) -> Plan:
     """Plan a run from its beginning."""
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
-    total = len(candidates)
-    return Plan(candidates, make_strategy(strategy, total, seed), min(total, budget.candidates or total), total=total)
+    total, listed = spec.total, spec.size is None
+    proposes = make_strategy(strategy, total, seed, listed=listed)
+    return Plan(candidates, proposes, min(total, budget.candidates or total), total=total)
+
+
+def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
+    """Raise `JournalError` where the places of a large space are not those of the journal."""
+    if header.large and (spec.size is None or spec.identity() != header.space):
+        raise JournalError(
+            "the journal is of a space that is too large to list, whose axes or lists were others: its candidates "
+            "cannot be told from those of this one. Give another journal, or the space as it was"
+        )
+
+
+def proposed(state: State) -> list[Entry]:
+    """Return the candidates that were proposed, in that order."""
+    return [entry for entry in state.entries.values() if entry.key]
 
 
 def plan_rest(
@@ -81,33 +92,36 @@ def plan_rest(
     spec: WorkloadSpec,
     budget: Budget,
     accept: Sequence[str],
+    known: Mapping[int, Candidate] = {},
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
+    `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
     assert header is not None
-    candidates, gone = _placed(state, header, [thaw(config) for config in spec.configs])
+    candidates, gone = _placed(state, header, spec, known)
+    size = len(candidates) if spec.size is None else state.total - len(gone)
     found = differences(header, state, now, devices)
     if lacking := sum(not isinstance(state.outcome(index), CandidatePruned) for index in gone):
         found.append(("space", f"{lacking} candidates of the journal are no longer in the space"))
-    elif len(candidates) + len(gone) < state.total:
-        found.append(("space", f"it had {state.total - len(gone)} candidates and has {len(candidates)}"))
+    elif size + len(gone) < state.total:
+        found.append(("space", f"it had {state.total - len(gone)} candidates and has {size}"))
     _refuse([(part, text) for part, text in found if part not in accept])
-    proposed = [entry for entry in state.entries.values() if entry.key]
+    before = proposed(state)
     plan = Plan(
         candidates,
-        _Continued([e.index for e in proposed], _stages(header, state, len(candidates)), state),
-        min(len(candidates), budget.candidates or len(candidates)) - sum(e.index in candidates for e in proposed),
-        total=len(candidates) + len(gone),
+        _Continued([e.index for e in before], _stages(header, state, size), state),
+        min(size, budget.candidates or size) - sum(e.index in candidates for e in before),
+        total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
     )
     plan.proposable = max(0, plan.proposable)
     if budget.seconds is not None and state.wall_s >= budget.seconds:
         plan.proposable = 0
     members: dict[int, list[Entry]] = {}
-    for entry in proposed:
+    for entry in before:
         members.setdefault(state.first(entry.index).index, []).append(entry)
     for first, group in members.items():
         here = [entry for entry in group if entry.index in candidates]
@@ -140,9 +154,9 @@ def finished(state: State, budget: Budget) -> bool:
     """Tell whether a run has come to its end and `budget` admits no more."""
     if state.finished is None or state.finished.reason == "stopped":
         return False
-    proposed = sum(1 for entry in state.entries.values() if entry.key)
-    used_up = budget.candidates is not None and proposed >= budget.candidates
-    return proposed >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
+    count = len(proposed(state))
+    used_up = budget.candidates is not None and count >= budget.candidates
+    return count >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
 
 
 def differences(
@@ -185,12 +199,16 @@ def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _placed(
-    state: State, header: RunStarted, configs: Sequence[dict[str, Any]]
+    state: State, header: RunStarted, spec: WorkloadSpec, there: Mapping[int, Candidate]
 ) -> tuple[dict[int, Candidate], list[int]]:
     """Give each candidate of the space its index in the journal; new ones come after all others.
 
     Returns the candidates, and the journal's candidates that are not in the space.
     """
+    if header.large:
+        same = {e.index: there[e.index] for e in proposed(state) if e.index in there and there[e.index].key == e.key}
+        return same, [entry.index for entry in proposed(state) if entry.index not in same]
+    configs = [thaw(config) for config in spec.configs]
     keys = [config_key(config) for config in configs]
     known = {entry.key: entry.index for entry in state.entries.values() if entry.key}
     if space_hash(keys[: header.total]) == header.space and not (known.keys() - keys):
@@ -209,6 +227,9 @@ def _placed(
 def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
     """Yield the header's strategy over the space as it was, then over what was added each time."""
     low, seed = 0, int(header.settings.get("seed") or 0)
+    if header.large:
+        yield make_strategy(header.strategy, header.total, seed, listed=False)
+        return
     for high in [*state.totals, total]:
         if high > low:
             yield _Shifted(make_strategy(header.strategy, high - low, seed), low)
@@ -239,7 +260,7 @@ class _Continued:
     def __init__(self, proposed: Sequence[int], stages: Iterable[Strategy], state: State) -> None:
         self._stages = list(stages)
         self.name = self._stages[0].name if self._stages else ""
-        self._seen, self._ahead = set(proposed), []
+        self._seen, self._ahead = set(proposed), deque[int]()
         for index in proposed:
             answer = self._next()
             if answer is not None and answer not in self._seen:
@@ -253,7 +274,7 @@ class _Continued:
 
     def ask(self) -> int | None:
         if self._ahead:
-            return self._ahead.pop(0)
+            return self._ahead.popleft()
         while (index := self._next()) is not None:
             if index not in self._seen:
                 return index

@@ -70,7 +70,7 @@ class Proofs:
 
     def drop_overtaken(self) -> None:
         """Cancel proofs of all but the leader: the final waits for no other's."""
-        leader = self.finalists.ranked()[:1]
+        leader = self.finalists.fastest(1)
         for index, scope in self._under_way:
             if index not in leader:
                 scope.cancel()
@@ -109,7 +109,7 @@ class Proofs:
                 self._made[key] = Failure(artifact.index, "worker_lost", str(error))
 
     def _leaders(self) -> list[int]:
-        return self.finalists.ranked()[: self._ahead]
+        return self.finalists.fastest(self._ahead)
 
     def _library(self, index: int) -> Artifact | None:
         """Return the library of a leader that will be the final's, where it is known and to be proven."""

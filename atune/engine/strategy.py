@@ -6,6 +6,7 @@ import random
 from typing import Protocol
 
 from atune.errors import UsageError
+from atune.model.permutation import Permutation
 
 
 class Strategy(Protocol):
@@ -39,34 +40,76 @@ class Exhaustive:
 
     name = "exhaustive"
 
-    def __init__(self, total: int, seed: int = 0) -> None:
-        self._order = list(range(total))
-        if total > LARGE:
-            blocks = [self._order[i : i + NEIGHBOURHOOD] for i in range(0, total, NEIGHBOURHOOD)]
-            ranks = sorted(range(len(blocks)), key=lambda n: n * GOLDEN % 1)
-            places = sorted(range(len(blocks)), key=lambda n: ranks[n])
-            self._order = [index for n in places for index in blocks[n]]
-        self._order.reverse()
+    def __init__(self, total: int, seed: int = 0, *, listed: bool = True) -> None:
+        self._total = total
+        self._blocks = Spread(-(-total // NEIGHBOURHOOD)) if total > LARGE else range(-(-total // NEIGHBOURHOOD))
+        self._block = 0
+        self._row = iter(range(0))
 
     def ask(self) -> int | None:
-        return self._order.pop() if self._order else None
+        index = next(self._row, None)
+        if index is None and self._block < len(self._blocks):
+            start = self._blocks[self._block] * NEIGHBOURHOOD
+            self._row = iter(range(start, min(start + NEIGHBOURHOOD, self._total)))
+            self._block += 1
+            index = next(self._row)
+        return index
 
     def tell(self, index: int, latency_ms: float | None) -> None:
         pass
 
 
+class Spread:
+    """The numbers below `size`, each once, so that those of any beginning are spread evenly. Nothing is listed.
+
+    The number at position `k` is the rank of k's multiple of the golden ratio, by its fraction, among the first `size`
+    multiples. Counting the smaller ones is a sum of floors (Graham, Knuth and Patashnik, Concrete Mathematics, 3.5).
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._step, self._one = GOLDEN.as_integer_ratio()
+        self._floors = floor_sum(size, self._one, self._step, 0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, position: int) -> int:
+        fraction = position * self._step % self._one
+        return self._floors - floor_sum(self._size, self._one, self._step, -fraction)
+
+
+def floor_sum(n: int, divisor: int, step: int, start: int) -> int:
+    """Return the sum of ``(start + step * i) // divisor`` for i from 0 to n - 1, as fast as Euclid's algorithm."""
+    total = 0
+    while n > 0:
+        total += n * (n - 1) // 2 * (step // divisor) + n * (start // divisor)
+        step, start = step % divisor, start % divisor
+        last = step * n + start
+        n, start = divmod(last, divisor)
+        divisor, step = step, divisor
+    return total
+
+
 class Random:
-    """Every candidate once, in an order that depends on the seed alone. Pays under a budget."""
+    """Every candidate once, in an order that depends on the seed alone. Pays under a budget.
+
+    Those of a space that is not `listed` are not shuffled but permuted, so that nothing is listed here either.
+    """
 
     name = "random"
 
-    def __init__(self, total: int, seed: int = 0) -> None:
-        self._order = list(range(total))
-        random.Random(seed).shuffle(self._order)
-        self._order.reverse()
+    def __init__(self, total: int, seed: int = 0, *, listed: bool = True) -> None:
+        self._order: Permutation | list[int] = list(range(total)) if listed else Permutation(total, seed)
+        if isinstance(self._order, list):
+            random.Random(seed).shuffle(self._order)
+        self._asked = 0
 
     def ask(self) -> int | None:
-        return self._order.pop() if self._order else None
+        if self._asked == len(self._order):
+            return None
+        self._asked += 1
+        return self._order[self._asked - 1]
 
     def tell(self, index: int, latency_ms: float | None) -> None:
         pass
@@ -75,8 +118,11 @@ class Random:
 STRATEGIES: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
 
 
-def make_strategy(name: str, total: int, seed: int) -> Strategy:
-    """Return the strategy called `name` over `total` candidates. Raises `UsageError` for an unknown name."""
+def make_strategy(name: str, total: int, seed: int, *, listed: bool = True) -> Strategy:
+    """Return the strategy called `name` over `total` candidates. Raises `UsageError` for an unknown name.
+
+    `listed`: whether the space is; the order in which a journal's run took a listed space is never another.
+    """
     if name not in STRATEGIES:
         raise UsageError(f"strategy {name!r} is unknown; there is {', '.join(STRATEGIES)}")
-    return STRATEGIES[name](total, seed)
+    return STRATEGIES[name](total, seed, listed=listed)

@@ -42,8 +42,11 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     fingerprint: str
     """SHA-256 of kernel source and closure, problem arguments and checks."""
     space: str
-    """SHA-256 of the candidates' keys in order."""
+    """SHA-256 of the candidates' keys in order; of a large space, of its axes."""
     total: int
+    large: bool = False
+    """Whether the space is not listed: `total` counts its points, constraints refuse some of them, and a candidate's
+    index is its place among them."""
     default: int | None = None
     """Index of the default configuration, where the space holds it."""
     arguments: dict[str, Any]
@@ -226,6 +229,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     out_idx: tuple[int, ...] = ()
     """Positions of the kernel's output parameters."""
+    total: int | None = None
+    """Candidates that a large space was found to hold, once all of it was looked at."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):

@@ -25,7 +25,7 @@ Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What became of one candidate.
 
     `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from typing import Literal
+
+import msgspec
 
 from atune.journal.events import (
     ArtifactBuilt,
@@ -35,24 +38,26 @@ from atune.model.measurement import Timing
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+Place = tuple[float, str, int]
+"""Latency in ms, key and index of a measured candidate."""
 
 
-class Entry:
-    """What the fold keeps of one candidate."""
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """What the fold keeps of one candidate. Without cycles, which the garbage collector need not look for."""
 
-    __slots__ = ("built", "code_key", "config", "facts", "index", "key", "lowered", "outcome", "parent")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.key = ""
-        self.config: Config = {}
-        self.code_key = ""
-        self.facts: StaticFacts | None = None
-        self.lowered = self.built = False
-        self.parent: int | None = None
-        """A smaller index with the same code."""
-        self.outcome: Outcome | None = None
-        """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    index: int
+    key: str = ""
+    config: Config = {}
+    code_key: str = ""
+    facts: StaticFacts | None = None
+    lowered: bool = False
+    built: bool = False
+    parent: int | None = None
+    """A smaller index with the same code."""
+    outcome: Outcome | None = None
+    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    place: Place | None = None
+    """What it is ranked by, while it is measured."""
 
 
 class State:
@@ -92,8 +97,10 @@ class State:
         self._ended_s = 0.0
         self._part_s = 0.0
         self._part_started = 0.0
-        self._best: int | None = None
-        self._best_is_stale = False
+        self._counted: int | None = None
+        """Candidates of a large space, once all of it was looked at."""
+        self._ranking: list[Place] = []
+        """Those that are measured, one a distinct code, fastest first: always in order, so that nobody sorts them."""
 
     def apply(self, event: Event) -> None:
         """Take one event in. Events must come in the order of their `seq`."""
@@ -104,6 +111,7 @@ class State:
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
+                self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
                 self.lowered += not entry.lowered
@@ -144,6 +152,7 @@ class State:
             case RunFinished():
                 self.finished, self.interrupted = event, None
                 self.kept = event.kernel or self.kept
+                self._counted = event.total
                 self._measuring.clear()
                 self._end_part(event.wall_s)
             case RunInterrupted():
@@ -175,22 +184,27 @@ class State:
         """Return the latest outcome of candidate `index` or of one with its code; None while there is none."""
         return self.first(index).outcome
 
-    def ranked(self) -> list[CandidateMeasured]:
+    def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
         """Return the measurements by first timing, fastest first, one a distinct code, as they were reported.
 
-        Their `index` is the candidate that was built and ran: the one that has an artifact.
+        Their `index` is the candidate that was built and ran: the one that has an artifact. `most`: only so many.
         """
-        firsts = [e for e in self.entries.values() if e.parent is None and isinstance(e.outcome, CandidateMeasured)]
-        return [e.outcome for e in sorted(firsts, key=_rank) if isinstance(e.outcome, CandidateMeasured)]
+        outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
+        return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
+
+    @property
+    def slowest(self) -> CandidateMeasured | None:
+        """The measurement that `ranked` has last; None where nothing is measured."""
+        outcome = self.entries[self._ranking[-1][2]].outcome if self._ranking else None
+        return outcome if isinstance(outcome, CandidateMeasured) else None
 
     @property
     def best(self) -> tuple[int, float] | None:
         """The best so far by first timing: its credited index and latency in ms. The final is not looked at."""
-        if self._best_is_stale:
-            firsts = [e for e in self.entries.values() if e.parent is None and isinstance(e.outcome, CandidateMeasured)]
-            self._best = min(firsts, key=_rank).index if firsts else None
-            self._best_is_stale = False
-        return None if self._best is None else (self._best, _rank(self.entries[self._best])[0])
+        if not self._ranking:
+            return None
+        latency_ms, _, index = self._ranking[0]
+        return index, latency_ms
 
     @property
     def winner(self) -> int | None:
@@ -201,7 +215,7 @@ class State:
         for entry in self.final.entries if self.final else ():
             if isinstance(self.outcome(entry.index), CandidateMeasured):
                 return entry.index
-        return next((measured.index for measured in self.ranked()), None)
+        return next((measured.index for measured in self.ranked(1)), None)
 
     def deaths(self, index: int) -> int:
         """Return how often the whole program died while candidate `index` was being measured, this part included."""
@@ -214,6 +228,9 @@ class State:
 
     @property
     def total(self) -> int:
+        """Candidates of the space; of a large one at most, until all of it was looked at."""
+        if self._counted is not None:
+            return self._counted
         return self.totals[-1] if self.totals else 0
 
     @property
@@ -242,14 +259,7 @@ class State:
         self._count(first, -1)
         first.outcome = event
         self._count(first, 1)
-        best = self._best
-        if self._best_is_stale:
-            return  # it is found anew when it is asked for
-        if isinstance(event, CandidateMeasured) and best != first.index:
-            if best is None or _rank(first) < _rank(self.entries[best]):
-                self._best = first.index
-        elif best == first.index:
-            self._best_is_stale = True
+        self._rank(first)
 
     def _forget(self, device: str) -> None:
         """Take back what `device` measured: its figures cannot be ranked against the others'."""
@@ -257,7 +267,7 @@ class State:
             if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
                 self._count(entry, -1)
                 entry.outcome = None
-                self._best_is_stale = True
+                self._rank(entry)
                 self.final = None  # of an earlier part, if there is one
 
     def _alias(self, index: int, same_as: int) -> None:
@@ -274,17 +284,25 @@ class State:
         one.built, other.built = one.built or other.built, False
         other.parent = one.index
         self._count(one, 1)
+        self._rank(one)
+        self._rank(other)
         self.counts["duplicate"] += 1
-        self._best_is_stale |= bool(latest)
 
     def _count(self, entry: Entry, step: int) -> None:
         if entry.outcome is not None:
             self.counts[status_of(entry)] += step
 
-
-def _rank(entry: Entry) -> tuple[float, str]:
-    assert isinstance(entry.outcome, CandidateMeasured)
-    return entry.outcome.timing.latency_ms, entry.key
+    def _rank(self, entry: Entry) -> None:
+        """Bring the ranking up to date for `entry`, whose outcome or key may have changed."""
+        outcome, was = entry.outcome, entry.place
+        now = (outcome.timing.latency_ms, entry.key, entry.index) if isinstance(outcome, CandidateMeasured) else None
+        if now == was:
+            return
+        if was is not None:
+            del self._ranking[bisect.bisect_left(self._ranking, was)]
+        if now is not None:
+            bisect.insort(self._ranking, now)
+        entry.place = now
 
 
 def status_of(entry: Entry) -> Status:

@@ -18,14 +18,16 @@ from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileLane
 from atune.local.device_worker import DeviceContext, LocalDeviceLane
 from atune.local.discovery import accelerators_for, bare, check_discovery
-from atune.local.entry_points import DESCRIBE, DISCOVER, PRELOAD
+from atune.local.entry_points import DISCOVER, PRELOAD
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
+from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, server_env
+from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
-from atune.processes.messages import Described, Discovery, Session
+from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
@@ -45,7 +47,8 @@ class LocalBackend:
     """Compile lanes and device lanes of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
-    once more. `target` is a text, such as ``auto`` or ``cuda``; `devices` names devices, or is ``("all",)``.
+    once more; where it lacks the space, that alone is asked for. `target` is a text, such as ``auto`` or ``cuda``;
+    `devices` names devices, or is ``("all",)``.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LocalBackend:
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
         self.workers = Workers(workload)
+        self._space = SpaceWorker(self.workers, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
@@ -133,15 +137,18 @@ class LocalBackend:
             **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
         }
 
-    async def describe(self) -> WorkloadSpec:
-        if self.spec is None:
-            reply = await self.workers.ask_once("describe", DESCRIBE, msgspec.msgpack.encode(self._sent))
-            described = msgspec.msgpack.decode(reply, type=Described)
-            self.spec = described.spec
-            self.workload = msgspec.structs.replace(self.workload, modules=described.modules)
-            self._sent = msgspec.structs.replace(self._sent, modules=described.modules)
-            self.workers.keep(described.spec.fingerprint, described.modules)
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+        if self.spec is None or not self.spec.configs:
+            known = self.spec is not None  # by the program, which has the modules that it mentions in the reference
+            self.spec, modules = await self._space.describe(self._sent, whole=whole)
+            if not known:
+                self.workload = msgspec.structs.replace(self.workload, modules=modules)
+                self._sent = msgspec.structs.replace(self._sent, modules=modules)
+                self.workers.keep(self.spec.fingerprint, modules)
         return self.spec
+
+    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
+        return await self._space.look_up(places)
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = self._question()

@@ -12,7 +12,9 @@ PRELOAD = (
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
-DESCRIBE = "atune.stages.session.session:describe_workload"
+LOAD_SPACE = "atune.stages.session.space:load_space"
+LIST_SPACE = "atune.stages.session.space:list_space"
+LOOK_UP = "atune.stages.session.space:look_up"
 DISCOVER = "atune.stages.discovery:discover"
 
 LOWER = "atune.stages.compile_jobs:lower"

@@ -46,11 +46,12 @@ def server_env() -> dict[str, str]:
 class Workers:
     """Forks the workers of one run, once it is `attach`ed to a fork server.
 
-    `workload`: what they load, for messages.
+    `workload`: what they load.
     """
 
     def __init__(self, workload: WorkloadRef) -> None:
-        self._what = workload.origin if isinstance(workload, FileRef) else "the workload"
+        self.what = workload.origin if isinstance(workload, FileRef) else "the workload"
+        """The workload, for messages."""
         self._server: ForkServer
         self._env: dict[str, str] = {}
         self._background: TaskGroup | None = None
@@ -94,7 +95,7 @@ class Workers:
         written = written_since(self._began, self._modules)
         cause = f"; written since the run began: {', '.join(written)}" if written else ""
         raise WorkloadError(
-            f"{self._what} loads as other work than when the run began, although its Python files are loaded as they "
+            f"{self.what} loads as other work than when the run began, although its Python files are loaded as they "
             f"were then: something else that it reads while it is loaded has changed{cause}. What was measured until "
             "then stays in the journal. Undo the change and resume, or tune with another journal"
         )
@@ -109,7 +110,7 @@ class Workers:
             )
         if self._programs and self._loaded_as not in ("", self._programs):
             words.append(
-                f"the workers loaded {self._what} as other work than this program has: the program changed a global "
+                f"the workers loaded {self.what} as other work than this program has: the program changed a global "
                 "that the kernel uses, or what its modules read was edited since. The result is the workers'; give "
                 "such values as arguments, or start the program anew"
             )
@@ -133,7 +134,7 @@ class Workers:
                 raise
             return worker
 
-        return await self._again_if_killed(load)
+        return await self.again_if_killed(load)
 
     async def ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
@@ -149,9 +150,9 @@ class Workers:
                 await worker.kill()
             return reply
 
-        return await self._again_if_killed(ask)
+        return await self.again_if_killed(ask)
 
-    async def _again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Load the workload by `ask`, and once more where its process was killed from outside.
 
         Where its server was lost it says nothing, and `spawn` raises the second time. Raises `WorkloadError` for what
@@ -169,13 +170,13 @@ class Workers:
                 continue
             except WorkerLost as error:
                 if not error.outside:
-                    raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+                    raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
                 if last:
-                    message = f"the worker that loads {self._what} was lost twice: {how_it_ended(error)}"
+                    message = f"the worker that loads {self.what} was lost twice: {how_it_ended(error)}"
                     raise WorkerError(message, error.detail) from error
                 last = True
             except WorkerTimeout as error:
-                raise WorkloadError(f"loading {self._what} failed: {error}\n{error.detail}".strip()) from error
+                raise WorkloadError(f"loading {self.what} failed: {error}\n{error.detail}".strip()) from error
 
 
 def how_it_ended(error: WorkerLost) -> str:

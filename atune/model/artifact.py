@@ -36,7 +36,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     kill_s: float = 0.0
 
 
-class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True):
+class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
 
     `strides`: in elements, ints or names, of a parameter that is declared with strides of its own; None where it is
@@ -61,7 +61,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Length of the generated device source."""
 
 
-class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
+class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, whatever compiles it.
 
     `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble).
@@ -86,7 +86,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 
 
-class Artifact(msgspec.Struct, frozen=True, tag="artifact"):
+class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """One candidate's place in a shared library: the file, and the symbol to call in it."""
 
     index: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ MAX_NESTING = 60
 """Lists and dicts in one another in a value. A journal's line has three more around it, and is refused above 64."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One configuration. `index` is its place in the space's order; `key` depends on the config alone."""
 
     index: int
@@ -112,6 +112,11 @@ def config_key(config: Mapping[str, Any]) -> str:
     """Return 16 hex digits that depend on `config`'s names and values, and not on their order."""
     canonical = msgspec.json.encode(config, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
+
+
+def space_hash(keys: Iterable[str]) -> str:
+    """Return the SHA-256 of candidates' keys in order."""
+    return hashlib.sha256("".join(keys).encode()).hexdigest()
 
 
 def thaw(config: Mapping[str, Any]) -> Config:

@@ -49,7 +49,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
 
 
-class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True):
+class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
     """A candidate that ran, was right if it was checked, and was timed."""
 
     index: int

@@ -1,16 +1,22 @@
-"""The set of configurations to search, enumerated in a stable order."""
+"""The set of configurations to search, in a stable order."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
+from atune.model.points import Listed, Points, Product
+from atune.model.questions import Question
 
 Constraint = Callable[..., Any]
+LARGE = 100_000
+"""Points up to which a space is enumerated, and configurations up to which a generator is read."""
+SMALL = 500
+"""Points that are enumerated within a few milliseconds."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 
 
@@ -26,7 +32,8 @@ class Space:
     candidate, or None) and ``compile_flags`` (a list of its compiler's flags in place of `CompileSettings.flags`, or
     None). `where` is one constraint or several: each takes, by name, whichever configuration values and problem
     arguments it wants, and a false answer drops the configuration. The order is that of the axes as given, the last
-    one varying fastest. A generator is read once, when the workload is first described.
+    one varying fastest. A generator is read once, when the workload is first described, and no further than `LARGE`
+    configurations.
     """
 
     def __init__(
@@ -47,6 +54,8 @@ class Space:
         if configs is not None and not callable(configs) and not isinstance(configs, Iterable):
             raise SpaceError(f"Space: configs must be a list, a generator or a callable, got {type(configs).__name__}")
         self._configs = configs
+        self._cut = False
+        """Whether a generator has more than was read."""
         self._axes = axes
         self.where: tuple[Constraint, ...] = tuple(where) if isinstance(where, Sequence) else (where,)
         for constraint in self.where:
@@ -72,91 +81,90 @@ class Space:
         return self.__dict__
 
     def configs(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return every configuration for the problem `arguments`, in order.
+        """Return every configuration for the problem `arguments`, in order, as it was given.
 
-        Raises `SpaceError` when none is left, a configuration is no mapping or occurs twice, or a user's callable
-        raises.
+        Raises `SpaceError` when none is left, a configuration is no mapping, or a user's callable raises.
         """
-        found = [config for config in self._candidates(arguments) if self._admits(config, arguments)]
-        if not found:
-            why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
-            raise SpaceError(f"Space is empty: {why} for {dict(arguments)}")
-        return found
+        return list(self.walk(arguments))
 
-    def _candidates(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._configs is not None:
-            self._read()
-            configs = _ask("configs", self._configs, arguments) if callable(self._configs) else self._configs
-            if isinstance(configs, (str, bytes, Mapping)) or not isinstance(configs, Iterable):
-                raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
-            position = 0
-            iterator = iter(configs)
-            while True:
-                try:
-                    config = next(iterator)
-                except StopIteration:
-                    return
-                except Exception as error:
-                    raise SpaceError(f"Space: the generator of configs raised after {position}: {error!r}") from error
-                if not isinstance(config, Mapping):
-                    raise SpaceError(f"Space: config {position} is {config!r}; a config is a dict of arguments")
-                yield dict(config)
-                position += 1
-        axes = {n: _axis(n, _ask(f"axis {n!r}", v, arguments)) if callable(v) else v for n, v in self._axes.items()}
+    def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what `configs` returns, one at a time."""
+        points, found = self.points(arguments), False
+        for raw in points.given():
+            if points.admits(raw):
+                found = True
+                yield raw
+        if not found:
+            raise self.empty(arguments)
+
+    def points(self, arguments: Mapping[str, Any], most: int = LARGE) -> Points:
+        """Return the space for the problem `arguments`, without enumerating it.
+
+        `most`: how many configurations of a generator are read; what comes after them is left out.
+        Raises `SpaceError` when one of the user's callables raises, or gives no configurations or values.
+        """
+        where = [Question(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
-            for values in itertools.product(*axes.values()):
-                yield dict(zip(axes, values, strict=True))
+            return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
+        self._read()
+        configs: Any = self._configs
+        if callable(configs):
+            configs = Question(configs, arguments, lambda values: "configs").ask({})
+        if isinstance(configs, (str, bytes, Mapping)) or not isinstance(configs, Iterable):
+            raise SpaceError(f"Space: configs gave {configs!r}, and not a series of dicts")
+        if isinstance(configs, Sequence):
+            return Listed(configs, where, cut=self._cut)
+        found, cut = _read(configs, most)
+        return Listed(found, where, cut=cut)
+
+    def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
+        """Return what to raise where no configuration is left."""
+        why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
+        return SpaceError(f"Space is empty: {why} for {dict(arguments)}")
+
+    @property
+    def stands_at_once(self) -> bool:
+        """Whether it can be enumerated on the spot: it is small, and its values ask no function of the user's."""
+        if self.where or any(map(callable, self._axes.values())):
+            return False
+        if self._configs is None:
+            return math.prod(map(len, self._axes.values())) <= SMALL
+        return isinstance(self._configs, Sequence) and len(self._configs) <= SMALL
+
+    @staticmethod
+    def _values(name: str, values: Any, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        if not callable(values):
+            found: Sequence[Any] = values
+            return found
+        return _axis(name, Question(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
     def _read(self) -> None:
         """Read a generator, which can be read once, and keep what it gave."""
         if isinstance(self._configs, Iterator):
-            found: list[Mapping[str, Any]] = []
-            try:
-                found.extend(self._configs)
-            except Exception as error:
-                raise SpaceError(f"Space: the generator of configs raised after {len(found)}: {error!r}") from error
-            self._configs = found
-
-    def _admits(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-        return all(_ask(f"constraint on {dict(config)}", c, {**arguments, **config}) for c in self.where)
+            self._configs, self._cut = _read(self._configs, LARGE)
 
 
-def _axis(name: str, values: Any) -> tuple[Any, ...]:
+def _read(configs: Iterable[Any], most: int) -> tuple[list[Any], bool]:
+    """Return up to `most` of `configs`, and whether there are more."""
+    found: list[Any] = []
+    try:
+        found.extend(itertools.islice(configs, most + 1))
+    except Exception as error:
+        raise SpaceError(f"Space: the generator of configs raised after {len(found)}: {error!r}") from error
+    return found[:most], len(found) > most
+
+
+def _axis(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         such = {PASS_CONFIGS: "[None, {'tl.enable_fast_math': True}]", COMPILE_FLAGS: "[None, ['-O2']]"}.get(
             name, "[1, 2]"
         )
         raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={such}")
-    found = tuple(values)
+    found = values if isinstance(values, range) else tuple(values)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
     where = f"Space: axis {name!r}"
-    for value in found:  # only checked: constraints see what was given
-        normalise(value, where)
+    for value in (found[0], found[-1]) if isinstance(found, range) else found:
+        normalise(value, where)  # only checked: constraints see what was given
         check_reserved(name, value, where)
     return found
-
-
-def _ask(what: str, function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
-    """Call the user's `function` with those of `available` that its parameters name."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # builtins without a signature
-        parameters = ()  # type: ignore[assignment]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        wanted = dict(available)
-    else:
-        wanted = {p.name: available[p.name] for p in parameters if p.name in available}
-        missing = [
-            p.name
-            for p in parameters
-            if p.name not in available and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL,)
-        ]
-        if missing:
-            raise SpaceError(
-                f"Space: {what} wants {', '.join(missing)}; there is only {', '.join(available) or 'nothing'}"
-            )
-    try:
-        return function(**wanted)
-    except Exception as error:
-        raise SpaceError(f"Space: {what} raised {type(error).__name__}: {error}") from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from atune.model.artifact import Artifact, Failure, Lowered
-from atune.model.candidate import Candidate
+from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.listing import Listing
 from atune.workload.sources import Module
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -27,9 +28,12 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What the first worker of a run learned of the workload, and the user's modules that it read for that."""
+    """What the first worker of a run learned of the workload, and the user's modules that it read for that.
 
-    spec: WorkloadSpec
+    `spec`: None where it was not asked for.
+    """
+
+    spec: WorkloadSpec | None
     modules: dict[str, Module]
 
 
@@ -44,6 +48,31 @@ class Discovery(msgspec.Struct, frozen=True):
     """``name@version`` of those that can be used here, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
     """Why the others cannot, by name."""
+
+
+class LoadSpace(msgspec.Struct, frozen=True):
+    """A workload to load before its space is asked for. `described`: whether its description is wanted, too.
+
+    The answer is the description but for the space where it is wanted, and the user's modules that were read.
+    """
+
+    ref: WorkloadRef
+    described: bool
+    deadline_s: float
+
+
+class SpacePart(msgspec.Struct, frozen=True):
+    """Some more of a space's configurations; with the last of them, all else that describes the space."""
+
+    configs: tuple[Config, ...]
+    listing: Listing | None
+
+
+class LookUp(msgspec.Struct, frozen=True):
+    """Places of a large space whose candidates are wanted."""
+
+    places: tuple[int, ...]
+    deadline_s: float
 
 
 class BuildJob(msgspec.Struct, frozen=True):

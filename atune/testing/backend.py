@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 
 from atune.engine.interfaces import CompileHints
@@ -17,11 +19,20 @@ from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.space import Space
 from atune.system.folders import run_folder
 from atune.testing.clock import FakeClock
 from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
 from atune.testing.script import Script, Stage
-from atune.workload.workload import WorkloadSpec
+from atune.workload.listing import Candidates, listing
+from atune.workload.workload import Workload, WorkloadSpec
+
+MANY_LIBRARIES = 1000
+"""Files beyond which they are removed in a thread."""
+
+
+def _kernel(**config: object) -> None:
+    """Stand for a kernel that takes any configuration."""
 
 
 class FakeBackend:
@@ -30,7 +41,7 @@ class FakeBackend:
     Parameters
     ----------
     configs
-        The space: configurations, or their number (``{"x": 0}``, ``{"x": 1}``, …).
+        The space: configurations, their number (``{"x": 0}``, ``{"x": 1}``, …), or a `Space` without arguments.
     script
         What each candidate does.
     lanes, devices
@@ -51,7 +62,7 @@ class FakeBackend:
 
     def __init__(
         self,
-        configs: int | Sequence[Config] = 8,
+        configs: int | Sequence[Config] | Space = 8,
         script: Script | None = None,
         *,
         lanes: int = 2,
@@ -65,11 +76,18 @@ class FakeBackend:
         fingerprint: str = "",
         device_name: str = "a fake device",
     ) -> None:
-        self.configs = [{"x": i} for i in range(configs)] if isinstance(configs, int) else [dict(c) for c in configs]
+        self._points = Candidates(Workload(_kernel, configs)) if isinstance(configs, Space) else None
+        self.configs: list[Config] = []
+        if isinstance(configs, int):
+            self.configs = [{"x": i} for i in range(configs)]
+        elif not isinstance(configs, Space):
+            self.configs = [dict(config) for config in configs]
         self.script = script or Script()
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
+        self.looked_up: list[int] = []
+        """Places of a large space, in the order in which they were asked for."""
         self.described = self.configs
         """The configurations as `describe` gives them; of another order or number for tests of a space that changed."""
         self.fingerprint = fingerprint or "fake"
@@ -85,6 +103,8 @@ class FakeBackend:
         """Candidates in the order in which proving them began."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
         """Candidates in the order in which their measuring began, by device."""
+        self.begun: Counter[int] = Counter()
+        """How often each candidate's measuring began, on any device."""
         self.best_known: list[float | None] = []
         """The best latency that each measuring was told, in the order in which they began."""
         self.finals: list[tuple[int, ...]] = []
@@ -114,21 +134,40 @@ class FakeBackend:
             self.opened += 1
             try:
                 yield
+                if self._libraries > MANY_LIBRARIES:
+                    await anyio.to_thread.run_sync(shutil.rmtree, folder)
             finally:
                 self.closed += 1
 
-    async def describe(self) -> WorkloadSpec:
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         await anyio.lowlevel.checkpoint()
-        return WorkloadSpec(
+        spec = WorkloadSpec(
             name="fake",
             origin="",
             arguments={},
-            configs=tuple(self.described),
+            configs=(),
             default=self.default,
             fingerprint=self.fingerprint,
             has_reference=self.script.reference_ms is not None,
             out_idx=(-1,),
         )
+        if self._points is None:
+            return msgspec.structs.replace(spec, configs=tuple(self.described))
+        spec = spec.listing(listing(self._points.workload, whole=whole))
+        self.configs = list(spec.configs)
+        return spec
+
+    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
+        await anyio.lowlevel.checkpoint()
+        assert self._points is not None, "the space is listed"
+        self.looked_up += places
+        return [self._points.at(place) for place in places]
+
+    def config_of(self, index: int) -> Config:
+        """Return the configuration of a candidate."""
+        if self._points is not None and not self.configs:
+            return self._points.points.plain(index)
+        return self.configs[index]
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         await anyio.lowlevel.checkpoint()

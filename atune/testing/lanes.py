@@ -61,7 +61,7 @@ class FakeCompileLane:
         limit = backend.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
         backend.groups.append(indices)
-        seconds = script.library_s + sum(seconds_of(script.compile_s, backend.configs[i]) for i in indices)
+        seconds = script.library_s + sum(seconds_of(script.compile_s, backend.config_of(i)) for i in indices)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
         with backend.running_as("build"):
             if not await backend.take(
@@ -164,10 +164,11 @@ class FakeDeviceLane:
         backend, script = self.backend, self.backend.script
         limit = backend.benchmark.benchmark_timeout_s
         index = self._loaded(artifact)
-        config = backend.configs[index]
+        config = backend.config_of(index)
         backend.measured[self.name].append(index)
         backend.best_known.append(best_ms)
-        before = sum(i == index for done in backend.measured.values() for i in done) - 1
+        before = backend.begun[index]
+        backend.begun[index] += 1
         seconds = seconds_of(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
         if script.accelerated and artifact.plain:
@@ -207,7 +208,9 @@ class FakeDeviceLane:
         backend.finals.append(indices)
         with backend.running_as("final"):
             await backend.take(0.1 * len(indices) / self.speed)
-        latencies = [script.latency_of(backend.configs[self._loaded(a)], plain=a.plain, final=True) for a in artifacts]
+        latencies = [
+            script.latency_of(backend.config_of(self._loaded(a)), plain=a.plain, final=True) for a in artifacts
+        ]
         noise = script.final_noise
         entries: list[FinalEntry | Failure] = []
         for i, ms in zip(indices, latencies, strict=True):
@@ -223,7 +226,7 @@ class FakeDeviceLane:
         """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
         self._check_alive()
         await self.backend.take(0.01)
-        return [self.backend.script.output(self.backend.configs[self._loaded(artifact)])]
+        return [self.backend.script.output(self.backend.config_of(self._loaded(artifact)))]
 
     def _loaded(self, artifact: Artifact) -> int:
         library: dict[str, int] = msgspec.msgpack.decode(Path(artifact.path).read_bytes())

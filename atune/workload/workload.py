@@ -11,23 +11,14 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import SpaceError, WorkloadError
-from atune.model.candidate import (
-    COMPILE_FLAGS,
-    PASS_CONFIGS,
-    RESERVED,
-    Candidate,
-    Config,
-    check_reserved,
-    config_key,
-    normalise,
-    why_no_pass_configs,
-)
+from atune.errors import WorkloadError
+from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash, why_no_pass_configs
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.workload.fingerprint import fingerprint
-from atune.workload.introspect import function_of, signature_of
+from atune.workload.introspect import function_of
+from atune.workload.listing import Candidates, Listing, listing
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
 
 __all__ = [
@@ -40,6 +31,7 @@ __all__ = [
     "WorkloadSpec",
     "describe",
     "fingerprint",
+    "head",
     "load",
     "parse_file_ref",
     "ship",
@@ -182,60 +174,14 @@ class Workload:
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
-        parameters = signature_of(self.kernel).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        required = {
-            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        }
-        for name in self.arguments:
-            if name not in parameters and not takes_any:
-                raise WorkloadError(
-                    f"Workload {self.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
-                )
-        found: list[Candidate] = []
-        seen: dict[str, int] = {}
-        for index, raw in enumerate(self.space.configs(self.arguments)):
-            where = f"Workload {self.name}, config {index}"
-            config = {normalise(str(k), where): normalise(v, f"{where}: {k!r}") for k, v in raw.items()}
-            names = config.keys() - RESERVED
-            if unknown := sorted(n for n in names if n not in parameters and not takes_any):
-                raise SpaceError(
-                    f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
-                    f"{', '.join(n for n in parameters if n not in self.arguments)}"
-                )
-            if both := sorted(names & self.arguments.keys()):
-                raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
-            if missing := sorted(required - names - self.arguments.keys()):
-                raise SpaceError(
-                    f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
-                )
-            for name in config.keys() & RESERVED:
-                check_reserved(name, config[name], where)
-            key = config_key(config)
-            if key in seen:
-                raise SpaceError(f"{where}: {config} occurs twice, first as config {seen[key]}")
-            seen[key] = index
-            found.append(Candidate(index, key, config))
-        return found
+        return list(Candidates(self, whole=True).listed())
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
         """Return the index of the default configuration, or None where the space does not hold it."""
-        parameters = signature_of(self.kernel).parameters
-        for candidate in candidates:
-            config = self.default
-            if config is None:
-                config = {n: parameters[n].default for n in candidate.config if n in parameters}
-                # Nothing of its own: None, or a pass configuration without an option.
-                nothing = {PASS_CONFIGS: candidate.config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
-                config |= {n: value for n, value in nothing.items() if n in candidate.config}
-            try:
-                if config_key({k: normalise(v, k) for k, v in config.items()}) == candidate.key:
-                    return candidate.index
-            except SpaceError:
-                return None
-        if self.default is not None:
-            raise WorkloadError(f"Workload {self.name}: the default {self.default} is not in the space")
-        return None
+        known = Candidates(self, whole=True)
+        found = next((candidate.index for candidate in candidates if known.is_default(candidate)), None)
+        known.check_default(found)
+        return found
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
@@ -245,26 +191,54 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     origin: str
     arguments: dict[str, Any]
     configs: tuple[Config, ...]
+    """The space in order; empty where it is large."""
     default: int | None
     fingerprint: str
     has_reference: bool
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
+    space: str = ""
+    """SHA-256 that tells the space from another; empty for that of the configurations' keys in order."""
+    size: int | None = None
+    """Points of a large space, refused ones included: a candidate's index is its place among them."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know of the space."""
+
+    @property
+    def total(self) -> int:
+        """Candidates; of a large space at most."""
+        return len(self.configs) if self.size is None else self.size
+
+    def identity(self) -> str:
+        """Return what tells the space from another."""
+        return self.space or space_hash(config_key(config) for config in self.configs)
+
+    def listing(self, found: Listing) -> WorkloadSpec:
+        """Return the description with that of the space in it."""
+        return msgspec.structs.replace(self, **{name: getattr(found, name) for name in found.__struct_fields__})
 
 
-def describe(workload: Workload, origin: str = "") -> WorkloadSpec:
-    """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`."""
-    candidates = workload.candidates()
+def head(workload: Workload, origin: str = "") -> WorkloadSpec:
+    """Describe `workload` but for its space: none of its functions is called. Raises `WorkloadError`."""
     return WorkloadSpec(
         name=workload.name,
         origin=origin,
         arguments=workload.arguments,
-        configs=tuple(c.config for c in candidates),
-        default=workload.default_config(candidates),
+        configs=(),
+        default=None,
         fingerprint=fingerprint(workload),
         has_reference=workload.reference is not None,
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
     )
+
+
+def describe(workload: Workload, origin: str = "", *, whole: bool = False) -> WorkloadSpec:
+    """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`.
+
+    A large space is not enumerated, but for `whole`: see `atune.workload.listing`.
+    """
+    found = listing(workload, whole=whole)
+    return head(workload, origin).listing(found)

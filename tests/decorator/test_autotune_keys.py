@@ -19,12 +19,11 @@ from atune.api import cached_tune as cached
 from atune.decorator import autotuned
 from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.presets import PRESETS, ByArch, tuning_options
-from atune.engine.plan import space_hash
 from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
-from atune.model.candidate import config_key
+from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
 from atune.workload.workload import Workload, describe

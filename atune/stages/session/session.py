@@ -11,9 +11,9 @@ import msgspec
 from atune.errors import TargetError
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
-from atune.processes.messages import Described, Discovery, Session
-from atune.workload.sources import pin, pinned
-from atune.workload.workload import Workload, WorkloadRef, describe, fingerprint, load
+from atune.processes.messages import Discovery, Session
+from atune.workload.sources import pin
+from atune.workload.workload import Workload, fingerprint, load
 
 
 class _State:
@@ -57,14 +57,6 @@ def loaded_as() -> str:
     """Return the fingerprint of the session's workload as it was loaded here."""
     workload()
     return _state.fingerprint
-
-
-def describe_workload(payload: bytes) -> bytes:
-    """Entry point: load the workload that `payload` (a `WorkloadRef`) names and return `Described`."""
-    ref: WorkloadRef = msgspec.msgpack.decode(payload, type=WorkloadRef)
-    pin(ref.modules)
-    loaded = load(ref)
-    return msgspec.msgpack.encode(Described(describe(loaded, ref.origin), pinned()))
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:

@@ -1,0 +1,101 @@
+"""What the strategy proposes, as candidates that the space holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from atune.engine.strategy import Strategy
+from atune.model.candidate import Candidate
+
+LookUp = Callable[[Sequence[int]], Awaitable[Sequence[Candidate | None]]]
+"""Returns the candidates at the first of some places of a large space, one at least; None for one it refuses."""
+
+FEW, MANY = 16, 512
+"""Places of a large space that are looked up at once: few, and more where constraints refuse all of them."""
+REFUSED_WORDS = 100_000
+"""Places refused in a row after which the user is told; then after ten times as many."""
+
+
+class Listed:
+    """The candidates of a space that is listed."""
+
+    exhausted = False
+
+    def __init__(self, candidates: Mapping[int, Candidate], strategy: Strategy) -> None:
+        self.candidates, self._strategy = candidates, strategy
+
+    async def next(self) -> Candidate | None:
+        """Return the next candidate; None where there is none."""
+        while (index := self._strategy.ask()) is not None:
+            if index in self.candidates:  # else the space does not hold it any more
+                return self.candidates[index]
+        self.exhausted = True
+        return None
+
+
+class LookedUp:
+    """The candidates of a large space: the strategy proposes places, and constraints refuse some of them.
+
+    `known`: candidates by index, to which those found are added. `stopping`: whether nothing more is wanted.
+    """
+
+    def __init__(
+        self,
+        known: dict[int, Candidate],
+        strategy: Strategy,
+        look_up: LookUp,
+        stopping: Callable[[], bool],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.candidates, self._strategy, self._look_up = known, strategy, look_up
+        self._stopping, self._warn = stopping, warn
+        self.exhausted = False
+        """Whether the strategy has no more places."""
+        self._asked: deque[int] = deque()
+        self._found: deque[Candidate] = deque()
+        self._at_once, self._refused, self._words = FEW, 0, REFUSED_WORDS
+
+    async def next(self) -> Candidate | None:
+        """Return the next candidate; None where there is none, or the run is stopping."""
+        while not self._found:
+            if self._stopping() or not self._more_asked():
+                return None
+            await self._look()
+        candidate = self._found.popleft()
+        self.candidates[candidate.index] = candidate
+        return candidate
+
+    def _more_asked(self) -> bool:
+        while len(self._asked) < self._at_once and (index := self._strategy.ask()) is not None:
+            self._asked.append(index)
+        self.exhausted = not self._asked
+        return bool(self._asked)
+
+    async def _look(self) -> None:
+        answers = await self._look_up(tuple(self._asked))
+        for answer in answers:
+            place = self._asked.popleft()
+            if answer is None:
+                self._strategy.tell(place, None)
+            else:
+                self._found.append(answer)
+        self._at_once = FEW if self._found else min(MANY, 2 * self._at_once)
+        self._refused = 0 if self._found else self._refused + len(answers)
+        if self._refused >= self._words:
+            self._words *= 10
+            self._warn(
+                f"the space's constraints refused {self._refused:,} points in a row: axes whose values fit together, "
+                "or a function that computes them, find candidates sooner"
+            )
+
+
+async def looked_up(places: Sequence[int], look_up: LookUp) -> dict[int, Candidate]:
+    """Return the candidates at `places` by their place; those that the space refuses are left out."""
+    found, left = dict[int, Candidate](), deque(places)
+    while left:
+        for answer in await look_up([left[i] for i in range(min(MANY, len(left)))]):
+            place = left.popleft()
+            if answer is not None:
+                found[place] = answer
+    return found

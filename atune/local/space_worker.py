@@ -1,0 +1,153 @@
+"""The process that is asked for a workload's space: what the user's file, constraints and generators do stays there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+import atune
+from atune.errors import ServerLost, SpaceError, WorkerLost, WorkerTimeout, WorkloadError
+from atune.local.entry_points import LIST_SPACE, LOAD_SPACE, LOOK_UP
+from atune.local.workers import Workers
+from atune.model.candidate import Candidate, Config, thaw
+from atune.processes.messages import Described, LoadSpace, LookUp, SpacePart
+from atune.processes.worker import Worker
+from atune.workload.sources import Module
+from atune.workload.workload import WorkloadRef, WorkloadSpec
+
+FILE_TIMEOUT_S = 120.0
+"""For running the user's file, imports included."""
+ANSWER_TIMEOUT_S = 60.0
+"""For one answer of a constraint, of a function of an axis or of the configurations, or of a generator."""
+
+
+class SpaceWorker:
+    """Describes a workload, and looks candidates up in a large space, in a worker that can be ended.
+
+    `known`: the description but for the space, where the caller has it; else it comes from the worker. `what`: the
+    workload, for messages.
+    """
+
+    def __init__(self, workers: Workers, known: WorkloadSpec | None, what: str) -> None:
+        self._workers, self._known, self._what = workers, known, what
+        self._ref: WorkloadRef
+        self._worker: Worker | None = None
+        self._whole = False
+
+    async def describe(self, ref: WorkloadRef, *, whole: bool) -> tuple[WorkloadSpec, dict[str, Module]]:
+        """Load the workload and describe its space. The process stays where the space is large.
+
+        Returns the user's modules that were read, too. Raises `WorkloadError` where loading fails or hangs, and
+        `SpaceError`, naming the function, where one does.
+        """
+        self._ref, self._whole = ref, whole
+        spec, modules = await self._workers.again_if_killed(self._describe)
+        self._ref = msgspec.structs.replace(ref, modules=modules)  # where it is loaded once more
+        if spec.size is None:
+            await self._end()
+        return spec, modules
+
+    async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
+        """Return the candidates at the first of `places`, one at least; None for what a constraint refuses.
+
+        Raises `SpaceError`, naming the constraint, where one hangs, fails or ends the process.
+        """
+        reply = await self._workers.again_if_killed(partial(self._look_up, LookUp(tuple(places), ANSWER_TIMEOUT_S)))
+        found = msgspec.msgpack.decode(reply, type=list[Candidate | None])
+        return [None if one is None else Candidate(one.index, one.key, thaw(one.config)) for one in found]
+
+    async def _describe(self) -> tuple[WorkloadSpec, dict[str, Module]]:
+        await self._end()
+        self._worker = worker = await self._workers.spawn("describe")
+        asked = LoadSpace(self._ref, self._known is None, FILE_TIMEOUT_S)
+        try:
+            reply = await worker.call(LOAD_SPACE, msgspec.msgpack.encode(asked), FILE_TIMEOUT_S)
+        except WorkerTimeout as error:
+            raise WorkloadError(_hung_while_loading(self._what, error.detail)) from error
+        described = msgspec.msgpack.decode(reply, type=Described)
+        head = self._known or described.spec
+        assert head is not None
+        payload, configs = msgspec.msgpack.encode((self._whole, ANSWER_TIMEOUT_S)), list[Config]()
+        while True:
+            part = msgspec.msgpack.decode(await self._answer(worker, LIST_SPACE, payload), type=SpacePart)
+            configs += part.configs
+            if part.listing is not None:
+                listing = msgspec.structs.replace(part.listing, configs=tuple(configs))
+                return head.listing(listing), described.modules
+
+    async def _look_up(self, asked: LookUp) -> bytes:
+        if self._worker is None or not self._worker.alive:
+            await self._describe()
+        assert self._worker is not None
+        return await self._answer(self._worker, LOOK_UP, msgspec.msgpack.encode(asked))
+
+    async def _answer(self, worker: Worker, entry: str, payload: bytes) -> bytes:
+        try:
+            return await worker.call(entry, payload, ANSWER_TIMEOUT_S)
+        except WorkerTimeout as error:
+            raise SpaceError(_hung(self._what, error.detail)) from error
+        except WorkerLost as error:
+            if error.outside or isinstance(error, ServerLost):
+                raise
+            words = f"\n{error.detail}".rstrip()
+            raise SpaceError(f"a function of the space of {self._what} ended the process: {error}{words}") from error
+
+    async def _end(self) -> None:
+        """End the process: the user's code may have started anything in it. Nobody waits until it is reaped."""
+        worker, self._worker = self._worker, None
+        if worker is not None and not self._workers.start_soon(worker.kill):
+            await worker.kill()
+
+
+def _hung_while_loading(what: str, stack: str) -> str:
+    frames, _ = _frames(stack)
+    where = f": it hangs in {_place(frames)}" if frames else ""
+    return (
+        f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. A workload's file defines the workload, and is "
+        'loaded by several processes: put what takes long under if __name__ == "__main__":'
+    )
+
+
+def _hung(what: str, stack: str) -> str:
+    frames, callers = _frames(stack)
+    kind = next((words for name, words in _KINDS.items() if name in callers), "a function of the configurations")
+    who = f"{kind}, {_place(frames)}," if frames else "a constraint, or another function of the space,"
+    return (
+        f"the space of {what}: {who} had not answered after {ANSWER_TIMEOUT_S:g} s, and was ended. It hangs, or takes "
+        "far too long: it is asked once for each configuration"
+    )
+
+
+_KINDS = {
+    "admits": "a constraint (where)",
+    "_values": "the function of an axis",
+    "_read": "the generator of configurations",
+    "given": "the generator of configurations",
+}
+"""What is asked, by the function of `atune.model` that asks."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+def _frames(stack: str) -> tuple[list[tuple[str, str, str]], set[str]]:
+    """Split a stack that faulthandler wrote into the user's frames, innermost first, and the names of our callers."""
+    ours = os.path.dirname(atune.__file__) + os.sep
+    threads: list[list[tuple[str, str, str]]] = [_FRAME.findall(text) for text in stack.split("Thread 0x")]
+    frames = next((t for t in reversed(threads) if any(file.startswith(ours) for file, _, _ in t)), [])
+    first = next((i for i, (file, _, _) in enumerate(frames) if file.startswith(ours)), len(frames))
+    users = [frame for frame in frames[:first] if not frame[0].startswith("<frozen ")]
+    return users, {name for file, _, name in frames[first:] if file.startswith(ours)}
+
+
+def _place(frames: Sequence[tuple[str, str, str]]) -> str:
+    """Say which function was asked, and where it hangs, from its frames, innermost first."""
+    file, line, name = frames[-1]
+    asked = f"{name} ({Path(file).name}, line {line})"
+    if len(frames) == 1:
+        return asked
+    file, line, name = frames[0]
+    return f"{asked}, in {name} ({Path(file).name}, line {line})"

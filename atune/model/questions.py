@@ -1,0 +1,45 @@
+"""The user's functions that a space asks, each called with those values that its parameters name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atune.errors import SpaceError
+
+
+class Question:
+    """A function of the user's. Its signature is read once, however often it is asked.
+
+    `what` says for messages what is asked, given the values that the function was offered beside the problem's.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
+        self._function, self._arguments, self._what = function, arguments, what
+        try:
+            parameters = tuple(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):  # builtins without a signature
+            parameters = ()
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._names = tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        self._required = {
+            p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        }
+
+    def ask(self, values: Mapping[str, Any]) -> Any:
+        """Return the answer for `values` and the problem's arguments.
+
+        Raises `SpaceError` where the function wants what is not there, or raises.
+        """
+        available = {**self._arguments, **values}
+        wanted = available if self._takes_all else {name: available[name] for name in self._names if name in available}
+        try:
+            return self._function(**wanted)
+        except Exception as error:
+            if missing := [name for name in self._names if name in self._required and name not in available]:
+                there = ", ".join(available) or "nothing"
+                raise SpaceError(
+                    f"Space: {self._what(values)} wants {', '.join(missing)}; there is only {there}"
+                ) from None
+            raise SpaceError(f"Space: {self._what(values)} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,105 @@
+"""Entry points of a worker that is asked for a workload's space: its file and its constraints are the user's code.
+
+Calls are short, so that a deadline for each tells a function that hangs from many that take their time.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import msgspec
+
+from atune.model.candidate import Candidate, Config, space_hash
+from atune.processes.messages import Described, LoadSpace, LookUp, SpacePart
+from atune.workload.listing import Candidates, Listing
+from atune.workload.sources import pin, pinned
+from atune.workload.workload import Workload, head, load
+
+SLICE_S = 0.5
+"""Seconds after which a call answers with what it has."""
+CHUNK = 128
+"""Candidates between two looks at the clock."""
+PART = 2048
+"""Candidates that one call lists at most: the program decodes them in its event loop."""
+EARLY = 0.9
+"""Share of a call's deadline after which the worker writes where it hangs; the caller then ends it."""
+
+
+class _State:
+    workload: Workload
+    candidates: Candidates | None = None
+    listed: Iterator[Candidate]
+    keys: list[str]
+    default: int | None = None
+
+
+_state = _State()
+
+
+def load_space(payload: bytes) -> bytes:
+    """Load a workload: `LoadSpace` → `Described`."""
+    asked = msgspec.msgpack.decode(payload, type=LoadSpace)
+    with _telling(asked.deadline_s):
+        pin(asked.ref.modules)
+        _state.workload, _state.candidates = load(asked.ref), None
+        spec = head(_state.workload, asked.ref.origin) if asked.described else None
+        return msgspec.msgpack.encode(Described(spec, pinned()))
+
+
+def list_space(payload: bytes) -> bytes:
+    """Go on with describing the space: msgpack of (whole, deadline) → the next `SpacePart`."""
+    whole, deadline_s = msgspec.msgpack.decode(payload, type=tuple[bool, float])
+    with _telling(deadline_s):
+        if _state.candidates is None:
+            candidates = Candidates(_state.workload, whole=whole)
+            if candidates.large:
+                _state.candidates = candidates
+                return msgspec.msgpack.encode(SpacePart((), candidates.overview()))
+            _state.listed, _state.keys, _state.default = candidates.listed(), [], None
+            _state.candidates = candidates
+        return msgspec.msgpack.encode(_next_part(_state.candidates))
+
+
+def _next_part(candidates: Candidates) -> SpacePart:
+    """List what comes in `SLICE_S`, and `PART` at most; the description comes with the last part."""
+    ends, found = time.monotonic() + SLICE_S, list[Config]()
+    while time.monotonic() < ends and len(found) < PART:
+        chunk = list(islice(_state.listed, CHUNK))
+        for candidate in chunk:
+            _state.keys.append(candidate.key)
+            found.append(candidate.config)
+            if _state.default is None and candidates.is_default(candidate):
+                _state.default = candidate.index
+        if len(chunk) < CHUNK:
+            candidates.check_default(_state.default)
+            listing = Listing((), space_hash(_state.keys), _state.default, remarks=candidates.remarks())
+            return SpacePart(tuple(found), listing)
+    return SpacePart(tuple(found), None)
+
+
+def look_up(payload: bytes) -> bytes:
+    """Return the candidates at some places, as far as it comes in `SLICE_S`, one at least: `LookUp` → list."""
+    asked = msgspec.msgpack.decode(payload, type=LookUp)
+    assert _state.candidates is not None, "the space was not described"
+    ends, found = time.monotonic() + SLICE_S, list[Candidate | None]()
+    with _telling(asked.deadline_s):
+        for place in asked.places:
+            found.append(_state.candidates.at(place))
+            if time.monotonic() > ends:
+                break
+    return msgspec.msgpack.encode(found)
+
+
+@contextmanager
+def _telling(deadline_s: float) -> Generator[None, None, None]:
+    """Have the worker write its stack to stderr shortly before the deadline, also where a C function holds the GIL."""
+    faulthandler.dump_traceback_later(EARLY * deadline_s, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

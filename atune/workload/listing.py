@@ -1,0 +1,201 @@
+"""A workload's candidates: listed in order, or, of a space that is too large to list, looked up by their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.errors import SpaceError, WorkloadError
+from atune.model.candidate import (
+    COMPILE_FLAGS,
+    PASS_CONFIGS,
+    RESERVED,
+    Candidate,
+    Config,
+    check_reserved,
+    config_key,
+    normalise,
+    space_hash,
+)
+from atune.model.points import Product
+from atune.model.space import LARGE
+from atune.workload.introspect import signature_of
+
+if TYPE_CHECKING:
+    from atune.workload.workload import Workload
+
+MOST_LISTED = 4_000_000
+"""Points up to which a space is enumerated for a journal whose run listed it."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What describes a workload's space: its configurations, or only how many points it has."""
+
+    configs: tuple[Config, ...] = ()
+    space: str = ""
+    """SHA-256 that tells the space from another: over the candidates' keys, or over the axes of a large space."""
+    default: int | None = None
+    size: int | None = None
+    """Points of a space that is too large to list; its constraints refuse some of them."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know of it."""
+
+
+class Candidates:
+    """The candidates of `workload`, of whose functions nothing was asked before.
+
+    A space of more than `LARGE` points is `large`: it is not enumerated, and a candidate's index is its place in the
+    product of the axes. `whole` lists it all the same, as far as `MOST_LISTED` points, and `SpaceError` says so
+    beyond. Raises `SpaceError` and `WorkloadError` for what does not fit the kernel.
+    """
+
+    def __init__(self, workload: Workload, *, whole: bool = False) -> None:
+        self.workload = workload
+        self._fit = _Fit(workload)
+        self.points = workload.space.points(workload.arguments, MOST_LISTED if whole else LARGE)
+        self.large = self.points.size > LARGE and not whole
+        if whole and self.points.size > MOST_LISTED:
+            raise SpaceError(
+                f"Workload {workload.name}: the space has {self.points.size:,} points, and no more than "
+                f"{MOST_LISTED:,} are listed: narrow it, or begin a new journal, with a budget"
+            )
+        if self.large and isinstance(self.points, Product):
+            if twice := self.points.twice():
+                raise SpaceError(f"Workload {workload.name}: {twice}; give each value once")
+            self._fit.check(self.points.plain(0), f"Workload {workload.name}, config 0")
+
+    def listed(self) -> Iterator[Candidate]:
+        """Yield every candidate, in order. Raises `SpaceError` for one that occurs twice, and where there is none."""
+        seen: dict[str, int] = {}
+        for _, config in self.points.walk():
+            index = len(seen)
+            candidate = self._made(index, config, index)
+            if candidate.key in seen:
+                raise SpaceError(
+                    f"Workload {self.workload.name}, config {index}: {config} occurs twice, first as config "
+                    f"{seen[candidate.key]}"
+                )
+            seen[candidate.key] = index
+            yield candidate
+        if not seen:
+            raise self.workload.space.empty(self.workload.arguments)
+
+    def at(self, place: int) -> Candidate | None:
+        """Return the candidate of a large space at `place`; None where a constraint refuses it."""
+        config = self.points.at(place)
+        return None if config is None else self._made(place, config, place)
+
+    def is_default(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate is the default configuration."""
+        return self._fit.default_key(candidate.config) == candidate.key
+
+    def overview(self) -> Listing:
+        """Describe a large space without enumerating it. Raises `WorkloadError` where it lacks the default given."""
+        points, default = self.points, None
+        config = self._fit.default(points.plain(0))
+        if config is not None and (isinstance(points, Product) or self.workload.default is not None):
+            default = points.place(config)
+        self.check_default(default)
+        return Listing(space=points.identity, default=default, size=points.size, remarks=self.remarks())
+
+    def check_default(self, default: int | None) -> None:
+        """Raise `WorkloadError` where a default was given and the space does not hold it."""
+        if default is None and self.workload.default is not None:
+            raise WorkloadError(
+                f"Workload {self.workload.name}: the default {self.workload.default} is not in the space"
+            )
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what the user should know of the space."""
+        if not self.points.cut:
+            return ()
+        return (
+            f"the space's generator gives more than {self.points.size:,} configurations: those after them are left "
+            "out; give axes and constraints, of which any part can be tried",
+        )
+
+    def _made(self, index: int, config: Config, place: int) -> Candidate:
+        self._fit.check(config, f"Workload {self.workload.name}, config {place}")
+        return Candidate(index, config_key(config), config)
+
+
+def listing(workload: Workload, *, whole: bool = False) -> Listing:
+    """Enumerate the space of `workload`, or describe it where it is large. Raises `SpaceError` and `WorkloadError`."""
+    candidates = Candidates(workload, whole=whole)
+    if candidates.large:
+        return candidates.overview()
+    found = list(candidates.listed())
+    default = next((c.index for c in found if candidates.is_default(c)), None)
+    candidates.check_default(default)
+    return Listing(
+        tuple(c.config for c in found), space_hash(c.key for c in found), default, remarks=candidates.remarks()
+    )
+
+
+class _Fit:
+    """Whether configurations fit the kernel's parameters, and which one is the default."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        parameters = signature_of(workload.kernel).parameters
+        self._parameters = parameters
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._required = {
+            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        }
+        self._fitting: set[tuple[str, ...]] = set()
+        """Names of configurations that fit."""
+        self._default_keys: dict[tuple[object, ...], str] = {}
+        for name in workload.arguments:
+            if name not in parameters and not self._takes_any:
+                raise WorkloadError(
+                    f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
+                )
+
+    def check(self, config: Config, where: str) -> None:
+        """Raise `SpaceError`, naming `where`, for a configuration that the kernel does not take."""
+        if (names := tuple(config)) not in self._fitting:
+            self._check_names(config, where)
+            self._fitting.add(names)
+        for name in config.keys() & RESERVED:
+            check_reserved(name, config[name], where)
+
+    def _check_names(self, config: Config, where: str) -> None:
+        names, arguments = config.keys() - RESERVED, self._workload.arguments
+        if unknown := sorted(n for n in names if n not in self._parameters and not self._takes_any):
+            raise SpaceError(
+                f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
+                f"{', '.join(n for n in self._parameters if n not in arguments)}"
+            )
+        if both := sorted(names & arguments.keys()):
+            raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
+        if missing := sorted(self._required - names - arguments.keys()):
+            raise SpaceError(
+                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it there or to arguments"
+            )
+
+    def default(self, config: Mapping[str, Any]) -> Config | None:
+        """Return the default among configurations of `config`'s names; None where it is no plain data.
+
+        Of ways to give no pass configuration it has that of `config`.
+        """
+        given = self._workload.default
+        if given is None:
+            given = {n: self._parameters[n].default for n in config if n in self._parameters}
+            # Nothing of its own: None, or a pass configuration without an option.
+            nothing: dict[str, Any] = {PASS_CONFIGS: config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
+            given |= {n: value for n, value in nothing.items() if n in config}
+        try:
+            return {name: normalise(value, name) for name, value in given.items()}
+        except SpaceError:
+            return None
+
+    def default_key(self, config: Config) -> str:
+        """Return the key of what `default` returns; empty where that is None."""
+        alike = (config.get(PASS_CONFIGS) is None, *config)
+        if alike not in self._default_keys:
+            default = self.default(config)
+            self._default_keys[alike] = "" if default is None else config_key(default)
+        return self._default_keys[alike]
