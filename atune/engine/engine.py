@@ -180,6 +180,7 @@ class Engine:
             "workload": spec.name,
             "origin": spec.origin,
             "fingerprint": spec.fingerprint,
+            "kernel": spec.kernel,
             "space": space_hash(config_key(config) for config in spec.configs),
             "total": len(spec.configs),
             "default": spec.default,

@@ -14,7 +14,7 @@ import msgspec
 from atune.errors import SpaceError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Candidate, Config, config_key, normalise
 from atune.model.space import Space
-from atune.workload.fingerprint import fingerprint
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.introspect import function_of, signature_of
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
 
@@ -228,6 +228,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
+    former: str = ""
+    """The fingerprint as journals of before have it, where comments counted."""
+    kernel: str = ""
+    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
 
 
 def describe(workload: Workload, origin: str = "") -> WorkloadSpec:
@@ -244,4 +248,6 @@ def describe(workload: Workload, origin: str = "") -> WorkloadSpec:
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
+        former=fingerprint(workload, verbatim=True),
+        kernel=kernel_fingerprint(workload.kernel, without_defaults={n for c in candidates for n in c.config}),
     )
