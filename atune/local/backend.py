@@ -17,7 +17,7 @@ from atune.local.device_worker import DeviceContext, LocalDeviceLane
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DESCRIBE, DISCOVER, PRELOAD
 from atune.local.run_store import RunStore
-from atune.local.workers import Workers, server_env
+from atune.local.workers import Workers, process_folders, server_env
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
@@ -26,7 +26,7 @@ from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
-from atune.system.folders import made_folder, run_folder, server_folder
+from atune.system.folders import run_folder, server_folder
 from atune.system.versions import installed_versions
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
@@ -102,12 +102,7 @@ class LocalBackend:
 
     def _folders(self) -> dict[str, str]:
         """Make the folders that the run's processes write to, and return what tells them."""
-        return {
-            "TMPDIR": made_folder(self.run_dir, "tmp"),
-            "TILELANG_CACHE_DIR": made_folder(self.run_dir, "tilelang"),
-            "TILELANG_TMP_DIR": made_folder(self.run_dir, "tilelang", "tmp"),
-            **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
-        }
+        return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
 
     async def describe(self) -> WorkloadSpec:
         if self.spec is None:

@@ -12,6 +12,7 @@ PRELOAD = (
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
 DESCRIBE = "atune.stages.session.session:describe_workload"
+LOCATE = "atune.stages.session.questions:locate_kernel"
 DISCOVER = "atune.stages.discovery:discover"
 
 LOWER = "atune.stages.compile_jobs:lower"
