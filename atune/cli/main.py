@@ -209,6 +209,7 @@ _SWITCH = argparse.BooleanOptionalAction
 
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
     group.add_argument("--strategy", choices=("exhaustive", "random"), default="exhaustive", help="(exhaustive)")
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")

@@ -13,6 +13,7 @@ BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
 DESCRIBE = "atune.stages.session.session:describe_workload"
 LOCATE = "atune.stages.session.questions:locate_kernel"
+SURVEY_SPACE = "atune.stages.session.questions:survey_space"
 DISCOVER = "atune.stages.discovery:discover"
 
 LOWER = "atune.stages.compile_jobs:lower"

@@ -183,7 +183,14 @@ def _torch_identity(part: Any) -> bytes:
 
 
 def _lambda_text(code: CodeType) -> str:
-    """Return parameters and body of a lambda as they stand in its file."""
+    """Return parameters and body of a lambda, which tell it from others."""
+    text = lambda_body(code)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return f"lambda {names}: {text if _verbatim.get() else normalised_expression(text)}"
+
+
+def lambda_body(code: CodeType) -> str:
+    """Return the body of a lambda as it stands in its file. Raises `OSError` where there is no source."""
     found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
     if not found or not lines:
@@ -195,9 +202,7 @@ def _lambda_text(code: CodeType) -> str:
     body = lines[start[0] - 1 : end[0]]
     body[-1] = body[-1][: end[1]]
     body[0] = body[0][start[1] :]
-    text = b"".join(body).decode()
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return f"lambda {names}: {text if _verbatim.get() else normalised_expression(text)}"
+    return b"".join(body).decode()
 
 
 def _code_text(code: CodeType) -> str:
