@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree that say how something is written: a string's prefix, comments, a template's own text."""
-_BODIES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -69,17 +68,14 @@ def _written(node: object) -> str:
         return f"{type(node.value).__name__} {node.value!a}"
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _SILENT)
-        if isinstance(node, _BODIES):
-            fields = ((name, _without_docstring(value) if name == "body" else value) for name, value in fields)
         said = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
         return f"{type(node).__name__}({', '.join(said)})"
     if isinstance(node, list):
-        return f"[{', '.join(map(_written, node))}]"
+        told = [one for one in node if not _is_text(one)] or [ast.Pass()]
+        return f"[{', '.join(map(_written, told))}]"
     return repr(node)
 
 
-def _without_docstring(body: object) -> object:
-    match body:
-        case [ast.Expr(value=ast.Constant(value=str())), *others]:
-            return others or [ast.Pass()]
-    return body
+def _is_text(node: object) -> bool:
+    """Tell whether a node is a statement that is text alone, such as a docstring: Python and tilelang pass over it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

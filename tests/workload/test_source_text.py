@@ -41,6 +41,7 @@ SAME = {
     "a docstring": ("    def kernel(N, block=32, *, stages=2):\n", "    def kernel(N, block=32, *, stages=2):\n"
                     '        """Scale.\n\nMore to the left.\n"""\n'),
     "a docstring of what is inside": ('"float32")):\n', '"float32")):\n            """In place."""\n'),
+    "a text between statements": ("        return main", '        """What it makes."""\n        return main'),
     "blank lines": ("        return main", "\n\n        return main"),
     "formatting": ("block=32, *, stages=2", "block = 32,\n               *,\n               stages=(2),"),
     "quotes": ('"float32"', "'float32'"),
