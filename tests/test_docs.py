@@ -117,7 +117,7 @@ def test_every_option_of_tune_is_documented(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_option_of_the_journal_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     there = set()
-    for command in ("resume", "replay", "watch", "report", "export", "merge"):
+    for command in ("resume", "replay", "watch", "report", "export", "merge", "apply"):
         with pytest.raises(SystemExit):
             _parser().parse_args([command, "--help"])
         there |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))

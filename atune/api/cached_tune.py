@@ -28,7 +28,7 @@ from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
-from atune.storage.result_key import ResultKey
+from atune.storage.result_key import CacheEntry, ResultKey
 from atune.system.tuning_lock import TuningLock
 from atune.system.versions import installed_versions
 from atune.workload.fingerprint import fingerprint, kernel_fingerprint
@@ -97,6 +97,28 @@ class Work:
     def _keys(self) -> frozenset[str]:
         return frozenset(map(config_key, self.spec.configs))
 
+    @cached_property
+    def former_key(self) -> ResultKey:
+        """The key as it was when comments in sources counted: what was kept then is found under it."""
+        return msgspec.structs.replace(
+            self.key,
+            source=kernel_fingerprint(self.workload.kernel, verbatim=True),
+            fingerprint=fingerprint(self.workload, problem=False, verbatim=True),
+        )
+
+    def known_result(self, cache: ResultCache) -> TuneResult | None:
+        """Return the whole result of this very tuning, with `cache_hit` set, where `cache` has it."""
+        found = cache.find(self.key)
+        return cache.find(self.former_key) if found is None else found
+
+    def known_entry(self, cache: ResultCache) -> CacheEntry | None:
+        """Return what `cache` has of this very tuning, imported entries too."""
+        return cache.find_entry(self.key) or cache.find_entry(self.former_key)
+
+    def known_candidates(self, cache: ResultCache) -> dict[str, Known]:
+        """Return what earlier runs of the same work learnt of this space's configurations, by config key."""
+        return {**cache.known(self.former_key, self.spec.configs), **cache.known(self.key, self.spec.configs)}
+
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the journal of a run of this work that has `known` behind it."""
         header = RunStarted(
@@ -107,6 +129,7 @@ class Work:
             workload=self.spec.name,
             origin=self.spec.origin,
             fingerprint=self.spec.fingerprint,
+            kernel=self.spec.kernel,
             space=self.spec.identity(),
             total=self.spec.total,
             default=self.spec.default,
@@ -182,7 +205,7 @@ async def tune_work(
 ) -> TuneResult:
     """Do what `tune_cached` does, for a work that is described already."""
     key = work.key
-    if not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+    if not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
         return found
     refuse_in_worker()
     lock = TuningLock(cache.folder / "running" / f"{key.text}.lock")
@@ -191,7 +214,7 @@ async def tune_work(
         await anyio.sleep(POLL_S)
         mine = _acquire(lock)
     try:
-        if mine and not refresh and (found := await anyio.to_thread.run_sync(cache.find, key)) is not None:
+        if mine and not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
             return found  # another process has tuned it meanwhile
         own = work.options.get("journal") is not None
         journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
@@ -226,7 +249,7 @@ async def _tune_and_keep(
 
     options = {**work.options, "on_event": listen}
     if journal is not None:
-        await anyio.to_thread.run_sync(_begin, work, key, cache, journal, refresh)
+        await anyio.to_thread.run_sync(_begin, work, cache, journal, refresh)
         options["journal"] = journal
     try:
         result = await tune(work.workload, **options)
@@ -251,7 +274,7 @@ async def _tune_and_keep(
     return result
 
 
-def _begin(work: Work, key: ResultKey, cache: ResultCache, journal: Path, refresh: bool) -> None:
+def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None:
     """Lay the journal that the run goes on with: that of an interrupted run, or one of what is known already."""
     for left in journal.parent.glob("*.jsonl"):
         with suppress(OSError):
@@ -262,7 +285,7 @@ def _begin(work: Work, key: ResultKey, cache: ResultCache, journal: Path, refres
         return
     if journal.exists():
         return
-    known = cache.known(key, work.spec.configs)  # of a large space, which lists none, nothing is taken over
+    known = work.known_candidates(cache)
     if known:
         part = journal.with_suffix(".part")
         part.write_bytes(work.history(known, time.time()))

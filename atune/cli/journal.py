@@ -1,4 +1,7 @@
-"""The commands that take a journal. Only ``resume`` runs code of the workload; what each needs is imported there."""
+"""The commands that take a journal. Only ``resume`` and ``apply`` run code of the workload, in workers.
+
+What each needs is imported there.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,11 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
     parser.add_argument("--table", action="store_true", help="print every candidate")
+
+    parser = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel")
+    parser.add_argument("--write", action="store_true", help="change the file (the diff is only printed)")
+    parser.add_argument("--force", action="store_true", help="also where the kernel is not what was tuned")
 
 
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
@@ -180,6 +188,12 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for text in result.warnings:
         complain(printable(text), kind="merge: ")
     return show(result, arguments)
+
+
+def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.apply import apply_command
+
+    return apply_command(arguments)
 
 
 def _done(arguments: argparse.Namespace, output: str, text: str) -> None:

@@ -210,6 +210,7 @@ _SWITCH = argparse.BooleanOptionalAction
 
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
     group.add_argument(
         "--strategy",
         choices=("exhaustive", "random"),

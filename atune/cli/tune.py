@@ -36,6 +36,10 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget = _budget(arguments)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
+    if arguments.dry_run:
+        from atune.cli.dry_run import dry_run_command
+
+        return dry_run_command(workload, arguments.journal, _options(arguments, budget, target, ""), arguments)
     journal = _default_journal(workload.path) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty")

@@ -22,6 +22,7 @@ from atune.api.tuner import run_blocking, tune
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
+from atune.decorator.miss import describe_miss, warn_of_default
 from atune.decorator.shipped import find_shipped
 from atune.decorator.turns import Turns
 from atune.errors import AtuneError, CacheMiss, SpaceError, UsageError
@@ -140,7 +141,8 @@ class Autotuned:
         self.forget(encoded)
         if self.options.cache is None:
             return 0
-        return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
+        sources = {kernel_fingerprint(self.kernel, verbatim=verbatim) for verbatim in (False, True)}
+        return sum(self.options.cache.clear(source=source, problem=encoded) for source in sources)
 
     def forget(self, key: Any = None) -> None:
         """Forget winners in memory: all, or that of the encoded `key`."""
@@ -243,11 +245,10 @@ class Autotuned:
             if known is not None:
                 return known
             if on_miss == "error":
-                raise CacheMiss(
-                    f"{self.__name__}: no result is known for {call.key_text} on {call.work.key.device}; tune it, or "
-                    "import results (atune cache import)"
-                )
+                missed = describe_miss(call.work, call.key_text, self.options.cache, self.options.shipped)
+                raise CacheMiss(f"{missed}\nTune it, or import results (atune cache import)")
             if on_miss == "default":
+                warn_of_default(call.work, call.key_text, self.options.cache, self.options.shipped)
                 return Winner(self._default(call), "default")
             turn, mine = self._turns.claim(call.key_text)
             if turn is None:
@@ -270,9 +271,9 @@ class Autotuned:
         """Look for a result in the result cache and in the files that were shipped; remember what is found."""
         found: Winner | None = None
         cache = self.options.cache
-        if cache is not None and (result := cache.find(call.work.key)) is not None:
+        if cache is not None and (result := call.work.known_result(cache)) is not None:
             found = _winner_of(result)
-        elif cache is not None and (entry := cache.find_entry(call.work.key)) is not None:
+        elif cache is not None and (entry := call.work.known_entry(cache)) is not None:
             found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
         elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
             found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)

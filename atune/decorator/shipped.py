@@ -25,12 +25,18 @@ def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
     fitting = [
         entry
         for path in paths
-        for entry in _read(path, _changed(path))
-        if all(getattr(entry.parts, name) == getattr(key, name) for name in ("fingerprint", "device", "target"))
+        for entry in shipped_entries(path)
+        if entry.parts.fingerprint in (key.fingerprint, work.former_key.fingerprint)
+        and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
         and text_of(entry.parts.problem) == text_of(key.problem)
         and work.holds(entry.config)
     ]
     return max(fitting, key=lambda entry: (entry.parts.versions == key.versions, entry.created), default=None)
+
+
+def shipped_entries(path: str) -> list[CacheEntry]:
+    """Return the results in a file, which is read again once it has changed. Raises `UsageError`."""
+    return _read(path, _changed(path))
 
 
 def _changed(path: str) -> int:

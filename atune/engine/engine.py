@@ -201,6 +201,7 @@ class Engine:
             "workload": spec.name,
             "origin": spec.origin,
             "fingerprint": spec.fingerprint,
+            "kernel": spec.kernel,
             "space": spec.identity(),
             "total": spec.total,
             "large": spec.size is not None,

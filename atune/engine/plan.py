@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from atune.engine.strategy import Strategy, make_strategy
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
@@ -101,6 +103,8 @@ def plan_rest(
     """
     header = state.header
     assert header is not None
+    if header.fingerprint == spec.former:  # of before, when comments counted
+        now = msgspec.structs.replace(now, fingerprint=header.fingerprint)
     candidates, gone = _placed(state, header, spec, known)
     size = len(candidates) if spec.size is None else state.total - len(gone)
     found = differences(header, state, now, devices)

@@ -41,6 +41,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """``FILE.py:NAME`` where the workload came from a file, else empty."""
     fingerprint: str
     """SHA-256 of kernel source and closure, problem arguments and checks."""
+    kernel: str = ""
+    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str
     """SHA-256 of the candidates' keys in order; of a large space, of its axes."""
     total: int

@@ -22,7 +22,7 @@ from atune.local.entry_points import DISCOVER, PRELOAD
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
-from atune.local.workers import Workers, server_env
+from atune.local.workers import Workers, process_folders, server_env
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -32,7 +32,7 @@ from atune.processes.pool import ForkServer
 from atune.processes.server import ServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
-from atune.system.folders import made_folder, run_folder, server_folder
+from atune.system.folders import run_folder, server_folder
 from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
@@ -130,12 +130,7 @@ class LocalBackend:
 
     def _folders(self) -> dict[str, str]:
         """Make the folders that the run's processes write to, and return what tells them."""
-        return {
-            "TMPDIR": made_folder(self.run_dir, "tmp"),
-            "TILELANG_CACHE_DIR": made_folder(self.run_dir, "tilelang"),
-            "TILELANG_TMP_DIR": made_folder(self.run_dir, "tilelang", "tmp"),
-            **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {}),
-        }
+        return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:

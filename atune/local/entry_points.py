@@ -15,6 +15,8 @@ LOAD = "atune.stages.session.session:load_workload"
 LOAD_SPACE = "atune.stages.session.space:load_space"
 LIST_SPACE = "atune.stages.session.space:list_space"
 LOOK_UP = "atune.stages.session.space:look_up"
+LOCATE = "atune.stages.session.questions:locate_kernel"
+SURVEY_SPACE = "atune.stages.session.questions:survey_space"
 DISCOVER = "atune.stages.discovery:discover"
 
 LOWER = "atune.stages.compile_jobs:lower"

@@ -16,6 +16,7 @@ from atune.local.patience import shortage
 from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
+from atune.system.folders import made_folder
 from atune.workload.sources import Module, changed, written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
@@ -41,6 +42,15 @@ def server_env() -> dict[str, str]:
     if _HUGE_PAGES in tunables:
         return dict(SERVER_ENV)
     return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+
+
+def process_folders(run_dir: str) -> dict[str, str]:
+    """Make the folders that the processes of a run write to, and return what tells them."""
+    return {
+        "TMPDIR": made_folder(run_dir, "tmp"),
+        "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
+        "TILELANG_TMP_DIR": made_folder(run_dir, "tilelang", "tmp"),
+    }
 
 
 class Workers:

@@ -72,6 +72,10 @@ class Points(ABC):
         """Tell whether every constraint admits a configuration, given as the constraints see it."""
         return all(question.ask(raw) for question in self._where)
 
+    def refusing(self, raw: Mapping[str, Any]) -> int | None:
+        """Return which constraint is the first to refuse a configuration; None where none does."""
+        return next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
+
     def place(self, config: Mapping[str, Any]) -> int | None:
         """Return where `config` stands; None where it is no point of the space, or a constraint refuses it."""
         place = self._find({name: normalise(value, name) for name, value in config.items()})
@@ -80,6 +84,11 @@ class Points(ABC):
     def given(self) -> Iterator[Config]:
         """Yield every configuration in order, as it was given, also those that constraints refuse."""
         return map(self.raw, range(self.size))
+
+    def drawn(self, seed: int) -> Iterator[Config]:
+        """Yield what `given` yields, in an order that looks random and that `seed` decides."""
+        shuffled = Permutation(self.size, seed)
+        return (self.raw(shuffled[position]) for position in range(self.size))
 
     def walk(self) -> Iterator[tuple[int, Config]]:
         """Yield each admitted place, in order, with its configuration."""

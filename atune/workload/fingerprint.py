@@ -11,7 +11,8 @@ import linecache
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import msgspec
 
 from atune.workload.introspect import annotation_names, function_of, parts_of
 from atune.workload.packing import LARGE_BYTES
+from atune.workload.source_text import normalised, normalised_expression
 
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
@@ -26,12 +28,24 @@ if TYPE_CHECKING:
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions are told apart by name: their versions are known, and their sources are deep."""
 
+_verbatim = ContextVar("_verbatim", default=False)
+"""Whether sources are taken as they are written, as they were before comments ceased to count."""
 
-def fingerprint(workload: Workload, *, problem: bool = True) -> str:
+
+def fingerprint(workload: Workload, *, problem: bool = True, verbatim: bool = False) -> str:
     """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked.
 
-    `problem`: False leaves the problem's arguments out, for who has a key of the problem beside it.
+    Comments, docstrings and formatting do not count. `problem`: False leaves the problem's arguments out, for who has a
+    key of the problem beside it. `verbatim`: return what stands in journals and caches of before, where they did count.
     """
+    asked = _verbatim.set(verbatim)
+    try:
+        return _fingerprint(workload, problem)
+    finally:
+        _verbatim.reset(asked)
+
+
+def _fingerprint(workload: Workload, problem: bool) -> str:
     digest = hashlib.sha256()
     # Without the constraints: the space is told apart by its candidates, and may grow while the kernel stays.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
@@ -50,12 +64,19 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     return digest.hexdigest()
 
 
-def kernel_fingerprint(kernel: Any) -> str:
-    """Return a SHA-256 over a kernel's source and closure alone."""
-    return hashlib.sha256(_identity(kernel)).hexdigest()
+def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = (), verbatim: bool = False) -> str:
+    """Return a SHA-256 over a kernel's source and closure alone; `verbatim` as for `fingerprint`.
+
+    `without_defaults`: parameters whose default values do not count.
+    """
+    asked = _verbatim.set(verbatim)
+    try:
+        return hashlib.sha256(_identity(kernel, without_defaults=without_defaults)).hexdigest()
+    finally:
+        _verbatim.reset(asked)
 
 
-def _identity(part: Any, depth: int = 0) -> bytes:
+def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
     function = function_of(part)
     if not inspect.isfunction(function):
         return _data_identity(part, depth)
@@ -66,7 +87,8 @@ def _identity(part: Any, depth: int = 0) -> bytes:
         if function.__name__ == "<lambda>":
             text = _lambda_text(function.__code__)
         else:
-            text = _without_tuning(inspect.getsource(function))
+            source = inspect.getsource(function)
+            text = _without_tuning(source) if _verbatim.get() else normalised(source, without_defaults)
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
@@ -74,10 +96,20 @@ def _identity(part: Any, depth: int = 0) -> bytes:
     used = [function.__globals__[n] for n in names if n in function.__globals__]
     inner = [
         _identity(v, depth + 1)
-        for v in (*cells, *used, *(function.__defaults__ or ()))
+        for v in (*cells, *used, *_defaults(function, without_defaults))
         if not isinstance(v, ModuleType)
     ]
     return b"\0".join([text.encode(), *inner])
+
+
+def _defaults(function: Any, without: Collection[str]) -> list[Any]:
+    """Return the values of a function's parameters' defaults, but for those of `without`."""
+    values = function.__defaults__ or ()
+    if _verbatim.get():
+        return list(values)
+    code = function.__code__
+    named = dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=True))
+    return [value for name, value in {**named, **(function.__kwdefaults__ or {})}.items() if name not in without]
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
@@ -126,7 +158,8 @@ def _class_identity(kind: type) -> bytes:
     if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
         return name.encode()
     try:
-        return f"{name}\n{inspect.getsource(kind)}".encode()
+        source = inspect.getsource(kind)
+        return f"{name}\n{source if _verbatim.get() else normalised(source)}".encode()
     except (OSError, TypeError):
         return name.encode()
 
@@ -156,7 +189,14 @@ def _torch_identity(part: Any) -> bytes:
 
 
 def _lambda_text(code: CodeType) -> str:
-    """Return parameters and body of a lambda as they stand in its file."""
+    """Return parameters and body of a lambda, which tell it from others."""
+    text = lambda_body(code)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return f"lambda {names}: {text if _verbatim.get() else normalised_expression(text)}"
+
+
+def lambda_body(code: CodeType) -> str:
+    """Return the body of a lambda as it stands in its file. Raises `OSError` where there is no source."""
     found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
     if not found or not lines:
@@ -168,7 +208,7 @@ def _lambda_text(code: CodeType) -> str:
     body = lines[start[0] - 1 : end[0]]
     body[-1] = body[-1][: end[1]]
     body[0] = body[0][start[1] :]
-    return f"lambda {code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}: {b''.join(body).decode()}"
+    return b"".join(body).decode()
 
 
 def _code_text(code: CodeType) -> str:

@@ -21,6 +21,7 @@ from atune.model.candidate import (
 )
 from atune.model.points import Product
 from atune.model.space import LARGE
+from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import signature_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Listing(msgspec.Struct, frozen=True):
     """Points of a space that is too large to list; its constraints refuse some of them."""
     remarks: tuple[str, ...] = ()
     """What the user should know of it."""
+    kernel: str = ""
+    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
 
 
 class Candidates:
@@ -98,7 +101,7 @@ class Candidates:
         if config is not None and (isinstance(points, Product) or self.workload.default is not None):
             default = points.place(config)
         self.check_default(default)
-        return Listing(space=points.identity, default=default, size=points.size, remarks=self.remarks())
+        return Listing((), points.identity, default, points.size, self.remarks(), self.kernel())
 
     def check_default(self, default: int | None) -> None:
         """Raise `WorkloadError` where a default was given and the space does not hold it."""
@@ -116,6 +119,10 @@ class Candidates:
             "out; give axes and constraints, of which any part can be tried",
         )
 
+    def kernel(self) -> str:
+        """Return what tells the kernel from another, whatever the defaults of what the configurations seen set."""
+        return kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names)
+
     def _made(self, index: int, config: Config, place: int) -> Candidate:
         self._fit.check(config, f"Workload {self.workload.name}, config {place}")
         return Candidate(index, config_key(config), config)
@@ -129,9 +136,8 @@ def listing(workload: Workload, *, whole: bool = False) -> Listing:
     found = list(candidates.listed())
     default = next((c.index for c in found if candidates.is_default(c)), None)
     candidates.check_default(default)
-    return Listing(
-        tuple(c.config for c in found), space_hash(c.key for c in found), default, remarks=candidates.remarks()
-    )
+    configs, identity = tuple(c.config for c in found), space_hash(c.key for c in found)
+    return Listing(configs, identity, default, None, candidates.remarks(), candidates.kernel())
 
 
 class _Fit:
@@ -153,6 +159,11 @@ class _Fit:
                 raise WorkloadError(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
                 )
+
+    @property
+    def names(self) -> set[str]:
+        """Names in the configurations that were checked."""
+        return {name for names in self._fitting for name in names}
 
     def check(self, config: Config, where: str) -> None:
         """Raise `SpaceError`, naming `where`, for a configuration that the kernel does not take."""

@@ -155,16 +155,23 @@ def load(ref: WorkloadRef) -> Workload:
         for function in functions_of(workload):
             _place(function, annotations)
     else:
-        module = _run_file(ref.path)
-        if not hasattr(module, ref.name):
-            there = sorted(n for n, v in vars(module).items() if isinstance(v, Workload))
-            hint = f"it has {', '.join(there)}" if there else "it has no Workload at all"
-            raise WorkloadError(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
-        workload = getattr(module, ref.name)
+        workload = load_named(ref)
         if not isinstance(workload, Workload):
             raise WorkloadError(f"{ref.origin} is a {type(workload).__name__}, and must be an atune.Workload")
     assert isinstance(workload, Workload)
     return workload
+
+
+def load_named(ref: FileRef) -> Any:
+    """Run a file and return what it has under the name. Raises `WorkloadError`."""
+    from atune.workload.workload import Workload  # it imports this module
+
+    module = _run_file(ref.path)
+    if not hasattr(module, ref.name):
+        there = sorted(n for n, v in vars(module).items() if isinstance(v, Workload))
+        hint = f"it has {', '.join(there)}" if there else "it has no Workload at all"
+        raise WorkloadError(f"{ref.origin}: the file has no {ref.name!r}; {hint}")
+    return getattr(module, ref.name)
 
 
 def _pickles(part: Any) -> bool:

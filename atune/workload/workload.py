@@ -198,6 +198,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
+    former: str = ""
+    """The fingerprint as journals of before have it, where comments counted."""
+    kernel: str = ""
+    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
     space: str = ""
     """SHA-256 that tells the space from another; empty for that of the configurations' keys in order."""
     size: int | None = None
@@ -232,6 +236,7 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
+        former=fingerprint(workload, verbatim=True),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, describe
 
 
@@ -324,7 +327,9 @@ def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
         strict(128)
     with pytest.raises(CacheMiss):
         strict.compile(128)
-    assert tuned(space={"block": [8]}, default={"block": 8}).best_config(8, on_miss="default") == {"block": 8}
+    other = tuned(space={"block": [8]}, default={"block": 8})
+    with pytest.warns(RuntimeWarning, match=r"block=64 .* in the result cache: n was 64 and is 8"):
+        assert other.best_config(8, on_miss="default") == {"block": 8}
     with pytest.raises(UsageError, match="on_miss: give"):
         atune.best_config(kernel, 64, on_miss="guess")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give a kernel under"):
@@ -367,6 +372,81 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(UsageError, match="no file of exported results"):
         shipped().best_config(64)
+
+
+EDITED = """\
+import tilelang.language as T
+
+
+def scale(n, block=16):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * 2
+
+    return main
+"""
+
+
+def edited(folder: Path, text: str) -> Any:
+    """Return the kernel of a module with this text: each time another file, as an edited one is to a new program."""
+    path = folder / f"scale_{len(list(folder.glob('scale_*.py')))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("scale_module", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.scale
+
+
+def test_a_comment_leaves_known_and_shipped_results_where_they_are(tuned: Any, engine: Engine, tmp_path: Path) -> None:
+    kernel = tuned(edited(tmp_path, EDITED), target="c")
+    assert not kernel.tune(64).cache_hit
+    file = tmp_path / "shipped.json"
+    file.write_bytes(kernel.options.cache.export())
+    commented = EDITED.replace("    @T.prim", '    """Doubles."""\n\n    # one block each\n    @T.prim')
+    again = tuned(edited(tmp_path, commented), target="c")
+    assert again.tune(64).cache_hit
+    shipped = tuned(edited(tmp_path, commented), target="c", cache=False, shipped=file, on_miss="default")
+    assert shipped.best_config(64) == {"block": 64}
+    assert len(engine.runs) == 1
+
+
+def test_a_miss_says_what_is_near_and_what_differs(tuned: Any, engine: Engine, tmp_path: Path) -> None:
+    kernel = tuned(edited(tmp_path, EDITED), target="c")
+    kernel.tune(64)
+    file = tmp_path / "shipped.json"
+    file.write_bytes(kernel.options.cache.export())
+    other = edited(tmp_path, EDITED.replace("* 2", "* 3"))
+    options: dict[str, Any] = {"target": "c", "cache": tmp_path / "empty", "shipped": file}
+    with pytest.warns(RuntimeWarning, match=r"no result is known(?s:.*)The default configuration is used") as warned:
+        assert tuned(other, **options, on_miss="default").best_config(64) == {"block": 16}
+    said = str(warned[0].message)
+    assert f"block=64 (1 ms) in {file}: the kernel's source, or what it uses, changed since" in said
+    with pytest.raises(CacheMiss, match=r"block=64 \(1 ms\) in .*shipped.json: n was 64 and is 65"):
+        tuned(edited(tmp_path, EDITED), **options, on_miss="error").best_config(65)
+    unrelated = tuned(scale_jit, **options, name="unrelated", on_miss="default", default={"block": 16})
+    with pytest.warns(RuntimeWarning, match=r"no result of this kernel is in the result cache, .*shipped.json"):
+        unrelated.best_config(64)
+
+
+def test_results_that_were_kept_when_comments_counted_are_found(
+    tuned: Any, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shipped.json"
+    with monkeypatch.context() as before:
+        before.setattr(cached, "kernel_fingerprint", partial(kernel_fingerprint, verbatim=True))
+        before.setattr(cached, "fingerprint", partial(fingerprint, verbatim=True))
+        kernel = tuned()
+        assert not kernel.tune(64).cache_hit
+        file.write_bytes(kernel.options.cache.export())
+    assert tuned().tune(64).cache_hit
+    shipped = tuned(cache=tmp_path / "imported", shipped=file, on_miss="error")
+    assert shipped.best_config(64) == {"block": 64}
+    shipped.options.cache.merge(file.read_bytes())
+    assert tuned(cache=tmp_path / "imported", on_miss="error").best_config(64) == {"block": 64}
+    assert tuned().clear_cache() == 1 and len(engine.runs) == 1
 
 
 def test_clear_cache(tuned: Any, engine: Engine) -> None:

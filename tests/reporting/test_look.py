@@ -219,6 +219,7 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
     page, log = tmp_path / "page.html", tmp_path / "net.json"
     assert main(["report", str(journal), "-o", str(page)]) == 0
     flags = [
+        "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--enable-logging=stderr",

@@ -100,10 +100,17 @@ def is_plain(value: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """Return a text that stands for `value`: the same in each run, and another for other code."""
+    """Return a text that stands for `value`: the same in each run, and another for other code.
+
+    It stands in the keys of configurations, which stay what they were: here comments count.
+    """
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if callable(value):
-        return f"{getattr(value, '__qualname__', type(value).__qualname__)} {kernel_fingerprint(value)[:12]}"
+        return f"{getattr(value, '__qualname__', type(value).__qualname__)} {_code(value)}"
     text = repr(value)
-    return f"{type(value).__qualname__} {kernel_fingerprint(value)[:12]}" if " at 0x" in text else text
+    return f"{type(value).__qualname__} {_code(value)}" if " at 0x" in text else text
+
+
+def _code(value: Any) -> str:
+    return kernel_fingerprint(value, verbatim=True)[:12]

@@ -77,7 +77,8 @@ def _next_part(candidates: Candidates) -> SpacePart:
                 _state.default = candidate.index
         if len(chunk) < CHUNK:
             candidates.check_default(_state.default)
-            listing = Listing((), space_hash(_state.keys), _state.default, remarks=candidates.remarks())
+            identity = space_hash(_state.keys)
+            listing = Listing((), identity, _state.default, None, candidates.remarks(), candidates.kernel())
             return SpacePart(tuple(found), listing)
     return SpacePart(tuple(found), None)
 

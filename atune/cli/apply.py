@@ -1,0 +1,151 @@
+"""``atune apply``: write a winner's values into its kernel's default arguments, so that it needs no tuner."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import os
+import re
+import tokenize
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from atune.api.resume import read_state
+from atune.cli.output import write_output
+from atune.cli.printing import complain, say
+from atune.errors import UsageError
+from atune.journal.result import TuneResult, describe_config, printable
+from atune.local.questions import locate_kernel
+from atune.model.candidate import RESERVED, Config, thaw
+from atune.workload.default_edits import Change, write_defaults
+from atune.workload.kernel_site import KernelSite, Sought
+from atune.workload.workload import parse_file_ref
+
+if TYPE_CHECKING:
+    from atune.journal.state import State
+
+OLD = (
+    "the journal does not tell the kernel's own source, for an earlier atune wrote it: name the Workload that was tuned"
+)
+
+
+def apply_command(arguments: argparse.Namespace) -> int:
+    """Print the diff and, with ``--write``, make it. Raises `UsageError`; then the file is as it was."""
+    state = read_state(arguments.journal)
+    config = _winner(state, arguments.journal)
+    ref = parse_file_ref(arguments.kernel)
+    data = _read(ref.path)
+    names = {name for entry in state.entries.values() for name in entry.config}
+    site = anyio.run(locate_kernel, Sought(ref, tuple(sorted(names))))
+    forced = _differences(state, site)
+    if forced and not arguments.force:
+        lines = "".join(f"\n  {printable(one)}" for one in forced)
+        raise UsageError(
+            f"{arguments.journal} is of another kernel than {ref.origin}:{lines}\n--force applies it still"
+        )
+    _check_place(site, ref.path, ref.name, arguments.journal)
+    values = {name: value for name, value in config.items() if name not in RESERVED}
+    text, encoding = _decoded(data, ref.path)
+    edited, changes = write_defaults(text, site.function, site.line, values, in_decorator=site.default_in_decorator)
+    if changes:
+        say(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
+        if arguments.write:
+            if _read(ref.path) != data:
+                raise UsageError(f"{ref.path} was edited meanwhile, and is left as it is: apply once more")
+            write_output(ref.path, edited.encode(encoding))
+    left = {name: value for name, value in config.items() if name in RESERVED and value}
+    _tell(arguments, ref.path, changes, left, forced)
+    return 0
+
+
+def _winner(state: State, journal: str) -> Config:
+    """Return the configuration that won. Raises `UsageError` where there is none."""
+    result = TuneResult(state, journal, replayed=True)
+    if result.best_config is None:
+        counts = f"{result.measured} measured, {result.failed} failed, {result.remaining} not tried"
+        raise UsageError(f"{journal} has no winner ({counts}): there is nothing to apply")
+    if not result.finished:
+        complain(f"{journal} holds a run that did not finish: this is the best so far", kind="")
+    return thaw(result.best_config)
+
+
+def _differences(state: State, site: KernelSite) -> list[str]:
+    """Return in what the kernel of a journal is not the one at `site`."""
+    header = state.header
+    assert header is not None, "there is a winner"
+    found = []
+    if header.kernel:
+        if header.kernel != site.kernel:
+            found.append("the kernel's source, or what it uses, is not what was tuned")
+    elif not site.fingerprints:
+        found.append(OLD)
+    elif header.fingerprint not in site.fingerprints:
+        found.append("the source of kernel, inputs or reference, the problem, or the tolerances are not what was tuned")
+    if found and header.workload != site.workload:
+        found.append(f"the journal is of {header.workload!r}, and this is {site.workload!r}")
+    if site.arguments is not None:
+        was, now = thaw(header.arguments), thaw(site.arguments)
+        for name in {**was, **now}:
+            if was.get(name) != now.get(name):
+                found.append(f"{name} was {was.get(name)!r} and is {now.get(name)!r}")
+    return found
+
+
+def _check_place(site: KernelSite, path: str, name: str, journal: str) -> None:
+    """Raise `UsageError` where the kernel is no function of this very file."""
+    if site.what:
+        raise UsageError(f"the kernel of {name} is {site.what}, and has no default arguments to write: make it a def")
+    if not os.path.exists(site.path) or not os.path.samefile(site.path, path):
+        there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "write it there"
+        raise UsageError(f"the kernel of {name} is defined elsewhere, in {site.path}, line {site.line}: {there}")
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _decoded(data: bytes, path: str) -> tuple[str, str]:
+    """Return a Python file's text, its line ends as they are, and its encoding."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding), encoding
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no text in the encoding that it names: {error}") from error
+
+
+def _diff(before: str, after: str, path: str) -> str:
+    """Return a unified diff that ``patch -p0`` takes."""
+    one, other = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))  # not at form feeds, as str does
+    lines = difflib.unified_diff(one, other, path, path)
+    whole = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return whole.removesuffix("\n")
+
+
+def _tell(
+    arguments: argparse.Namespace, path: str, changes: Sequence[Change], left: Config, forced: Sequence[str]
+) -> None:
+    if not changes:
+        complain(f"{path} has these defaults already", kind="")
+    elif arguments.write:
+        complain(f"{path} is written", kind="")
+    else:
+        complain("nothing is written yet: --write does it", kind="")
+    if left:
+        complain(f"no argument of the kernel, give it to @tilelang.jit: {describe_config(left)}", kind="")
+    if arguments.json:
+        found: dict[str, Any] = {
+            "file": path,
+            "changes": {change.name: {"from": change.before, "to": change.after} for change in changes},
+            "written": bool(changes) and arguments.write,
+            "left": left,
+            "forced": list(forced),
+        }
+        say(json.dumps(found))

@@ -1,0 +1,88 @@
+"""``atune tune --dry-run``: what a tuning would do, for people and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+
+from atune.api.dry_run import DryRun, as_data, dry_run
+from atune.cli.main import OK, USAGE
+from atune.cli.printing import complain, say
+from atune.journal.result import describe_config, printable
+from atune.reporting.progress import duration
+from atune.workload.workload import FileRef
+
+ASKED = ("target", "devices", "budget", "compile", "benchmark")
+
+
+def dry_run_command(
+    workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
+) -> int:
+    """Print what tuning with `options` would do. Exit status 2 where nothing could be tuned."""
+    asked = {name: options[name] for name in ASKED}
+    found = anyio.run(partial(dry_run, workload, journal=journal, **asked))
+    say(json.dumps(as_data(found)) if arguments.json else "\n".join(lines_of(found, options["strategy"])))
+    if found.space.candidates == 0:
+        complain("the space is empty: no configuration satisfies the constraints")
+    return USAGE if found.space.candidates == 0 or found.impossible else OK
+
+
+def lines_of(found: DryRun, strategy: str) -> Iterator[str]:
+    """Return what a dry run found, a line each."""
+    space = found.space
+    yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
+    if found.impossible:
+        yield f"target     cannot be tuned here: {printable(found.impossible)}"
+    else:
+        yield f"target     {found.target} on {', '.join(map(printable, found.devices)) or 'no device'}"
+    yield from _space(found)
+    yield from _known(found)
+    yield f"to do      {'an unknown number of' if found.to_do is None else found.to_do} candidates, {strategy}"
+    yield "           fewer are measured: which have the same code, or do not fit the device, is known once they are"
+    yield "           lowered"
+    yield from _time(found)
+
+
+def _space(found: DryRun) -> Iterator[str]:
+    space = found.space
+    points = "an unknown number of" if space.points is None else f"{space.points:,}"
+    about = "" if space.exact else "about "
+    candidates = "an unknown number" if space.candidates is None else f"{about}{space.candidates:,}"
+    yield f"space      {points} points, of which {candidates} are candidates"
+    if not space.exact:
+        yield f"           counted on {space.looked_at:,} points: {space.admitted:,} of them are candidates"
+    for refusals in space.refusals:
+        yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
+
+
+def _known(found: DryRun) -> Iterator[str]:
+    if (begun := found.begun) is not None:
+        outcomes = ", ".join(f"{count} {name}" for name, count in begun.outcomes.items())
+        yield f"known      {begun.done} are done in {printable(begun.journal)}: {outcomes}"
+        if not begun.same:
+            yield "           but it is of another kernel, problem or check: tuning would refuse it"
+    else:
+        yield "known      no journal to go on with"
+    for config in found.cached:
+        yield f"           the result cache has a winner: {describe_config(config)}; atune tune measures all the same"
+    if not found.cached:
+        yield "           the result cache has no result of this workload, problem and device"
+    yield f"           the artifact store has {found.libraries:,} libraries; which fit is known after lowering"
+
+
+def _time(found: DryRun) -> Iterator[str]:
+    if found.pace is None:
+        yield "time       no estimate: no journal of an earlier run of this workload is known; --budget 8 makes one"
+        return
+    pace = found.pace
+    yield f"time       {'not known' if found.seconds is None else f'about {duration(found.seconds)}'}"
+    rates = f"{pace.fixed_s:.1f} s to begin and end, {pace.per_candidate_s:.2g} s a candidate"
+    yield f"           by {pace.candidates} candidates in {printable(pace.journal)}: {rates}"
+    if not pace.same:
+        yield "           its source has changed since"
+    yield "           other cores, devices, settings, or libraries that are stored already, make it another time"

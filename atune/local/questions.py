@@ -1,0 +1,56 @@
+"""Questions about a workload that need its file loaded, in a worker, and nothing compiled or measured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from atune.local.entry_points import DISCOVER, LOCATE, PRELOAD, SURVEY_SPACE
+from atune.local.workers import Workers, process_folders, server_env
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.messages import Discovery
+from atune.processes.pool import ForkServer
+from atune.processes.server import ServerProcess, parked, surroundings
+from atune.system.folders import run_folder, server_folder
+from atune.workload.kernel_site import KernelSite, Sought
+from atune.workload.space_survey import SpaceSurvey
+from atune.workload.workload import FileRef, WorkloadRef
+
+
+@asynccontextmanager
+async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
+    """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
+    with run_folder() as run_dir:
+        kind = (PRELOAD, *surroundings())
+        process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
+        async with ForkServer(process=process, park=functools.partial(parked.park, kind)) as server:
+            workers = Workers(workload)
+            workers.attach(server, process_folders(run_dir))
+            yield workers
+
+
+async def survey_space(ref: FileRef) -> SpaceSurvey:
+    """Return what a worker that loads a workload counts in its space. Raises `WorkloadError` and `SpaceError`."""
+    async with asking(ref) as workers:
+        reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
+    return msgspec.msgpack.decode(reply, type=SpaceSurvey)
+
+
+async def discover(
+    ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
+) -> Discovery:
+    """Return the target and the devices that a run would have. Raises `TargetError`."""
+    question = (target, tuple(devices), benchmark.mixed_devices, compile, benchmark.n_final)
+    async with asking(ref) as workers:
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+    return msgspec.msgpack.decode(reply, type=Discovery)
+
+
+async def locate_kernel(sought: Sought) -> KernelSite:
+    """Return where a kernel is defined, as a worker finds it that runs its file. Raises `WorkloadError`."""
+    async with asking(sought.ref) as workers:
+        reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
+    return msgspec.msgpack.decode(reply, type=KernelSite)

@@ -1,0 +1,93 @@
+"""Known results that are near to one that was looked for and not found, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from atune.model.candidate import config_key
+from atune.storage.result_key import CacheEntry, ResultKey
+
+MOST = 3
+"""Near results that are told."""
+
+
+class NearResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A known result of the same kernel, where it comes from, and a clause on each thing that differs."""
+
+    entry: CacheEntry
+    source: str
+    differences: tuple[str, ...]
+
+
+def nearest(
+    keys: Sequence[ResultKey],
+    known: Iterable[tuple[str, CacheEntry]],
+    *,
+    shipped: Collection[str] = (),
+    space: Collection[str] | None = None,
+) -> list[NearResult]:
+    """Return the known results of the same kernel, by name or by source, that differ least: `MOST` of them.
+
+    `keys`: what was looked for, under each way of taking sources. `known`: results with where they come from; for those
+    from one of `shipped` versions, settings and the space's hash do not count, but their configuration must be in
+    `space`, the keys of its configurations.
+    """
+    wanted = keys[0]
+    found = []
+    for source, entry in known:
+        if entry.parts.kernel != wanted.kernel and entry.parts.source not in {key.source for key in keys}:
+            continue
+        said = _code(keys, entry.parts) + _place(wanted, entry.parts)
+        if source not in shipped:
+            said += _circumstances(wanted, entry.parts)
+        elif space is not None and config_key(entry.config) not in space:
+            said.append("its configuration is not in the space")
+        found.append(NearResult(entry=entry, source=source, differences=tuple(said)))
+    return sorted(found, key=lambda near: (len(near.differences), -near.entry.created))[:MOST]
+
+
+def _code(keys: Sequence[ResultKey], parts: ResultKey) -> list[str]:
+    if parts.fingerprint in {key.fingerprint for key in keys}:
+        return []
+    if parts.source in {key.source for key in keys}:
+        return ["its reference, inputs, setup or check, or the tolerances, changed since"]
+    return ["the kernel's source, or what it uses, changed since"]
+
+
+def _place(wanted: ResultKey, parts: ResultKey) -> list[str]:
+    said = _changes(parts.problem, wanted.problem, "the problem")
+    if parts.device != wanted.device:
+        said.append(f"it is for {parts.device}, and here is {wanted.device}")
+    if parts.target != wanted.target:
+        said.append(f"its target is {parts.target}, and here it is {wanted.target}")
+    return said
+
+
+def _circumstances(wanted: ResultKey, parts: ResultKey) -> list[str]:
+    said = _changes(parts.versions, wanted.versions, "versions")
+    said += _changes(parts.measuring, wanted.measuring, "settings")
+    said += _changes(parts.search, wanted.search, "the search")
+    return said if parts.space == wanted.space else [*said, "its space has other configurations"]
+
+
+def _changes(was: Any, now: Any, what: str) -> list[str]:
+    """Return a clause for each name whose value differs, or one for all where they are no mappings."""
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping):
+        return [] if _same(was, now) else [f"{what} was {_words(was)} and is {_words(now)}"]
+    names = [name for name in {**was, **now} if not _same(was.get(name, _NONE), now.get(name, _NONE))]
+    return [f"{name} was {_words(was.get(name, _NONE))} and is {_words(now.get(name, _NONE))}" for name in names]
+
+
+_NONE = "not there"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return msgspec.json.encode(one, order="deterministic") == msgspec.json.encode(other, order="deterministic")
+
+
+def _words(value: Any) -> str:
+    text = value if value is _NONE else msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else f"{text[:80]}…"

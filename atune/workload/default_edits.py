@@ -1,0 +1,193 @@
+"""Default values of a function's parameters, written anew in the text of its file; everything else stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.workload.source_text import tunes
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Change(NamedTuple):
+    """A default value before and after, as source text; `before` is None where there was none."""
+
+    name: str
+    before: str | None
+    after: str
+
+
+class _Parameter(NamedTuple):
+    """A parameter and its default. `blocked_by`: one after it that has no default, so that it can have none either."""
+
+    arg: ast.arg
+    default: ast.expr | None
+    blocked_by: str
+
+
+class _Edit(NamedTuple):
+    """A span of the file, in bytes of UTF-8, and what replaces it."""
+
+    start: int
+    end: int
+    text: str
+
+
+def write_defaults(
+    text: str, name: str, line: int, values: Mapping[str, Any], *, in_decorator: bool = False
+) -> tuple[str, list[Change]]:
+    """Return `text` with `values` as the defaults of the function `name` that begins in `line`, and what changes.
+
+    Only the spans of default values are touched; where a parameter has none and may have one, it is added. A value that
+    is there already stays as it is written. `in_decorator`: write them into the decorator's ``default=``, too.
+    Raises `UsageError`, listing why, where a value has no place; then nothing is changed.
+    """
+    source = _Source(text)
+    function = source.function(name, line)
+    parameters, wrong = _parameters(function, values), []
+    for wanted, value in values.items():
+        if wanted not in parameters:
+            wrong.append(_no_parameter(function, wanted, value))
+        elif why := source.set_default(parameters[wanted], value):
+            wrong.append(why)
+    if in_decorator:
+        wrong += source.set_in_decorator(function, values)
+    if wrong:
+        lines = "".join(f"\n  {one}" for one in wrong)
+        raise UsageError(f"the defaults of {name}, line {function.lineno}, cannot be written:{lines}")
+    edited = source.edited()
+    _check(edited, name, line, values)
+    return edited, source.changes
+
+
+def literal(value: Any) -> str:
+    """Return plain data as Python source, in ASCII, with double quotes where they do."""
+    if isinstance(value, str):
+        plain = value.isascii() and value.isprintable() and not re.search(r"[\"\\]", value)
+        return f'"{value}"' if plain else ascii(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    return ascii(value)
+
+
+class _Source:
+    """The text of a file, and the edits of it that were decided."""
+
+    def __init__(self, text: str) -> None:
+        self._bytes = text.encode()
+        self._lines = [0, *(found.end() for found in re.finditer(rb"\r\n|\r|\n", self._bytes))]
+        self._tree = ast.parse(text)
+        self._edits: list[_Edit] = []
+        self.changes: list[Change] = []
+
+    def function(self, name: str, line: int) -> _Function:
+        """Return the function that begins in `line`, with its decorators. Raises `UsageError`."""
+        for node in ast.walk(self._tree):
+            if not isinstance(node, _Function) or node.name != name:
+                continue
+            if line in (node.lineno, *(decorator.lineno for decorator in node.decorator_list)):
+                return node
+        raise UsageError(f"line {line} of the file does not begin a function {name!r}: was it edited meanwhile?")
+
+    def set_default(self, parameter: _Parameter, value: Any) -> str:
+        """Decide on the edit that makes `value` the default; return why there is none."""
+        arg, default, blocked_by = parameter
+        if default is not None:
+            return self._replace(arg.arg, default, value)
+        if blocked_by:
+            return f"{arg.arg} has no default and can have none, for {blocked_by} after it has none"
+        end = self._place(arg.end_lineno, arg.end_col_offset)
+        self._edits.append(_Edit(end, end, f"{'=' if arg.annotation is None else ' = '}{literal(value)}"))
+        self.changes.append(Change(arg.arg, None, literal(value)))
+        return ""
+
+    def set_in_decorator(self, function: _Function, values: Mapping[str, Any]) -> Iterator[str]:
+        """Decide on the edits of ``default={…}`` in the decorator that tunes; yield why one cannot be made."""
+        calls = [one for one in function.decorator_list if isinstance(one, ast.Call) and tunes(one)]
+        given = next((k.value for one in calls for k in one.keywords if k.arg == "default"), None)
+        if not isinstance(given, ast.Dict):
+            yield "the decorator's default= overrides these, and is no dict that is written there: remove it"
+            return
+        there = {key.value: value for key, value in zip(given.keys, given.values, strict=True)
+                 if isinstance(key, ast.Constant)}  # fmt: skip
+        for name, value in values.items():
+            if name not in there:
+                yield f"the decorator's default= overrides these, and lacks {name!r}: add it there, or remove default="
+            elif why := self._replace(name, there[name], value):
+                yield why
+
+    def _replace(self, name: str, node: ast.expr, value: Any) -> str:
+        start, end = self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset)
+        before = self._bytes[start:end].decode()
+        try:
+            was = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return (
+                f"the default of {name} is {' '.join(before.split())}, which is no literal: set it to {literal(value)}"
+            )
+        if not _same(was, value):
+            after = literal(list(value) if isinstance(was, list) and isinstance(value, tuple) else value)
+            self._edits.append(_Edit(start, end, after))
+            self.changes.append(Change(name, before, after))
+        return ""
+
+    def edited(self) -> str:
+        data = self._bytes
+        for start, end, text in sorted(self._edits, reverse=True):
+            data = data[:start] + text.encode() + data[end:]
+        return data.decode()
+
+    def _place(self, line: int | None, column: int | None) -> int:
+        assert line is not None and column is not None, "parsed from text"
+        return self._lines[line - 1] + column
+
+
+def _parameters(function: _Function, values: Mapping[str, Any]) -> dict[str, _Parameter]:
+    """Return a function's parameters by name; those with `values` are to have a default."""
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [*[None] * (len(positional) - len(args.defaults)), *args.defaults]
+    found, blocked_by = {}, ""
+    for arg, default in reversed(list(zip(positional, defaults, strict=True))):
+        found[arg.arg] = _Parameter(arg, default, blocked_by)
+        if default is None and arg.arg not in values:
+            blocked_by = blocked_by or arg.arg
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        found[arg.arg] = _Parameter(arg, default, "")
+    return found
+
+
+def _no_parameter(function: _Function, name: str, value: Any) -> str:
+    if function.args.kwarg is not None:
+        return (
+            f"{name} is taken by **{function.args.kwarg.arg}, which has no default: write {name}={literal(value)} out"
+        )
+    args = function.args
+    there = ", ".join(arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs))
+    return f"there is no parameter {name}; there is {there or 'none'}"
+
+
+def _check(text: str, name: str, line: int, values: Mapping[str, Any]) -> None:
+    """Read the edited text once more: it must say what was to be written."""
+    found = _parameters(_Source(text).function(name, line), {})
+    for wanted, value in values.items():
+        default = found[wanted].default
+        assert default is not None and _same(ast.literal_eval(default), value), f"{wanted} was written wrongly"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether values are the same for a kernel: of one type, where lists and tuples count as one."""
+    try:
+        return msgspec.json.encode(one, order="deterministic") == msgspec.json.encode(other, order="deterministic")
+    except (TypeError, ValueError, OverflowError):
+        return False  # what is there is no data that a space can hold

@@ -1,0 +1,73 @@
+"""Where a kernel is defined, and what tells it from another: what `atune apply` asks a worker."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from atune.errors import WorkloadError
+from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.introspect import function_of
+from atune.workload.pickling import FileRef, load_named
+from atune.workload.workload import Workload
+
+
+class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel by file, name and first line, as Python compiled it.
+
+    `workload`: its name as a workload's. `path`: empty where the kernel is no function. `kernel`: as in a journal's
+    header. `fingerprints`: the workload's, as journals may have it; none where a kernel was named.
+    """
+
+    workload: str
+    kernel: str
+    path: str = ""
+    function: str = ""
+    line: int = 0
+    what: str = ""
+    """What the kernel is where it is no function."""
+    arguments: dict[str, Any] | None = None
+    """The problem, where a workload was named."""
+    fingerprints: tuple[str, ...] = ()
+    default_in_decorator: bool = False
+    """Whether the decorator's ``default=`` overrides the kernel's own."""
+
+
+class Sought(msgspec.Struct, frozen=True):
+    """The kernel that is asked for. `names`: what its space sets, as far as the journal tells."""
+
+    ref: FileRef
+    names: tuple[str, ...]
+
+
+def locate(sought: Sought) -> KernelSite:
+    """Load what is sought: a `Workload`, a kernel under a decorator, or a kernel. Raises `WorkloadError`."""
+    named = load_named(sought.ref)
+    if isinstance(named, Workload):
+        prints = (fingerprint(named), fingerprint(named, verbatim=True))
+        site = site_of(named.kernel, named.name, sought.names)
+        return msgspec.structs.replace(site, arguments=named.arguments, fingerprints=prints)
+    options = getattr(named, "options", None)  # of a kernel under @atune.autotune
+    kernel = getattr(named, "kernel", named) if options is not None else named
+    if not callable(kernel):
+        raise WorkloadError(f"{sought.ref.origin} is a {type(named).__name__}, and no Workload and no kernel")
+    chosen: dict[str, Any] = getattr(options, "workload", {})
+    site = site_of(kernel, str(chosen.get("name") or getattr(kernel, "__name__", "")), sought.names)
+    return msgspec.structs.replace(site, default_in_decorator=chosen.get("default") is not None)
+
+
+def site_of(kernel: Any, name: str, names: Collection[str]) -> KernelSite:
+    """Return where `kernel` is defined; `names` as for `Sought`."""
+    function, digest = function_of(kernel), kernel_fingerprint(kernel, without_defaults=names)
+    name = name or str(getattr(function, "__name__", ""))
+    if not inspect.isfunction(function):
+        return KernelSite(workload=name, kernel=digest, what=f"a {type(function).__qualname__}")
+    code = function.__code__
+    if code.co_name == "<lambda>":
+        return KernelSite(workload=name, kernel=digest, what="a lambda")
+    return KernelSite(
+        workload=name, kernel=digest, path=code.co_filename, function=code.co_name, line=code.co_firstlineno
+    )

@@ -1,0 +1,81 @@
+"""Source text without what decides nothing: comments, docstrings and formatting."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+
+_SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
+"""Fields of the syntax tree that say how something is written: a string's prefix, comments, a template's own text."""
+_NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
+    """Return a text that is the same for sources that differ in comments, docstrings and formatting alone.
+
+    `text`: a function or a class, as `inspect` cuts it out of its file; what is not Python comes back as it is. A
+    decorator that tunes is left out: its space is no part of the kernel. So are the defaults of those of the function's
+    own parameters that are in `without_defaults`. All versions of Python return the same.
+    """
+    try:
+        [top] = parsed(text).body
+        if isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef):
+            top.decorator_list = [one for one in top.decorator_list if not tunes(one)]
+            if without_defaults:
+                _drop_defaults(top.args, without_defaults)
+        return _written(top)
+    except _NO_TREE:
+        return text
+
+
+def normalised_expression(text: str) -> str:
+    """Do what `normalised` does for one expression, such as a lambda's body."""
+    try:
+        return _written(ast.parse(f"({text}\n)", mode="eval").body)
+    except _NO_TREE:
+        return text
+
+
+def parsed(text: str) -> ast.Module:
+    """Return the syntax tree of a piece of a file, however far it is indented. Raises `SyntaxError`."""
+    if not text[:1].isspace():
+        return ast.parse(text)
+    # Not textwrap.dedent: a string of several lines may begin further to the left, and its content would change.
+    [block] = ast.parse(f"if 1:\n{text}").body
+    assert isinstance(block, ast.If)
+    return ast.Module(block.body, [])
+
+
+def tunes(decorator: ast.expr) -> bool:
+    """Tell whether a decorator is atune's, or another tuner's, by its name."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called).rpartition(".")[2] == "autotune"
+
+
+def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
+    """Take the defaults of `names` away. Those that are left go by their parameter's name, not by its place."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    with_default = positional[len(positional) - len(arguments.defaults) :]
+    kept = [(arg.arg, value) for arg, value in zip(with_default, arguments.defaults, strict=True)]
+    kept += [(a.arg, v) for a, v in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if v is not None]
+    arguments.defaults = []
+    arguments.kw_defaults = [ast.Tuple([ast.Constant(n), v], ast.Load()) for n, v in kept if n not in names]
+
+
+def _written(node: object) -> str:
+    """Write a tree down, like `ast.dump`, but without what `_SILENT` names, docstrings, and fields that are empty."""
+    if isinstance(node, ast.Constant):
+        return f"{type(node.value).__name__} {node.value!a}"
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _SILENT)
+        said = (f"{name}={_written(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(said)})"
+    if isinstance(node, list):
+        told = [one for one in node if not _is_text(one)] or [ast.Pass()]
+        return f"[{', '.join(map(_written, told))}]"
+    return repr(node)
+
+
+def _is_text(node: object) -> bool:
+    """Tell whether a node is a statement that is text alone, such as a docstring: Python and tilelang pass over it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

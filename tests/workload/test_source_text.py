@@ -1,0 +1,137 @@
+"""Keys of source: comments, docstrings and formatting do not count, and everything else does."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atune.model.space import Space
+from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.source_text import normalised, normalised_expression
+from atune.workload.workload import Workload, fingerprint
+
+KERNEL = """\
+def outer(scale):
+    def kernel(N, block=32, *, stages=2):
+        def main(A: T.Tensor((N,), "float32")):
+            for i in range(N // block):
+                A[i] = A[i] * scale
+        return main
+    return kernel
+
+class Plan:
+    width = 4
+
+KERNEL = outer(3)
+REFERENCE = lambda A: A * 3
+"""
+VERBATIM_KERNEL = "cf941c86573956bf9054aae84d907f0c381391bdb593a3770f85b9a8c5c20dd1"
+VERBATIM_WORKLOAD = "e66582e41ba915d05da66fa4e5820e46c3c6c4521d4334d6322c584eddcf5615"
+
+SAME = {
+    "a comment": ("            for i in", "            # over the blocks\n            for i in"),
+    "a comment at the end of a line": ("* scale\n", "* scale  # in place\n"),
+    "a comment further to the left than the function": ("        return main", "# done\n        return main"),
+    "a docstring": ("    def kernel(N, block=32, *, stages=2):\n", "    def kernel(N, block=32, *, stages=2):\n"
+                    '        """Scale.\n\nMore to the left.\n"""\n'),
+    "a docstring of what is inside": ('"float32")):\n', '"float32")):\n            """In place."""\n'),
+    "a text between statements": ("        return main", '        """What it makes."""\n        return main'),
+    "blank lines": ("        return main", "\n\n        return main"),
+    "formatting": ("block=32, *, stages=2", "block = 32,\n               *,\n               stages=(2),"),
+    "quotes": ('"float32"', "'float32'"),
+    "the space around the whole": ("def outer", "import math\n\n\n# moved down\ndef outer"),
+    "a comment in a lambda": ("lambda A: A * 3", "lambda A: (A  # as it came\n    * 3)"),
+}  # fmt: skip
+OTHER = {
+    "an expression": ("// block", "// block + 0"),
+    "a text": ('"float32"', '"float16"'),
+    "a text that looks like a docstring": ("        return main", '        main = "a value"\n        return main'),
+    "the type of a number": ("* scale", "* scale * 1.0"),
+    "a default": ("block=32", "block=64"),
+    "a keyword's default": ("stages=2", "stages=3"),
+    "what the closure holds": ("outer(3)", "outer(4)"),
+    "the reference": ("A * 3", "A * 4"),
+}
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[[str], Any]:
+    """Write a module and load it; each time from another file, as an edited one is in another process."""
+    count = iter(range(100))
+
+    def load(text: str) -> Any:
+        path = tmp_path / f"kernels_{next(count)}.py"
+        path.write_text(text)
+        linecache.checkcache()
+        spec = importlib.util.spec_from_file_location("kernels", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def prints(module: Any, **options: Any) -> tuple[str, str]:
+    workload = Workload(module.KERNEL, Space(block=[32]), arguments={"N": 64}, reference=module.REFERENCE)
+    return kernel_fingerprint(module.KERNEL, **options), fingerprint(workload, **options)
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_decides_nothing_does_not_count(change: str, loaded: Callable[[str], Any]) -> None:
+    before, after = SAME[change]
+    assert before in KERNEL
+    assert prints(loaded(KERNEL)) == prints(loaded(KERNEL.replace(before, after)))
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_what_decides_counts(change: str, loaded: Callable[[str], Any]) -> None:
+    before, after = OTHER[change]
+    assert before in KERNEL
+    assert prints(loaded(KERNEL))[1] != prints(loaded(KERNEL.replace(before, after)))[1]
+
+
+def test_a_keywords_default_that_is_a_name_counts_by_its_value(loaded: Callable[[str], Any]) -> None:
+    text = f"STAGES = 2\n{KERNEL.replace('stages=2', 'stages=STAGES')}"
+    assert prints(loaded(text)) != prints(loaded(text.replace("STAGES = 2", "STAGES = 3")))
+
+
+def test_verbatim_prints_are_those_of_before(loaded: Callable[[str], Any]) -> None:
+    """Journals and caches of before are found by them, so they must never change. Made with the code of before."""
+    module = loaded(KERNEL)
+    assert prints(module, verbatim=True) == (VERBATIM_KERNEL, VERBATIM_WORKLOAD)
+    commented = loaded(KERNEL.replace("* scale\n", "* scale  # in place\n"))
+    assert prints(commented, verbatim=True)[0] != VERBATIM_KERNEL
+
+
+def test_defaults_that_apply_writes_can_be_left_out(loaded: Callable[[str], Any]) -> None:
+    forms = ("block=32, *, stages=2", "block=64, *, stages=3", "block, *, stages")
+    kernels = [loaded(KERNEL.replace(forms[0], form)).KERNEL for form in forms]
+    assert len({kernel_fingerprint(kernel, without_defaults={"block", "stages"}) for kernel in kernels}) == 1
+    assert len({kernel_fingerprint(kernel, without_defaults={"block"}) for kernel in kernels}) == 3
+
+
+def test_a_decorator_that_tunes_is_no_part_of_the_kernel() -> None:
+    plain = "@jit\ndef kernel(n):\n    return n\n"
+    tuned = f"@atune.autotune(space={{'block': [1]}})  # quick\n{plain}"
+    assert normalised(tuned) == normalised(plain) != normalised(plain.replace("@jit", "@jit(target='c')"))
+
+
+def test_a_text_of_several_lines_keeps_its_own_indentation() -> None:
+    """Dedenting the source would change it."""
+    text = '    def f():\n        return """\n  two\n"""\n'
+    assert "\\n  two\\n" in normalised(text)
+    assert normalised(text) == normalised(textwrap.dedent('def f():\n    return "\\n  two\\n"\n'))
+
+
+def test_what_is_no_python_is_taken_as_it_is() -> None:
+    assert normalised("<a cell>") == "<a cell>"
+    assert normalised_expression("A *") == "A *"
+    deep = f"def f():\n    return {'(' * 150}1{')' * 150}\n"
+    assert normalised(deep)  # too deep for some parsers: then as it is
