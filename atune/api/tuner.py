@@ -325,6 +325,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Any)
     when no device is left. Cancelling it kills every worker and compiler within a second; the journal keeps what was
     measured.
     """
+    if isinstance(workload, Workload) and workload.space.unread:  # before it is packed, in the event loop
+        await anyio.to_thread.run_sync(workload.space.read, abandon_on_cancel=True)
     return await _finished(Tuner(workload, **options))
 
 

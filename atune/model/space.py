@@ -76,7 +76,7 @@ class Space:
 
     def __getstate__(self) -> dict[str, Any]:
         # A generator does not travel; what it yields does.
-        self._read()
+        self.read()
         return self.__dict__
 
     def configs(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ class Space:
         where = [Question(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
             return Product({name: self._values(name, v, arguments) for name, v in self._axes.items()}, where)
-        self._read()
+        self.read()
         configs: Any = self._configs
         if callable(configs):
             configs = Question(configs, arguments, lambda values: "configs").ask({})
@@ -137,7 +137,12 @@ class Space:
             return found
         return _axis(name, Question(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
-    def _read(self) -> None:
+    @property
+    def unread(self) -> bool:
+        """Whether it was given a generator, and nobody has read that yet."""
+        return isinstance(self._configs, Iterator)
+
+    def read(self) -> None:
         """Read a generator, which can be read once, and keep what it gave."""
         if isinstance(self._configs, Iterator):
             self._configs, self._cut = _read(self._configs, LARGE)
