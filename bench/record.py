@@ -138,7 +138,7 @@ def _paths() -> bytes:
     """Return what matches the folders whose names are cut, as an expression."""
     tilelang = importlib.util.find_spec("tilelang")
     packages = [str(Path(folder).parent) for folder in (tilelang.submodule_search_locations or ())] if tilelang else []
-    folders = [str(ROOT), *packages, sysconfig.get_paths()["stdlib"]]
+    folders = sorted([str(ROOT), *packages, sysconfig.get_paths()["stdlib"]], key=len, reverse=True)  # one in another
     return "|".join([*(f"{re.escape(folder)}/" for folder in folders), rf'/[^\s"]*?/{SCRATCH}\w+/']).encode()
 
 

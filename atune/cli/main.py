@@ -109,7 +109,8 @@ def summary_text(result: TuneResult) -> str:
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
     )
     left = f", {result.remaining} remaining" if result.remaining else ""
-    lines.append(f"candidates {result.total}: {counts}{left}; {duration(result.wall_s)}")
+    points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
+    lines.append(f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}")
     lines += [f"           {line}" for line in failure_lines(result)]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")

@@ -81,7 +81,7 @@ class _Part:
     """One of the journals, as a part of the merged run.
 
     `indices`: the merged run's index of each candidate, by the journal's own. `chosen`: which part's outcome counts,
-    by configuration key, for all parts. `alone`: there is no other part.
+    by configuration key, for all parts. `alone`: there is no other part. `large`: all are of one large space.
     """
 
     number: int
@@ -89,6 +89,7 @@ class _Part:
     indices: Mapping[int, int]
     chosen: Mapping[str, int]
     alone: bool
+    large: bool
 
     def counts(self, index: int) -> bool:
         """Tell whether what this part says of its candidate `index` is that candidate's outcome."""
@@ -122,7 +123,7 @@ def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
     sequence = _Sequence()
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
         indices = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
-        part = _Part(number, state, indices, chosen, alone=len(paths) == 1)
+        part = _Part(number, state, indices, chosen, alone=len(paths) == 1, large=_one_large_space(states))
         last: Event | None = states[0].header
         for last in JournalReader(path):
             if (kept := _kept(last, part, total)) is not None:
@@ -138,8 +139,11 @@ def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
 def _numbers(states: Sequence[State]) -> dict[str, int]:
     """Return the merged run's index of each configuration, by its key.
 
-    The first journal's are kept. What only later ones have gets the indices that are free, in order.
+    The first journal's are kept. What only later ones have gets the indices that are free, in order; in journals of
+    one large space all have the same.
     """
+    if _one_large_space(states):
+        return {entry.key: entry.index for state in states for entry in state.entries.values() if entry.key}
     first, *later = [[e for _, e in sorted(state.entries.items()) if e.key] for state in states]
     numbers = {entry.key: entry.index for entry in first}
     taken = set(numbers.values())
@@ -150,12 +154,19 @@ def _numbers(states: Sequence[State]) -> dict[str, int]:
     return numbers
 
 
+def _one_large_space(states: Sequence[State]) -> bool:
+    """Tell whether candidates' indices are places of one large space in all journals."""
+    headers = [state.header for state in states]
+    return all(h is not None and h.large for h in headers) and len({h.space for h in headers if h is not None}) == 1
+
+
 def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
     """Return what the merged run has in place of `event`; None where that is nothing."""
     own = part.indices
     match event:
         case RunStarted():
-            return msgspec.structs.replace(event, total=total) if part.number == 0 else _resumed(event, part.number)
+            header = msgspec.structs.replace(event, total=total, large=part.large)
+            return header if part.number == 0 else _resumed(event, part.number)
         case CandidateProposed():
             return msgspec.structs.replace(event, index=own[event.index])
         case CandidateAliased() if event.index in own and event.same_as in own:
@@ -182,7 +193,8 @@ def _ended(last: Event, state: State, *, alone: bool) -> RunFinished | RunInterr
     stamp: dict[str, Any] = {"time": last.time, "mono": last.mono, "wall_s": state.wall_s}
     if state.finished is None:
         return RunInterrupted(seq=0, reason="merged, and not finished", **stamp)
-    kept: dict[str, Any] = {"kernel": state.finished.kernel, "out_idx": state.finished.out_idx} if alone else {}
+    end = state.finished
+    kept: dict[str, Any] = {"kernel": end.kernel, "out_idx": end.out_idx, "total": end.total} if alone else {}
     return RunFinished(seq=0, reason="merged", **stamp, **kept)
 
 

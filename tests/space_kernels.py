@@ -1,0 +1,89 @@
+"""Workloads whose spaces hang, end the process, or are too large to list."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import atune
+
+
+def kernel(N: int = 1, **config: Any) -> None: ...
+
+
+def spins(a: int) -> bool:
+    while a >= 1:
+        pass
+    return True
+
+
+def holds_the_lock(a: int) -> bool:
+    """Hang in C, where Python's global lock is never let go."""
+    return a < 1 or sum(itertools.repeat(0)) > 0
+
+
+def sleeps() -> None:
+    time.sleep(1e6)
+
+
+def calls_what_sleeps(a: int) -> bool:
+    if a >= 1:
+        sleeps()
+    return True
+
+
+def leaves(a: int) -> bool:
+    if a >= 1:
+        os._exit(3)
+    return True
+
+
+def generated() -> Iterator[dict[str, int]]:
+    yield {"a": 0}
+    sleeps()
+
+
+def axis() -> list[int]:
+    sleeps()
+    return [1]
+
+
+def far_away(a: int, b: int) -> bool:
+    """Hang at a point that no run with a small budget comes to first."""
+    if (a, b) == (3, 3):
+        sleeps()
+    return a <= b
+
+
+SPINS = atune.Workload(kernel, atune.Space(a=range(3), where=[lambda a: True, spins]))
+HOLDS_THE_LOCK = atune.Workload(kernel, atune.Space(a=range(3), where=holds_the_lock))
+CALLS_WHAT_SLEEPS = atune.Workload(kernel, atune.Space(a=range(3), where=calls_what_sleeps))
+LEAVES = atune.Workload(kernel, atune.Space(a=range(3), where=leaves))
+GENERATOR = atune.Workload(kernel, atune.Space(generated))
+AXIS = atune.Workload(kernel, atune.Space(a=axis))
+LARGE = atune.Workload(kernel, atune.Space({n: range(1000) for n in "abc"}, where=far_away))
+LISTED = atune.Workload(
+    kernel, atune.Space(a=range(100), b=range(50), where=lambda a, b: a != b), default={"a": 1, "b": 0}
+)
+
+
+def add_one(N: int = 256, a: int = 0, b: int = 0, c: int = 0) -> Any:
+    import tilelang.language as T
+
+    block = 16 << (a + b + c) % 3
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] + 1.0
+
+    return main
+
+
+TUNABLE = atune.Workload(
+    add_one, atune.Space({n: range(1000) for n in "abc"}, where=lambda a, b: a <= b), reference=lambda A: A + 1
+)
