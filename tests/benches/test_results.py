@@ -143,3 +143,20 @@ def test_compat() -> None:
 def test_overhead() -> None:
     found = stored("overhead/overhead.json")["eager: @atune.autotune"]
     says("overhead", f"{found['over_kernel_ns'][1] / 1e3:.1f} µs more", f"{-found['over_jit_ns'][1] / 1e3:.1f} µs less")
+
+
+def test_loop_delay() -> None:
+    now, before = stored("loop_delay/loop_delay.json"), stored("loop_delay/before.json")
+
+    def longest(found: dict[str, Any], *words: str) -> float:
+        return max(found[name]["max_ms"] for name in found if any(name.startswith(word) for word in words))
+
+    says("loop_delay", f"{longest(now, 'plain', 'again'):.1f} ms at most", f"{longest(now, 'closure'):.1f} ms; before")
+    for kind in ("bytes", "torch", "numpy"):
+        says("loop_delay", f"{before[f'closure of 200 MB, {kind}']['max_ms']:.0f} ms ({kind})")
+    many, resumed = "20,000 candidates", "20,000 candidates, resumed"
+    says("loop_delay", f"it is {now[many]['max_ms']:.1f} ms, and {now[resumed]['max_ms']:.1f} ms")
+    says("loop_delay", f"{before[many]['max_ms']:.0f} and {before[resumed]['max_ms']:.0f} ms")
+    slow = [name for name, found in now.items() if isinstance(found, dict) and found["p99_ms"] >= 10]
+    assert slow == [resumed]
+    says("loop_delay", f"that last one: {now[resumed]['p99_ms']:.1f} ms")
