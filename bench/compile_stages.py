@@ -44,7 +44,7 @@ from atune.journal.events import (
 from atune.journal.recorder import Recorder
 from atune.local.backend import LocalBackend
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
-from atune.testing import IdleDeviceLane
+from atune.testing import IdleDeviceWorker
 from atune.workload.workload import FileRef, parse_file_ref
 
 BENCH = Path(__file__).resolve().parent
@@ -54,8 +54,8 @@ PATHS = {"auto": True, "no-pipeline": False}
 
 
 class CompileOnly(LocalBackend):
-    def device_lanes(self) -> Any:
-        return [IdleDeviceLane()]
+    def device_workers(self) -> Any:
+        return [IdleDeviceWorker()]
 
 
 def child_atune(job: dict[str, Any]) -> dict[str, Any]:

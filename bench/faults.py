@@ -22,7 +22,7 @@ from atune.journal.events import (
     DeviceReady,
 )
 from atune.journal.result import TuneResult
-from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.local.backend import LocalBackend, LocalDeviceWorker
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import FileRef
@@ -40,12 +40,12 @@ KILLED = 26
 class Watched(LocalBackend):
     """Knows its device's process, to kill it from outside."""
 
-    def device_lanes(self) -> list[LocalDeviceLane]:
-        self.lanes = super().device_lanes()
-        return self.lanes
+    def device_workers(self) -> list[LocalDeviceWorker]:
+        self.workers = super().device_workers()
+        return self.workers
 
     def kill(self) -> None:
-        worker = self.lanes[0]._worker
+        worker = self.workers[0]._worker
         if worker is not None and worker.alive:
             os.kill(worker.pid, signal.SIGKILL)
 

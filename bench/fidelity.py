@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from common import ROOT, options, report
 
-from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.local.backend import LocalBackend, LocalDeviceWorker
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
@@ -44,29 +44,29 @@ async def tilelangs(artifact: Artifact, n: int) -> float:
     return statistics.median(json.loads(done.stdout.splitlines()[-1]))
 
 
-async def compile_for_ever(lane: Any, candidates: list[Candidate], offset: int) -> None:
+async def compile_for_ever(worker: Any, candidates: list[Candidate], offset: int) -> None:
     """Keep one compile worker busy: lower and build one configuration after the other."""
     for number in range(10**6):
-        lowered = await lane.lower(candidates[(offset + number * 17) % len(candidates)])
+        lowered = await worker.lower(candidates[(offset + number * 17) % len(candidates)])
         if isinstance(lowered, Lowered):
-            await lane.build([lowered])
+            await worker.build([lowered])
 
 
 async def one_artifact(backend: LocalBackend) -> Artifact:
     spec = await backend.describe()
     await backend.discover()
-    [lane] = backend.compile_lanes()
+    [worker] = backend.compile_workers()
     config = thaw(spec.configs[0])
-    lowered = await lane.lower(Candidate(0, config_key(config), config))
+    lowered = await worker.lower(Candidate(0, config_key(config), config))
     assert isinstance(lowered, Lowered), lowered
-    [artifact] = await lane.build([lowered])
+    [artifact] = await worker.build([lowered])
     assert isinstance(artifact, Artifact), artifact
     return artifact
 
 
-async def measured(lane: LocalDeviceLane, artifact: Artifact) -> tuple[float, float]:
+async def measured(worker: LocalDeviceWorker, artifact: Artifact) -> tuple[float, float]:
     """Return (median µs, spread) over several calls, as the search takes them."""
-    answers = [await lane.measure(artifact) for _ in range(5)]
+    answers = [await worker.measure(artifact) for _ in range(5)]
     medians = [answer.timing.latency_ms * 1e3 for answer in answers]  # type: ignore[union-attr]
     return statistics.median(medians), (max(medians) - min(medians)) / statistics.median(medians)
 
@@ -77,19 +77,19 @@ async def compared(name: str, n: int, load: LocalBackend) -> list[dict[str, Any]
     backend = LocalBackend(file, target="cuda", devices=("0",), compile=CompileSettings(workers=1), benchmark=benchmark)
     async with backend.open():
         artifact = await one_artifact(backend)
-        [lane] = backend.device_lanes()
-        await lane.start()
-        await lane.prepare(artifact)
+        [worker] = backend.device_workers()
+        await worker.start()
+        await worker.prepare(artifact)
         rows = []
-        idle = {"atune": await measured(lane, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
+        idle = {"atune": await measured(worker, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
         spec = await load.describe()
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
         async with anyio.create_task_group() as tasks:
-            for i, compile_lane in enumerate(load.compile_lanes()):
-                tasks.start_soon(compile_for_ever, compile_lane, candidates, i * 5)
+            for i, compile_worker in enumerate(load.compile_workers()):
+                tasks.start_soon(compile_for_ever, compile_worker, candidates, i * 5)
             await anyio.sleep(4)  # until all of them compile
             average = os.getloadavg()[0]
-            busy = {"atune": await measured(lane, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
+            busy = {"atune": await measured(worker, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
             tasks.cancel_scope.cancel()
         for method, (us, _) in idle.items():
             ratio = busy[method][0] / us

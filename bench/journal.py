@@ -76,7 +76,7 @@ def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
     from atune.testing import FakeBackend, InstantClock, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-    backend = FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
+    backend = FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
     path = folder / f"tune-{total}.jsonl" if journal else None
     before = peak_bytes()
     started, worked = time.perf_counter(), time.process_time()
@@ -115,7 +115,7 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
-            await tune(backend=FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock()))
+            await tune(backend=FakeBackend(total, script, workers=4, devices=2, clock=InstantClock()))
             tasks.cancel_scope.cancel()
 
     anyio.run(main)

@@ -145,7 +145,7 @@ def many(total: int, folder: Path, *, resumed: bool = False) -> Callable[[], Awa
 
     def backend() -> FakeBackend:
         script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-        return FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
+        return FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
 
     journal = folder / "run.jsonl"
     if resumed:

@@ -33,11 +33,11 @@ async def true_latencies() -> list[float]:
     async with backend.open():
         await backend.describe()
         await backend.discover()
-        artifacts = await built(backend, backend.compile_lanes(N_BEST), N_BEST)
-        [lane] = backend.device_lanes()
-        await lane.start()
-        await lane.prepare(artifacts[0])
-        found, _ = await lane.final(artifacts, TRUE_ROUNDS)
+        artifacts = await built(backend, backend.compile_workers(N_BEST), N_BEST)
+        [worker] = backend.device_workers()
+        await worker.start()
+        await worker.prepare(artifacts[0])
+        found, _ = await worker.final(artifacts, TRUE_ROUNDS)
         entries = [entry for entry in found if isinstance(entry, FinalEntry)]
         return [entry.timing.latency_ms for entry in sorted(entries, key=lambda entry: entry.index)]
 

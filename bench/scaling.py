@@ -21,7 +21,7 @@ import anyio
 from common import ROOT, journal, options, report
 
 import atune
-from atune.engine.interfaces import Backend, CompileLane, DeviceLane, GroupFailed
+from atune.engine.interfaces import Backend, CompileWorker, DeviceWorker, GroupFailed
 from atune.engine.ranking import SPEED_TOLERANCE, speed_outliers
 from atune.journal.events import (
     BenchmarkStarted,
@@ -56,68 +56,68 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def built(backend: Backend, lanes: Sequence[CompileLane], n: int) -> list[Artifact]:
+async def built(backend: Backend, workers: Sequence[CompileWorker], n: int) -> list[Artifact]:
     """Compile the first `n` configurations, or find them in the store; those that fail are left out."""
     spec = await backend.describe()
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))][:n]
     groups = [candidates[i : i + GROUP] for i in range(0, len(candidates), GROUP)]
     artifacts: list[Artifact] = []
 
-    async def work(lane: CompileLane) -> None:
+    async def work(worker: CompileWorker) -> None:
         while groups:
             missing = []
             for candidate in groups.pop():
-                lowered = await lane.lower(candidate)
+                lowered = await worker.lower(candidate)
                 if isinstance(lowered, Lowered):
-                    found = await lane.find(lowered)
+                    found = await worker.find(lowered)
                     artifacts.append(found) if found is not None else missing.append(lowered)
             try:
-                answers = await lane.build(missing) if missing else []
+                answers = await worker.build(missing) if missing else []
             except GroupFailed:
-                answers = [answer for one in missing for answer in await lane.build([one])]
+                answers = [answer for one in missing for answer in await worker.build([one])]
             artifacts.extend(one for one in answers if isinstance(one, Artifact))
 
     async with anyio.create_task_group() as tasks:
-        for lane in lanes:
-            tasks.start_soon(work, lane)
+        for worker in workers:
+            tasks.start_soon(work, worker)
     return sorted(artifacts, key=lambda artifact: artifact.index)
 
 
-async def prepared(lanes: Sequence[DeviceLane], artifact: Artifact) -> dict[str, float]:
+async def prepared(workers: Sequence[DeviceWorker], artifact: Artifact) -> dict[str, float]:
     """Start the devices' processes, make their inputs and measure one candidate; return the reference's ms on each."""
     references: dict[str, float] = {}
 
-    async def ready(lane: DeviceLane) -> None:
-        await lane.start()
-        timing = await lane.prepare(artifact)
+    async def ready(worker: DeviceWorker) -> None:
+        await worker.start()
+        timing = await worker.prepare(artifact)
         if timing is not None:
-            references[lane.name] = timing.latency_ms
-        await lane.measure(artifact)
+            references[worker.name] = timing.latency_ms
+        await worker.measure(artifact)
 
     async with anyio.create_task_group() as tasks:
-        for lane in lanes:
-            tasks.start_soon(ready, lane)
+        for worker in workers:
+            tasks.start_soon(ready, worker)
     return dict(sorted(references.items()))
 
 
-async def stage(lanes: Sequence[DeviceLane], artifacts: Sequence[Artifact]) -> dict[str, Any]:
-    """Measure all of `artifacts` on `lanes`, from one stream; return the seconds, and how many worked on each."""
+async def stage(workers: Sequence[DeviceWorker], artifacts: Sequence[Artifact]) -> dict[str, Any]:
+    """Measure all of `artifacts` on `workers`, from one stream; return the seconds, and how many worked on each."""
     waiting, good, failed = list(reversed(artifacts)), Counter[str](), Counter[str]()
 
-    async def work(lane: DeviceLane) -> None:
+    async def work(worker: DeviceWorker) -> None:
         while waiting:
-            answer = await lane.measure(waiting.pop())
+            answer = await worker.measure(waiting.pop())
             if isinstance(answer, Measurement):
-                good[lane.name] += 1
+                good[worker.name] += 1
             else:
                 failed[answer.kind] += 1
-            if not lane.alive:
-                await lane.start()
+            if not worker.alive:
+                await worker.start()
 
     started = time.perf_counter()
     async with anyio.create_task_group() as tasks:
-        for lane in lanes:
-            tasks.start_soon(work, lane)
+        for worker in workers:
+            tasks.start_soon(work, worker)
     seconds = time.perf_counter() - started
     return {"seconds": round(seconds, 4), "measured": dict(sorted(good.items())), "failed": dict(failed)}
 
@@ -130,17 +130,17 @@ async def stages(make: Make, n: int, repeats: int, passes: int) -> dict[str, Any
         _, devices = await backend.discover()
         counts = [c for c in COUNTS if c <= len(devices)]
         began = time.perf_counter()
-        artifacts = await built(backend, backend.compile_lanes(n), n)
+        artifacts = await built(backend, backend.compile_workers(n), n)
         if not artifacts:
             raise SystemExit("scaling.py: no configuration compiled")
         say(f"{len(artifacts)} of {n} libraries ready after {time.perf_counter() - began:.1f} s")
-        lanes = list(backend.device_lanes())[: counts[-1]]
-        references = await prepared(lanes, artifacts[0])
+        workers = list(backend.device_workers())[: counts[-1]]
+        references = await prepared(workers, artifacts[0])
         say("reference: " + ", ".join(f"device {name} {ms:.4f} ms" for name, ms in references.items()))
         found: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
         for number in range(passes):
             for count in counts:
-                one = await stage(lanes[:count], artifacts * repeats)
+                one = await stage(workers[:count], artifacts * repeats)
                 found[count].append(one)
                 say(f"pass {number + 1}, {count} devices: {one['seconds']:.2f} s, {one['measured']} {one['failed']}")
     seconds = {count: statistics.median(one["seconds"] for one in runs) for count, runs in found.items()}

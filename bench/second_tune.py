@@ -10,11 +10,11 @@ building. The rest is `over`: taking over the server, describing the workload, f
 workers, passing candidates to them, waiting for one.
 
 With `--groups 1` the first artifact holds one candidate. With `auto` it may hold two. Then `own` is the critical path
-of the group: the lowering of its members that the lane of the last one lowered one after the other, and the building
-of the library. A member that another lane lowered at the same time does not count. `over one` is what the call took
+of the group: the lowering of its members that the worker of the last one lowered one after the other, and the building
+of the library. A member that another worker lowered at the same time does not count. `over one` is what the call took
 over the lowering of the member lowered last and the building, so it has the other member's lowering in it.
 
-For an arch such as sm_90a there is no device: an idle lane takes what is built. That leaves out what a GPU's process
+For an arch such as sm_90a there is no device: an idle worker takes what is built. That leaves out what a GPU's process
 does beside the first candidate, on a core that compile workers use too: its start, its context, the inputs.
 """
 
@@ -69,7 +69,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                     break
 
     anyio.run(both)
-    seen = [(round(at, 4), _name(event), event.lane) for at, event in timeline]
+    seen = [(round(at, 4), _name(event), event.worker) for at, event in timeline]
     return {**figures(timeline), "timeline": seen}
 
 
@@ -92,7 +92,7 @@ def figures(timeline: Sequence[tuple[float, Event]]) -> dict[str, Any]:
     built_s, built = next((at, e) for at, e in timeline if isinstance(e, ArtifactBuilt))
     lowered = [(at, e) for at, e in timeline if isinstance(e, CandidateLowered) and e.index in built.indices]
     last = lowered[-1][1]
-    path = [(at, e) for at, e in lowered if e.lane == last.lane]
+    path = [(at, e) for at, e in lowered if e.worker == last.worker]
     lowering_s = sum(e.seconds for _, e in path)
     begun_s = path[0][0] - path[0][1].seconds
     own_s = lowering_s + built.seconds

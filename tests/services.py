@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from processes import wait_until
 
-from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.local.backend import LocalBackend, LocalCompileWorker
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -22,20 +22,22 @@ SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "W
 @asynccontextmanager
 async def lowered(
     n: int, settings: CompileSettings
-) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
+) -> AsyncGenerator[tuple[LocalBackend, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False)
     backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         spec = await backend.describe()
         await backend.discover()
         backend.accelerators(len(spec.configs))
-        (lane,) = backend.compile_lanes(len(spec.configs))
-        answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))]
+        (worker,) = backend.compile_workers(len(spec.configs))
+        answers = [
+            await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))
+        ]
         assert all(isinstance(answer, Lowered) for answer in answers), answers
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
-            assert isinstance(answer, Lowered) and await lane.find(answer) is None
+            assert isinstance(answer, Lowered) and await worker.find(answer) is None
         await until(backend, lambda: not backend.service.warming, 60)
-        yield backend, lane, [answer for answer in answers if isinstance(answer, Lowered)]
+        yield backend, worker, [answer for answer in answers if isinstance(answer, Lowered)]
 
 
 async def until(backend: LocalBackend, condition: Callable[[], bool], within_s: float) -> None:
@@ -52,10 +54,10 @@ def artifacts(built: list[object]) -> list[Artifact]:
     return [one for one in built if isinstance(one, Artifact)]
 
 
-async def given_up(lane: LocalCompileLane, group: list[Lowered], server: int) -> None:
+async def given_up(worker: LocalCompileWorker, group: list[Lowered], server: int) -> None:
     """Cancel a build of `group` while a child of `server` compiles it; the child ends with the one who asked."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lane.build, group)
+        tasks.start_soon(worker.build, group)
         with anyio.fail_after(10):
             while not children(server):
                 await anyio.sleep(0.001)

@@ -89,11 +89,11 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         spec = await backend.describe()
         assert len(spec.configs) == total and spec.default is not None and spec.has_reference
         await backend.discover()
-        lane = backend.compile_lanes()[0]
+        worker = backend.compile_workers()[0]
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-        lowered = [await lane.lower(candidate) for candidate in candidates[:3]]
+        lowered = [await worker.lower(candidate) for candidate in candidates[:3]]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
-        built = await lane.build([one for one in lowered if isinstance(one, Lowered)])
+        built = await worker.build([one for one in lowered if isinstance(one, Lowered)])
         assert all(isinstance(one, Artifact) for one in built), built
         assert len({one.path for one in built if isinstance(one, Artifact)}) == 1
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3

@@ -112,25 +112,25 @@ class _Collected:
         self.answers: dict[int, Artifact | Failure] = {}
         self.same_as: dict[int, int] = {}
 
-    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+    def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         return "go", ""
 
-    def same(self, lane: str, index: int, same_as: int) -> None:
+    def same(self, worker: str, index: int, same_as: int) -> None:
         self.same_as[index] = same_as
 
-    def pruned(self, lane: str, index: int, why: str) -> None:
+    def pruned(self, worker: str, index: int, why: str) -> None:
         pass  # `lowered` prunes none
 
-    def failed(self, lane: str, failure: Failure) -> None:
+    def failed(self, worker: str, failure: Failure) -> None:
         self.answers[failure.index] = failure
 
-    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
+    def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
         pass  # their outcome is still to come
 
-    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
+    def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
         pass  # its parts are built
 
-    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+    async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         self.answers.update((artifact.index, artifact) for _, artifact in members)
 
     def settled(self, index: int) -> bool:
@@ -148,19 +148,19 @@ async def compiled(
     Candidates that lower to the same code share one artifact.
     """
     backend.accelerators(len(candidates))
-    lanes, signals, found = backend.compile_lanes(len(candidates)), Signals(), _Collected()
+    workers, signals, found = backend.compile_workers(len(candidates)), Signals(), _Collected()
     signals.measured.set()  # there is nothing to measure
     backend.on_change(signals.wake)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:
             propose.send_nowait(candidate)
-    state = CompileState(len(lanes), devices=0, total=len(candidates), group_size=group_size, proposing=False)
+    state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
     with proposals:
         compiling = Compiling(signals, state, proposals, found, hints=backend.hints)
         async with anyio.create_task_group() as tasks:
-            for lane in lanes:
-                tasks.start_soon(compiling.serve, lane)
+            for worker in workers:
+                tasks.start_soon(compiling.serve, worker)
     return found.answers | {index: found.answers[first] for index, first in found.same_as.items()}
 
 

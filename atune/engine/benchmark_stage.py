@@ -9,7 +9,7 @@ from contextlib import suppress
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.interfaces import DeviceLane
+from atune.engine.interfaces import DeviceWorker
 from atune.engine.plausible import implausible
 from atune.engine.ranking import speed_outliers
 from atune.engine.run_state import Run
@@ -35,12 +35,12 @@ BETWEEN = "its process ended between two candidates"
 
 
 class Measuring:
-    """Measures artifacts on all device lanes. `pipeline`: from the first artifact on, while others compile."""
+    """Measures artifacts on all device workers. `pipeline`: from the first artifact on, while others compile."""
 
-    def __init__(self, run: Run, lanes: Sequence[DeviceLane], *, pipeline: bool = True) -> None:
-        self.run, self.lanes, self.pipeline = run, lanes, pipeline
+    def __init__(self, run: Run, workers: Sequence[DeviceWorker], *, pipeline: bool = True) -> None:
+        self.run, self.workers, self.pipeline = run, workers, pipeline
         self.emit, self.state = run.recorder.emit, run.recorder.state
-        self._in_use = len(lanes)
+        self._in_use = len(workers)
         """Devices that are neither given up nor left out."""
         self._again: deque[Artifact] = deque()
         """What a device could not finish, or what it measured before it was left out."""
@@ -51,49 +51,49 @@ class Measuring:
         """The reference's latency by device, ms, of those in use."""
         self._fastest: dict[str, float] = {}
         """The best first timing by device, ms."""
-        here = {lane.name for lane in lanes}
+        here = {worker.name for worker in workers}
         for measured in self.state.ranked():  # of an earlier part of the run, the best first
             if measured.device in here:
                 self._fastest.setdefault(measured.device, measured.timing.latency_ms)
 
-    def usable(self) -> list[DeviceLane]:
-        """Return the lanes of the devices that are neither given up nor left out."""
-        return [lane for lane in self.lanes if lane.name not in self._excluded | self._given_up]
+    def usable(self) -> list[DeviceWorker]:
+        """Return the workers of the devices that are neither given up nor left out."""
+        return [worker for worker in self.workers if worker.name not in self._excluded | self._given_up]
 
     async def serve(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
         """Measure on all devices what comes, until nothing more does."""
         async with anyio.create_task_group() as tasks:
             with artifacts:
-                for lane in self.lanes:
-                    tasks.start_soon(self._serve, lane, artifacts.clone())
+                for worker in self.workers:
+                    tasks.start_soon(self._serve, worker, artifacts.clone())
         self.run.measured.set()
         self.run.wake()
 
-    async def _serve(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
+    async def _serve(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
         with artifacts:
-            if not await self.start(lane):
+            if not await self.start(worker):
                 return
             if not self.pipeline:
                 await self.run.compiled.wait()
             prepared = False
-            while (artifact := await self._next(lane, artifacts)) is not None:
+            while (artifact := await self._next(worker, artifacts)) is not None:
                 if self.run.stopping:
-                    continue  # drained, so that no compile lane waits for ever
+                    continue  # drained, so that no compile worker waits for ever
                 self.run.measuring += 1
                 try:
-                    if not prepared and not await self._prepare(lane, artifact):
+                    if not prepared and not await self._prepare(worker, artifact):
                         self._again.append(artifact)
                         return
                     prepared = True
-                    if not await self._measure(lane, artifact):
+                    if not await self._measure(worker, artifact):
                         return
                 finally:
                     self.run.measuring -= 1
                     self.run.wake()
 
-    async def _next(self, lane: DeviceLane, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
+    async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
         """Return what to measure next: what another device left, else the stream's next; None at the end of all."""
-        while lane.name not in self._excluded:
+        while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
             try:
@@ -105,23 +105,23 @@ class Measuring:
                     return None
         return None
 
-    async def _prepare(self, lane: DeviceLane, artifact: Artifact) -> bool:
+    async def _prepare(self, worker: DeviceWorker, artifact: Artifact) -> bool:
         """Have the inputs made and the reference timed; False once the device is given up, or left out."""
         for _ in range(DEVICE_STARTS):
             try:
-                reference = await lane.prepare(artifact)
+                reference = await worker.prepare(artifact)
             except WorkerLost as error:
-                self.emit(DeviceLost, lane=lane.name, device=lane.name, reason=str(error))
-                if not await self.start(lane):
+                self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
+                if not await self.start(worker):
                     return False
                 continue
             if reference is not None:
-                self.emit(ReferenceMeasured, lane=lane.name, device=lane.name, timing=reference)
-                self._speeds[lane.name] = reference.latency_ms
+                self.emit(ReferenceMeasured, worker=worker.name, device=worker.name, timing=reference)
+                self._speeds[worker.name] = reference.latency_ms
                 if len(self._speeds) == self._in_use:
                     self._leave_out()
-            return lane.name not in self._excluded
-        self._give_up(lane, "its process is lost whenever the reference runs")
+            return worker.name not in self._excluded
+        self._give_up(worker, "its process is lost whenever the reference runs")
         return False
 
     def _leave_out(self) -> bool:
@@ -130,7 +130,7 @@ class Measuring:
         for name, factor in outliers.items():
             measured = [m.index for m in self.state.ranked() if m.device == name]
             reason = f"the reference takes {factor:.3f} times as long on device {name} as on the others"
-            self.emit(DeviceExcluded, lane=name, device=name, reason=reason)
+            self.emit(DeviceExcluded, worker=name, device=name, reason=reason)
             self._excluded.add(name)
             del self._speeds[name]
             self._fastest.pop(name, None)
@@ -143,42 +143,42 @@ class Measuring:
         self.run.wake()
         return bool(outliers)
 
-    async def _measure(self, lane: DeviceLane, artifact: Artifact) -> bool:
+    async def _measure(self, worker: DeviceWorker, artifact: Artifact) -> bool:
         """Measure one candidate, and once more where there is a doubt; False once the device is not to be used."""
         emit, index = self.emit, artifact.index
         while True:
-            if not lane.alive:
-                emit(DeviceLost, lane=lane.name, device=lane.name, reason=BETWEEN)
-                if not await self.start(lane):
+            if not worker.alive:
+                emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
+                if not await self.start(worker):
                     self._again.append(artifact)
                     return False
-            emit(BenchmarkStarted, lane=lane.name, index=index, device=lane.name)
+            emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             try:
-                answer = await lane.measure(artifact, min(self._fastest.values(), default=None))
+                answer = await worker.measure(artifact, min(self._fastest.values(), default=None))
             except WorkerLost as error:  # while its inputs were made
                 answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
                 if isinstance(error, ServerLost):
                     self._repeated.discard(index)  # whatever it was repeated for before: that is another doubt
-            if lane.name in self._excluded and isinstance(answer, Measurement):
-                doubt = f"device {lane.name} was left out meanwhile"
+            if worker.name in self._excluded and isinstance(answer, Measurement):
+                doubt = f"device {worker.name} was left out meanwhile"
             else:
-                doubt = "" if index in self._repeated else self._doubt(lane, answer)
+                doubt = "" if index in self._repeated else self._doubt(worker, answer)
             if not doubt:
-                self._settle(lane, artifact, answer)
-                if isinstance(answer, Measurement) and not lane.alive:
-                    emit(DeviceLost, lane=lane.name, device=lane.name, reason=BETWEEN)
-                return lane.alive or await self.start(lane)
-            if isinstance(answer, Failure) and not lane.alive:
+                self._settle(worker, artifact, answer)
+                if isinstance(answer, Measurement) and not worker.alive:
+                    emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
+                return worker.alive or await self.start(worker)
+            if isinstance(answer, Failure) and not worker.alive:
                 reason = f"{answer.kind}: {answer.message}"
-                emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, kill_s=answer.kill_s)
-            emit(BenchmarkRepeated, lane=lane.name, index=index, device=lane.name, reason=doubt)
-            if lane.name not in self._excluded and await self.start(lane):
+                emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=answer.kill_s)
+            emit(BenchmarkRepeated, worker=worker.name, index=index, device=worker.name, reason=doubt)
+            if worker.name not in self._excluded and await self.start(worker):
                 self._repeated.add(index)
                 continue
             self._again.append(artifact)
             return False
 
-    def _doubt(self, lane: DeviceLane, answer: Measurement | Failure) -> str:
+    def _doubt(self, worker: DeviceWorker, answer: Measurement | Failure) -> str:
         """Say why `answer` should be had once more, from a fresh process; empty where it counts."""
         if isinstance(answer, Failure):
             return answer.doubt
@@ -186,24 +186,24 @@ class Measuring:
         best = min(self._fastest.values(), default=float("inf"))
         if latency >= best and self.run.spec.flops is self.run.spec.bytes is None:
             return ""
-        device = state.devices.get(lane.name)
+        device = state.devices.get(worker.name)
         floor = fastest_ms(device.name, self.run.spec.flops, self.run.spec.bytes) if device is not None else None
         measured = ((state.entry(m.index).config, m.timing.latency_ms) for m in state.ranked())
         return implausible(latency, state.entry(answer.index).config, measured, floor)
 
-    def _settle(self, lane: DeviceLane, artifact: Artifact, answer: Measurement | Failure) -> None:
+    def _settle(self, worker: DeviceWorker, artifact: Artifact, answer: Measurement | Failure) -> None:
         emit, state = self.emit, self.state
-        where = {"lane": lane.name, "index": answer.index, "device": lane.name}
+        where = {"worker": worker.name, "index": answer.index, "device": worker.name}
         if isinstance(answer, Failure):
             emit(BenchmarkFailed, **where, kind=answer.kind, message=answer.message, detail=answer.detail)  # type: ignore[arg-type]
-            if not lane.alive:
+            if not worker.alive:
                 reason = f"{answer.kind}: {answer.message}"
-                emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, kill_s=answer.kill_s)
+                emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=answer.kill_s)
             self.run.outcomes.settled(answer.index)
             return
         before, latency = state.best, answer.timing.latency_ms
         self.run.artifacts[answer.index] = artifact
-        self._fastest[lane.name] = min(latency, self._fastest.get(lane.name, latency))
+        self._fastest[worker.name] = min(latency, self._fastest.get(worker.name, latency))
         emit(
             CandidateMeasured,
             **where,  # type: ignore[arg-type]
@@ -214,53 +214,53 @@ class Measuring:
             writes=answer.writes,
         )
         best = state.best
-        self.run.outcomes.settled(answer.index, latency, best if best != before else None, lane.name)
+        self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)
 
-    async def start(self, lane: DeviceLane) -> bool:
+    async def start(self, worker: DeviceWorker) -> bool:
         """Start a device's process; False once it is given up. Raises `DevicesLost` for the last one."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:
-                info = await lane.start()
+                info = await worker.start()
             except WorkerError as error:
                 reason = f"{error} {error.detail.strip().splitlines()[-1] if error.detail.strip() else ''}".strip()
                 if attempt == DEVICE_STARTS - 1:
-                    self._give_up(lane, reason)
+                    self._give_up(worker, reason)
                 else:
-                    self.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason)
+                    self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
             else:
                 took = round(self.run.recorder.elapsed_s - began, 4)
-                self.emit(DeviceReady, lane=lane.name, device=info, start_s=took, standby=lane.took_over)
+                self.emit(DeviceReady, worker=worker.name, device=info, start_s=took, standby=worker.took_over)
                 return True
         return False
 
-    def _give_up(self, lane: DeviceLane, reason: str) -> None:
+    def _give_up(self, worker: DeviceWorker, reason: str) -> None:
         """Use a device no more. Raises `DevicesLost` for the last one."""
-        self.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason, final=True)
-        self._speeds.pop(lane.name, None)
-        self._given_up.add(lane.name)
-        if lane.name not in self._excluded:
+        self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
+        self._speeds.pop(worker.name, None)
+        self._given_up.add(worker.name)
+        if worker.name not in self._excluded:
             self._in_use -= 1
         if self._in_use == 0:
-            raise DevicesLost(f"device {lane.name} is given up: {reason}; no device is left")
+            raise DevicesLost(f"device {worker.name} is given up: {reason}; no device is left")
 
     async def again(self, artifact: Artifact) -> bool:
         """Check, time and record a candidate that was measured, with another library; False where no device is left."""
         before = self.run.artifacts.pop(artifact.index)
         self._repeated.discard(artifact.index)
         with suppress(DevicesLost):
-            for lane in self.usable():
+            for worker in self.usable():
                 self._again.clear()
-                await self._measure(lane, artifact)
+                await self._measure(worker, artifact)
                 if not self._again:
                     return True
         self.run.artifacts[artifact.index] = before
         return False
 
-    async def restarted(self, lane: DeviceLane, reason: str) -> bool:
+    async def restarted(self, worker: DeviceWorker, reason: str) -> bool:
         """Try to get a device back whose process ended before or in the final."""
-        self.emit(DeviceLost, lane=lane.name, device=lane.name, reason=reason)
+        self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
         try:
-            return await self.start(lane)
+            return await self.start(worker)
         except DevicesLost:
             return False

@@ -13,41 +13,41 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from atune.engine.interfaces import CompileHints, CompileLane, GroupFailed
+from atune.engine.interfaces import CompileHints, CompileWorker, GroupFailed
 from atune.engine.run_state import Signals
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
 
-Ahead = Callable[[CompileLane], Awaitable[None]]
+Ahead = Callable[[CompileWorker], Awaitable[None]]
 """Work for a worker that has nothing else to do."""
 
 
 class Answers(Protocol):
-    """What becomes of the candidates. `lane` is the name of the worker that had one."""
+    """What becomes of the candidates. `worker` is the name of the worker that had one."""
 
-    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+    def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         """Take note of a lowered candidate, and judge it."""
         ...
 
-    def same(self, lane: str, index: int, same_as: int) -> None:
+    def same(self, worker: str, index: int, same_as: int) -> None:
         """Take note that a candidate has the code of another: it needs no more work."""
         ...
 
-    def pruned(self, lane: str, index: int, why: str) -> None: ...
+    def pruned(self, worker: str, index: int, why: str) -> None: ...
 
-    def failed(self, lane: str, failure: Failure) -> None: ...
+    def failed(self, worker: str, failure: Failure) -> None: ...
 
-    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
+    def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
         """Take note that candidates are lowered or compiled once more: their worker was lost, not by their doing."""
         ...
 
-    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
+    def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
         """Take note that a group failed as a whole."""
         ...
 
-    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+    async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         """Take a library with `members` in it, and hand them on as soon as there is room."""
         ...
 
@@ -61,7 +61,7 @@ class Answers(Protocol):
 
 
 class Compiling:
-    """Lowers and builds on all compile lanes, as the scheduler decides.
+    """Lowers and builds on all compile workers, as the scheduler decides.
 
     `hints` tells what scheduling should know while so many devices measure. `ahead` returns what a worker may do that
     nothing else needs. `codes`: candidates by the key of their code, as far as an earlier part of the run knew them.
@@ -88,11 +88,11 @@ class Compiling:
         self._repeated: set[int] = set()
         """Candidates that lost a worker once, not by their doing; the second time it is."""
 
-    async def serve(self, lane: CompileLane) -> None:
+    async def serve(self, worker: CompileWorker) -> None:
         """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
         while True:
             self.look()
-            work = self._next(lane)
+            work = self._next(worker)
             if work is not None:
                 await work()
             elif self.state.finished and self.signals.measured.is_set():
@@ -117,43 +117,43 @@ class Compiling:
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
         self.state.hints = self._hints(self.signals.measuring)
 
-    def _next(self, lane: CompileLane) -> Callable[[], Awaitable[None]] | None:
+    def _next(self, worker: CompileWorker) -> Callable[[], Awaitable[None]] | None:
         state, going_on = self.state, not self.signals.stopping
         if going_on and state.leaders_known and not self._likely_leaders_left() and (ahead := self._ahead()):
-            return partial(self._do_ahead, lane, ahead)
+            return partial(self._do_ahead, worker, ahead)
         if (job := state.next_job()) is not None:
-            return partial(self._do, lane, job)
+            return partial(self._do, worker, job)
         if going_on and state.spare and (ahead := self._ahead()):
-            return partial(self._do_ahead, lane, ahead)
+            return partial(self._do_ahead, worker, ahead)
         return None
 
-    async def _do(self, lane: CompileLane, job: Job) -> None:
+    async def _do(self, worker: CompileWorker, job: Job) -> None:
         self.state.counts.busy += 1
         try:
             if isinstance(job, Lower):
                 self.state.counts.taken += job.count
-                await self._lower(lane, [self._proposed() for _ in range(job.count)])
+                await self._lower(worker, [self._proposed() for _ in range(job.count)])
             else:
-                await self._build(lane, job.group, job.reason)
+                await self._build(worker, job.group, job.reason)
         finally:
             self.state.counts.busy -= 1
             self.signals.wake()
 
-    async def _do_ahead(self, lane: CompileLane, ahead: Ahead) -> None:
+    async def _do_ahead(self, worker: CompileWorker, ahead: Ahead) -> None:
         self.state.counts.ahead += 1
         try:
-            await ahead(lane)
+            await ahead(worker)
         finally:
             self.state.counts.ahead -= 1
             self.signals.wake()
 
-    async def _lower(self, lane: CompileLane, candidates: Sequence[Candidate]) -> None:
+    async def _lower(self, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
         left, counts = len(candidates), self.state.counts
         counts.lowering += left
         try:
             for candidate in candidates:
                 if not self.signals.stopping:
-                    await self._lower_one(lane, candidate)
+                    await self._lower_one(worker, candidate)
                 left -= 1
                 counts.lowering -= 1
                 counts.seen += 1
@@ -165,59 +165,59 @@ class Compiling:
     def _proposed(self) -> Candidate:
         return self._back.popleft() if self._back else self._proposals.receive_nowait()
 
-    def _again(self, lane: CompileLane, indices: Sequence[int], doubt: str) -> bool:
+    def _again(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
         """Tell whether these are to be had once more for `doubt`: whoever was not yet, with all that were beside it."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
-        self.answers.repeated(lane.name, indices, doubt)
+        self.answers.repeated(worker.name, indices, doubt)
         return True
 
-    async def _lower_one(self, lane: CompileLane, candidate: Candidate) -> None:
-        answer = await lane.lower(candidate)
+    async def _lower_one(self, worker: CompileWorker, candidate: Candidate) -> None:
+        answer = await worker.lower(candidate)
         if isinstance(answer, Failure):
-            if self._again(lane, [candidate.index], answer.doubt):
+            if self._again(worker, [candidate.index], answer.doubt):
                 self._back.append(candidate)
                 self.state.counts.taken -= 1
                 self.state.counts.seen -= 1
             else:
-                self.answers.failed(lane.name, answer)
+                self.answers.failed(worker.name, answer)
             return
-        verdict, why = self.answers.lowered(lane.name, answer)
+        verdict, why = self.answers.lowered(worker.name, answer)
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
-            self.answers.same(lane.name, answer.index, same_as)
+            self.answers.same(worker.name, answer.index, same_as)
         elif verdict == "prune":
-            self.answers.pruned(lane.name, answer.index, why)
-        elif (known := await lane.find(answer)) is not None:  # deferring such a candidate saves nothing
-            await self.answers.built(lane.name, [(answer, known)], "compiled before")
+            self.answers.pruned(worker.name, answer.index, why)
+        elif (known := await worker.find(answer)) is not None:  # deferring such a candidate saves nothing
+            await self.answers.built(worker.name, [(answer, known)], "compiled before")
         else:
             self.state.add(answer, deferred=verdict == "defer")
             if verdict == "go":
                 self._likely.add(answer.index)
 
-    async def _build(self, lane: CompileLane, group: tuple[Lowered, ...], reason: str) -> None:
+    async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await lane.build(group)
+            built = await worker.build(group)
         except GroupFailed as failed:
-            if self._again(lane, [lowered.index for lowered in group], failed.doubt):
+            if self._again(worker, [lowered.index for lowered in group], failed.doubt):
                 self.state.queues.retry.append(group)
             else:
-                self.answers.split(lane.name, group, failed.message)
+                self.answers.split(worker.name, group, failed.message)
                 self.state.queues.retry += halves(group)
             return
         finally:
             self.state.counts.building -= 1
         for lowered, failure in zip(group, built, strict=True):
             if isinstance(failure, Failure):
-                if self._again(lane, [lowered.index], failure.doubt):
+                if self._again(worker, [lowered.index], failure.doubt):
                     self.state.queues.retry.append((lowered,))
                 else:
-                    self.answers.failed(lane.name, failure)
+                    self.answers.failed(worker.name, failure)
         both = zip(group, built, strict=True)
         if good := [(lowered, answer) for lowered, answer in both if isinstance(answer, Artifact)]:
-            await self.answers.built(lane.name, good, reason)
+            await self.answers.built(worker.name, good, reason)
 
     def _likely_leaders_left(self) -> bool:
         self._likely = {index for index in self._likely if not self.answers.settled(index)}

@@ -1,10 +1,10 @@
 """The engine: one task group that proposes, compiles, measures and records, over any `Backend`.
 
-    strategy ─▶ proposals ─▶ compile lanes ─▶ artifacts ─▶ device lanes ─▶ final
+    strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
-Proposals and artifacts are bounded memory object streams; what a free compile lane does next is the scheduler's
+Proposals and artifacts are bounded memory object streams; what a free compile worker does next is the scheduler's
 decision. The engine itself never compiles, loads or runs anything: `compile_stage` and `benchmark_stage` serve the
-lanes, `final` holds the final, and `proof` has its winner compiled plain.
+workers, `final` holds the final, and `proof` has its winner compiled plain.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
-"""Proposed candidates that wait for each compile lane."""
+"""Proposed candidates that wait for each compile worker."""
 ARTIFACTS_PER_DEVICE = 64
-"""Artifacts that wait for each device before the compile lanes have to."""
+"""Artifacts that wait for each device before the compile workers have to."""
 
 AT_ONCE = 500
 """Configurations that are planned for in the event loop."""
@@ -111,40 +111,40 @@ class Engine:
         """Compile and measure what is left to do, hold the final, and prove its winner."""
         run, backend = self._run, self.backend
         run.outcomes.tell = plan.strategy.tell
-        compile_lanes, device_lanes = backend.compile_lanes(plan.to_compile), backend.device_lanes()
+        compile_workers, device_workers = backend.compile_workers(plan.to_compile), backend.device_workers()
         backend.on_change(run.wake)
         backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
-        n, n_final = len(compile_lanes), self.benchmark.n_final
-        scheduled = CompileState(n, len(device_lanes), plan.to_compile, self.compile.group_size, self.pipeline)
+        n, n_final = len(compile_workers), self.benchmark.n_final
+        scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
-        depth = ARTIFACTS_PER_DEVICE * len(device_lanes) if self.pipeline else float("inf")
+        depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
         answers = Recorded(run, finalists, deliver)
         proofs = Proofs(
-            run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, lanes=n,
+            run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
         )  # fmt: skip
         compiling = Compiling(
             run, scheduled, proposals, answers,
             hints=backend.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
         )  # fmt: skip
-        measuring = Measuring(run, device_lanes, pipeline=self.pipeline)
-        final = FinalStage(run, self.benchmark, measuring, finalists, compile_lanes, plan.candidates, self.find)
+        measuring = Measuring(run, device_workers, pipeline=self.pipeline)
+        final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_time)
                 tasks.start_soon(self._propose, plan, scheduled, propose)
-                for compile_lane in compile_lanes:
-                    tasks.start_soon(compiling.serve, compile_lane)
+                for compile_worker in compile_workers:
+                    tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 await run.measured.wait()
                 finalists.drop_overtaken()
                 proofs.drop_overtaken()
             await run.outcomes.acknowledge()
-            await ProofStage(run, proofs, measuring, compile_lanes, final.hold).settle()
+            await ProofStage(run, proofs, measuring, compile_workers, final.hold).settle()
             syncing.cancel_scope.cancel()
 
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:

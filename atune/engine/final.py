@@ -9,7 +9,7 @@ import anyio.to_thread
 
 from atune.engine.benchmark_stage import BETWEEN, Measuring
 from atune.engine.finalists import Finalists
-from atune.engine.interfaces import CompileLane, DeviceLane
+from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.plan import GONE
 from atune.engine.ranking import final_order, unsettled
 from atune.engine.run_state import Run
@@ -48,13 +48,13 @@ class FinalStage:
         benchmark: BenchmarkSettings,
         measuring: Measuring,
         finalists: Finalists,
-        compile_lanes: Sequence[CompileLane],
+        compile_workers: Sequence[CompileWorker],
         candidates: Mapping[int, Candidate],
         find: Find,
     ) -> None:
         self.run, self.benchmark = run, benchmark
         self.measuring, self.finalists = measuring, finalists
-        self.compile_lanes, self.candidates, self.find = compile_lanes, candidates, find
+        self.compile_workers, self.candidates, self.find = compile_workers, candidates, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._tried: set[int] = set()
         """Finalists whose library as tilelang makes it was tried on a device."""
@@ -85,12 +85,12 @@ class FinalStage:
         contenders = [i for i in contenders if i in self.run.artifacts]
         if len(chosen) < 2 or not contenders:
             return False
-        lane = next((lane for lane in usable if lane.alive), usable[0])
-        ready = lane.alive or await self.measuring.restarted(lane, BETWEEN)
-        if not ready or not await self._again_as_tilelang(lane, contenders):
+        worker = next((worker for worker in usable if worker.alive), usable[0])
+        ready = worker.alive or await self.measuring.restarted(worker, BETWEEN)
+        if not ready or not await self._build_exact(worker, contenders):
             self.emit(Warned, message=NO_FINAL)
             return False
-        return await self._time(lane, chosen, contenders)
+        return await self._time(worker, chosen, contenders)
 
     def _chosen(self, leaders: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default where it was measured."""
@@ -104,79 +104,79 @@ class FinalStage:
         if winner is None:
             return
         await self._recover([winner])
-        lanes = [lane for lane in self.measuring.usable() if lane.alive]
-        if winner in self.run.artifacts and lanes and self.benchmark.n_final:
-            await self._again_as_tilelang(lanes[0], [winner])
+        workers = [worker for worker in self.measuring.usable() if worker.alive]
+        if winner in self.run.artifacts and workers and self.benchmark.n_final:
+            await self._build_exact(workers[0], [winner])
 
-    async def _time(self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
+    async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final, once more where the device is lost in it; return whether finalists failed."""
         for attempt in range(2):
             try:
-                entries, reference = await self._rounds(lane, chosen, contenders)
+                entries, reference = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
-                await self._drop(lane, failed.failures)
+                await self._drop(worker, failed.failures)
                 return True
             except WorkerError as error:
-                if attempt or not await self.measuring.restarted(lane, str(error)):
+                if attempt or not await self.measuring.restarted(worker, str(error)):
                     self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
                     return False
             else:
-                device = lane.name
-                self.emit(FinalOrdered, lane=device, device=device, entries=tuple(entries), reference=reference)
+                device = worker.name
+                self.emit(FinalOrdered, worker=device, device=device, entries=tuple(entries), reference=reference)
                 return False
         return False
 
-    async def _drop(self, lane: DeviceLane, failures: Sequence[Failure]) -> None:
+    async def _drop(self, worker: DeviceWorker, failures: Sequence[Failure]) -> None:
         """Record finalists as failures, and get the device back where they cost it its process."""
         for one in failures:
-            where = {"lane": lane.name, "index": one.index, "device": lane.name}
+            where = {"worker": worker.name, "index": one.index, "device": worker.name}
             self.emit(BenchmarkFailed, **where, kind=one.kind, message=one.message, detail=one.detail)  # type: ignore[arg-type]
             self.run.artifacts.pop(one.index, None)
             self.run.outcomes.settled(one.index)
-        if not lane.alive:
-            await self.measuring.restarted(lane, f"{failures[0].kind}: {failures[0].message}")
+        if not worker.alive:
+            await self.measuring.restarted(worker, f"{failures[0].kind}: {failures[0].message}")
 
     async def _rounds(
-        self, lane: DeviceLane, chosen: Sequence[int], contenders: Sequence[int]
+        self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]
     ) -> tuple[list[FinalEntry], Timing | None]:
         """Time all in turn, then those whose order is open, until it is settled or a limit is reached."""
         rounds = self.benchmark.n_final_rounds
         looks = max(1, self.benchmark.n_final_limit // rounds)
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
-        found, reference = await self._timed(lane, chosen, rounds)
+        found, reference = await self._timed(worker, chosen, rounds)
         timings.update((e.index, e.timing) for e in found)
         for _ in range(looks - 1):
             playing = unsettled(timings, contenders, looks)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
-            found, _ = await self._timed(lane, playing, rounds, with_reference=False)
+            found, _ = await self._timed(worker, playing, rounds, with_reference=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
         return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
 
     async def _timed(
-        self, lane: DeviceLane, finalists: Sequence[int], rounds: int, with_reference: bool = True
+        self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
-        found, reference = await lane.final([self.run.artifacts[i] for i in finalists], rounds, with_reference)
+        found, reference = await worker.final([self.run.artifacts[i] for i in finalists], rounds, with_reference)
         if failures := [one for one in found if isinstance(one, Failure)]:
             raise _FinalistsFailed(failures)
         return [one for one in found if isinstance(one, FinalEntry)], reference
 
-    async def _again_as_tilelang(self, lane: DeviceLane, contenders: Sequence[int]) -> bool:
+    async def _build_exact(self, worker: DeviceWorker, contenders: Sequence[int]) -> bool:
         """Put libraries as tilelang makes them in the place of others, where they work; False if the device is lost."""
         artifacts, made = self.run.artifacts, self.finalists.made
-        await self.finalists.complete(self.compile_lanes, contenders)
+        await self.finalists.complete(self.compile_workers, contenders)
         for index in contenders:
             if artifacts[index].exact or index in self._tried or index not in made:
                 continue
             self._tried.add(index)
             one = made[index]
-            answer = await self._measured(lane, one) if isinstance(one, Artifact) else one
+            answer = await self._measured(worker, one) if isinstance(one, Artifact) else one
             if isinstance(one, Artifact) and isinstance(answer, Failure) and answer.doubt:
-                self.emit(BenchmarkRepeated, lane=lane.name, index=index, device=lane.name, reason=answer.doubt)
-                if not await self.measuring.restarted(lane, f"{answer.kind}: {answer.message}"):
+                self.emit(BenchmarkRepeated, worker=worker.name, index=index, device=worker.name, reason=answer.doubt)
+                if not await self.measuring.restarted(worker, f"{answer.kind}: {answer.message}"):
                     return False
-                answer = await self._measured(lane, one)
-            if not lane.alive and not await self.measuring.restarted(lane, BETWEEN):
+                answer = await self._measured(worker, one)
+            if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
                 return False
             if isinstance(one, Artifact) and isinstance(answer, Measurement):
                 artifacts[index] = one
@@ -187,10 +187,10 @@ class FinalStage:
         return True
 
     @staticmethod
-    async def _measured(lane: DeviceLane, artifact: Artifact) -> Measurement | Failure:
+    async def _measured(worker: DeviceWorker, artifact: Artifact) -> Measurement | Failure:
         """Check and time `artifact` once more: it is another library than the one that was measured."""
         try:
-            return await lane.measure(artifact)
+            return await worker.measure(artifact)
         except WorkerError as error:
             return Failure(artifact.index, "worker_lost", str(error))
 
@@ -204,37 +204,37 @@ class FinalStage:
                 self.run.artifacts[found.index] = found
                 missing.remove(found.index)
 
-        async def rebuild(lane: CompileLane) -> None:
+        async def rebuild(worker: CompileWorker) -> None:
             while missing:
                 index = missing.pop(0)
                 candidate = self.candidates.get(index)
-                failed = GONE if candidate is None else await self._rebuild(lane, candidate)
+                failed = GONE if candidate is None else await self._rebuild(worker, candidate)
                 if failed:
                     message = f"candidate {index} was measured before and could not be compiled again ({failed})"
-                    self.emit(Warned, lane=lane.name, message=f"{message}: it is not in the final")
+                    self.emit(Warned, worker=worker.name, message=f"{message}: it is not in the final")
 
         async with anyio.create_task_group() as tasks:
-            for lane in self.compile_lanes[: len(missing)]:
-                tasks.start_soon(rebuild, lane)
+            for worker in self.compile_workers[: len(missing)]:
+                tasks.start_soon(rebuild, worker)
 
-    async def _rebuild(self, lane: CompileLane, candidate: Candidate) -> str:
+    async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
         """Compile one candidate again; return why not, where that fails."""
-        lowered = await lane.lower(candidate)
+        lowered = await worker.lower(candidate)
         if isinstance(lowered, Failure) and lowered.doubt:
-            lowered = await lane.lower(candidate)
+            lowered = await worker.lower(candidate)
         if isinstance(lowered, Failure):
             return lowered.message
         if lowered.code_key != self.state.entries[candidate.index].code_key:
             return "it has other code now"
-        built, reason = await lane.find(lowered), "compiled before"
+        built, reason = await worker.find(lowered), "compiled before"
         if built is None:
-            [answer] = await lane.build([lowered])
+            [answer] = await worker.build([lowered])
             if isinstance(answer, Failure) and answer.doubt:
-                [answer] = await lane.build([lowered])
+                [answer] = await worker.build([lowered])
             if isinstance(answer, Failure):
                 return answer.message
             built, reason = answer, "measured before: again for the final"
         self.run.artifacts[candidate.index] = built
         self.finalists.remember(lowered, built)
-        self.run.built(lane.name, [built], reason, built.seconds)
+        self.run.built(worker.name, [built], reason, built.seconds)
         return ""

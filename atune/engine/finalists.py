@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 
 from atune.engine.compile_stage import Ahead
-from atune.engine.interfaces import CompileLane
+from atune.engine.interfaces import CompileWorker
 from atune.engine.plan import GONE
 from atune.engine.run_state import Run
 from atune.errors import AtuneError, MachineError
@@ -20,27 +20,27 @@ KEPT = 256
 """Lowered candidates that are kept, so that a leader is not lowered again: about 25 MB of them."""
 
 
-def share(missing: Sequence[int], failed: Collection[int], lanes: int, n_final: int) -> tuple[int, ...]:
+def share(missing: Sequence[int], failed: Collection[int], workers: int, n_final: int) -> tuple[int, ...]:
     """Return which of `missing`, the fastest first, a free worker compiles into one library.
 
-    Its share of `n_final`, when there are `lanes` workers: nothing else keeps them busy for long.
+    Its share of `n_final`, when there are `workers` workers: nothing else keeps them busy for long.
 
     Those that `failed` come last, and alone: the fault may have been another's in the same library, or the worker's.
     """
     fresh = [index for index in missing if index not in failed]
     if not fresh:
         return tuple(missing[:1])
-    return tuple(fresh[: math.ceil(n_final / lanes)])
+    return tuple(fresh[: math.ceil(n_final / workers)])
 
 
 class Finalists:
     """Has those that would be in the final compiled as tilelang does it, where they were not for the first timing.
 
-    `candidates`: those of the space, by index. `n_final`: how many leaders; 0 has none compiled. `lanes`: workers.
+    `candidates`: those of the space, by index. `n_final`: how many leaders; 0 has none compiled. `workers`: workers.
     """
 
-    def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, lanes: int) -> None:
-        self.run, self.candidates, self.n_final, self.lanes = run, candidates, n_final, lanes
+    def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, workers: int) -> None:
+        self.run, self.candidates, self.n_final, self.workers = run, candidates, n_final, workers
         self.made: dict[int, Built] = {}
         """What was made of a candidate; a failure once it failed twice."""
         self._failed: set[int] = set()
@@ -71,7 +71,7 @@ class Finalists:
         taken = {index for part, _ in self._under_way for index in part} | self.made.keys()
         artifacts, wanted = self.run.artifacts, self.leaders() if leaders is None else leaders
         missing = [i for i in wanted if i not in taken and i in artifacts and not artifacts[i].exact]
-        return share(missing, self._failed, self.lanes, self.n_final)
+        return share(missing, self._failed, self.workers, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
         """Keep what a candidate was lowered to whose code is not tilelang's own, until it is plainly no finalist."""
@@ -84,7 +84,7 @@ class Finalists:
             keep = {*leaders, *unknown[-KEPT // 2 :]}
             self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
 
-    async def make(self, part: tuple[int, ...], lane: CompileLane) -> None:
+    async def make(self, part: tuple[int, ...], worker: CompileWorker) -> None:
         """Compile `part` into one library. Cancelling, as `drop_overtaken` does, leaves nothing of it."""
         began, answers = self.run.recorder.elapsed_s, list[Built]()
         with anyio.CancelScope() as scope:
@@ -92,7 +92,7 @@ class Finalists:
             try:
                 known = {index: self._lowered[index] for index in part if index in self._lowered}
                 wanted = [self.candidates[index] for index in part if index in self.candidates]
-                answers = await lane.as_tilelang(wanted, known) if wanted else []
+                answers = await worker.build_exact(wanted, known) if wanted else []
                 answers += [Failure(index, "lower", GONE) for index in part if index not in self.candidates]
             except MachineError:
                 raise
@@ -109,7 +109,7 @@ class Finalists:
         good = [one for one in answers if isinstance(one, Artifact)]
         if good:
             seconds = round(self.run.recorder.elapsed_s - began, 4)
-            self.run.built(lane.name, good, "compiled as tilelang does, for the final", seconds)
+            self.run.built(worker.name, good, "compiled as tilelang does, for the final", seconds)
 
     def drop_overtaken(self) -> None:
         """Cancel what is under way of candidates of which none is a leader now: the final does not wait for it."""
@@ -118,13 +118,13 @@ class Finalists:
             if not set(part) & set(leaders):
                 scope.cancel()
 
-    async def complete(self, lanes: Sequence[CompileLane], leaders: Sequence[int]) -> None:
-        """Compile what is missing of `leaders`, on all `lanes`."""
+    async def complete(self, workers: Sequence[CompileWorker], leaders: Sequence[int]) -> None:
+        """Compile what is missing of `leaders`, on all `workers`."""
 
-        async def work(lane: CompileLane) -> None:
+        async def work(worker: CompileWorker) -> None:
             while part := self.next_part(leaders):
-                await self.make(part, lane)
+                await self.make(part, worker)
 
         async with anyio.create_task_group() as tasks:
-            for lane in lanes:
-                tasks.start_soon(work, lane)
+            for worker in workers:
+                tasks.start_soon(work, worker)

@@ -26,13 +26,13 @@ class CompileHints(msgspec.Struct, frozen=True):
     """Workers that start nothing new: devices that measure need their cores."""
 
 
-class CompileLane(Protocol):
+class CompileWorker(Protocol):
     """One compile worker. One call at a time; cancelling a call kills what it started."""
 
     name: str
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        """Lower `candidate`. A crash or a deadline is a `Failure`, and the lane has a fresh worker afterwards.
+        """Lower `candidate`. A crash or a deadline is a `Failure`, and the worker has a fresh worker afterwards.
 
         One with a `doubt` may not be the candidate's own: the engine lowers it once more. `build` answers so, too.
         Raises `MachineError` where the machine is short of something for long, as all methods do.
@@ -50,7 +50,7 @@ class CompileLane(Protocol):
         """
         ...
 
-    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
+    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         """Compile `candidates` as tilelang itself would, where `build` may have done otherwise.
 
         `known`: by index, what `lower` made of them, where that is at hand; the others are lowered again.
@@ -65,7 +65,7 @@ class CompileLane(Protocol):
         ...
 
 
-class DeviceLane(Protocol):
+class DeviceWorker(Protocol):
     """One device's process. One call at a time; cancelling a call kills it."""
 
     name: str
@@ -127,14 +127,14 @@ class Backend(Protocol):
         """Resolve target ``auto`` and find the devices. Raises `TargetError` for what is not there."""
         ...
 
-    def compile_lanes(self, candidates: int | None = None) -> Sequence[CompileLane]:
-        """Return the compile lanes. `candidates`: how many will be compiled at most, where that is known."""
+    def compile_workers(self, candidates: int | None = None) -> Sequence[CompileWorker]:
+        """Return the compile workers. `candidates`: how many will be compiled at most, where that is known."""
         ...
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
         """Decide which accelerators a run of so many candidates uses: ``name@version`` each, and why not the others.
 
-        Asked once, after `discover` and before `compile_lanes`.
+        Asked once, after `discover` and before `compile_workers`.
         """
         ...
 
@@ -154,7 +154,7 @@ class Backend(Protocol):
         """Return what a user should know at the run's end, such as that the workload's file is another by now."""
         ...
 
-    def device_lanes(self) -> Sequence[DeviceLane]: ...
+    def device_workers(self) -> Sequence[DeviceWorker]: ...
 
     def versions(self) -> dict[str, str]: ...
 

@@ -16,7 +16,7 @@ import msgspec
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Ahead
 from atune.engine.finalists import Finalists
-from atune.engine.interfaces import CompileLane
+from atune.engine.interfaces import CompileWorker
 from atune.engine.plan import GONE
 from atune.engine.run_state import Run
 from atune.errors import AtuneError, MachineError
@@ -34,7 +34,7 @@ class Proofs:
     """Proves libraries, each once.
 
     `candidates`: those of the space, by index. `wanted`: whether anything is to be proven that is not plain. `n_final`:
-    how many leaders the final has. `lanes`: workers, of which a third at most prove ahead of the final.
+    how many leaders the final has. `workers`: workers, of which a third at most prove ahead of the final.
     `unmeasured`: whether devices have something to measure, beside which a proof costs nothing.
     """
 
@@ -46,12 +46,12 @@ class Proofs:
         *,
         wanted: bool,
         n_final: int,
-        lanes: int,
+        workers: int,
         unmeasured: Callable[[], bool],
     ) -> None:
         self.run, self.candidates, self.finalists = run, candidates, finalists
         self.wanted, self.unmeasured = wanted, unmeasured
-        self._ahead = min(max(1, lanes // 3), max(1, n_final))
+        self._ahead = min(max(1, workers // 3), max(1, n_final))
         self._made: dict[tuple[str, str], Proof | Failure] = {}
         """What proving a library came to, by its file and symbol; a lost worker counts as a failure the second time."""
         self._lost: dict[tuple[str, str], int] = {}
@@ -75,32 +75,32 @@ class Proofs:
             if index not in leader:
                 scope.cancel()
 
-    async def proof_of(self, artifact: Artifact, lanes: Sequence[CompileLane]) -> Proof | Failure:
+    async def proof_of(self, artifact: Artifact, workers: Sequence[CompileWorker]) -> Proof | Failure:
         """Return what proving `artifact` comes to. While a worker is lost, another is asked."""
         key, asked = _key(artifact), 0
         if isinstance(before := self._made.get(key), Failure) and before.kind in ("timeout", "crash"):
             del self._made[key]  # it was on a busy machine: once more, on one with nothing else to do
         while key not in self._made:
-            await self._prove(artifact, lanes[asked % len(lanes)])
+            await self._prove(artifact, workers[asked % len(workers)])
             asked += 1
         return self._made[key]
 
-    async def _prove_ahead(self, artifact: Artifact, lane: CompileLane) -> None:
+    async def _prove_ahead(self, artifact: Artifact, worker: CompileWorker) -> None:
         with anyio.CancelScope() as scope:
             self._under_way.append((artifact.index, scope))
             try:
-                await self._prove(artifact, lane)
+                await self._prove(artifact, worker)
             finally:
                 self._under_way.remove((artifact.index, scope))
 
-    async def _prove(self, artifact: Artifact, lane: CompileLane) -> None:
+    async def _prove(self, artifact: Artifact, worker: CompileWorker) -> None:
         key = _key(artifact)
         candidate = self.candidates.get(artifact.index)
         if candidate is None:  # measured by an earlier part of the run
             self._made[key] = Failure(artifact.index, "lower", GONE)
             return
         try:
-            self._made[key] = await lane.prove(candidate, artifact)
+            self._made[key] = await worker.prove(candidate, artifact)
         except MachineError:
             raise
         except AtuneError as error:  # nothing that was measured depends on it
@@ -128,10 +128,10 @@ class ProofStage:
         run: Run,
         proofs: Proofs,
         measuring: Measuring,
-        compile_lanes: Sequence[CompileLane],
+        compile_workers: Sequence[CompileWorker],
         hold: Callable[[], Awaitable[None]],
     ) -> None:
-        self.run, self.proofs, self.measuring, self.compile_lanes = run, proofs, measuring, compile_lanes
+        self.run, self.proofs, self.measuring, self.compile_workers = run, proofs, measuring, compile_workers
         self.hold = hold
         self.emit = run.recorder.emit
         self._replaced: dict[int, float] = {}
@@ -157,7 +157,7 @@ class ProofStage:
             return True
         if not self.proofs.wanted:
             return True
-        proof = await self.proofs.proof_of(artifact, self.compile_lanes)
+        proof = await self.proofs.proof_of(artifact, self.compile_workers)
         if isinstance(proof, Failure):
             self._unproven(index, f"compiling it plain failed ({proof.kind}: {proof.message})")
         elif not proof.difference:

@@ -29,11 +29,11 @@ class Recorded:
         self._delivered: set[int] = set()
         """Candidates that were handed on and had no outcome when last looked at."""
 
-    def lowered(self, lane: str, lowered: Lowered) -> Verdict:
+    def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         verdict, why = screen(lowered.facts, self.run.limits)
         self.emit(
             CandidateLowered,
-            lane=lane,
+            worker=worker,
             index=lowered.index,
             code_key=lowered.code_key,
             facts=lowered.facts,
@@ -42,28 +42,28 @@ class Recorded:
         )
         return verdict, why
 
-    def same(self, lane: str, index: int, same_as: int) -> None:
-        self.emit(CandidateAliased, lane=lane, index=index, same_as=same_as)
+    def same(self, worker: str, index: int, same_as: int) -> None:
+        self.emit(CandidateAliased, worker=worker, index=index, same_as=same_as)
         self.run.outcomes.settled(index)
 
-    def pruned(self, lane: str, index: int, why: str) -> None:
-        self.emit(CandidatePruned, lane=lane, index=index, reason=why)
+    def pruned(self, worker: str, index: int, why: str) -> None:
+        self.emit(CandidatePruned, worker=worker, index=index, reason=why)
         self.run.outcomes.settled(index)
 
-    def failed(self, lane: str, failure: Failure) -> None:
+    def failed(self, worker: str, failure: Failure) -> None:
         index, kind = failure.index, failure.kind
-        self.emit(BuildFailed, lane=lane, index=index, kind=kind, message=failure.message, detail=failure.detail)
+        self.emit(BuildFailed, worker=worker, index=index, kind=kind, message=failure.message, detail=failure.detail)
         self.run.outcomes.settled(index)
 
-    def repeated(self, lane: str, indices: Sequence[int], reason: str) -> None:
-        self.emit(CompileRepeated, lane=lane, indices=tuple(indices), reason=reason)
+    def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
+        self.emit(CompileRepeated, worker=worker, indices=tuple(indices), reason=reason)
 
-    def split(self, lane: str, group: Sequence[Lowered], message: str) -> None:
-        self.emit(GroupSplit, lane=lane, indices=tuple(lowered.index for lowered in group), message=message)
+    def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
+        self.emit(GroupSplit, worker=worker, indices=tuple(lowered.index for lowered in group), message=message)
 
-    async def built(self, lane: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
+    async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         artifacts = [artifact for _, artifact in members]
-        self.run.built(lane, artifacts, reason, artifacts[0].seconds)
+        self.run.built(worker, artifacts, reason, artifacts[0].seconds)
         for lowered, artifact in members:
             self.finalists.remember(lowered, artifact)
         for artifact in artifacts:

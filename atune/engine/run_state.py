@@ -42,7 +42,7 @@ class Signals:
 
 
 class Run(Signals):
-    """One run, as its compile lanes, device lanes and final see it."""
+    """One run, as its compile workers, device workers and final see it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Run(Signals):
         """Hard limits that every device has."""
         self.spec: WorkloadSpec
 
-    def built(self, lane: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
+    def built(self, worker: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
         """Record a library that was built, or found, with all of `artifacts` in it."""
         first = artifacts[0]
         self.recorder.emit(
             ArtifactBuilt,
-            lane=lane,
+            worker=worker,
             indices=tuple(artifact.index for artifact in artifacts),
             file=first.path.rpartition("/")[2],
             seconds=seconds,
@@ -77,7 +77,7 @@ class Outcome:
     index: int
     latency_ms: float | None
     best: tuple[int, float] | None
-    lane: str
+    worker: str
 
 
 class Outcomes:
@@ -92,10 +92,10 @@ class Outcomes:
         self._acknowledging = anyio.Lock()
 
     def settled(
-        self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, lane: str = "engine"
+        self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Acknowledge a candidate's outcome as soon as it is on the disk; the lane goes on meanwhile."""
-        self._unsynced.append(Outcome(index, latency_ms, best, lane))
+        """Acknowledge a candidate's outcome as soon as it is on the disk; the worker goes on meanwhile."""
+        self._unsynced.append(Outcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
         else:
@@ -123,7 +123,9 @@ class Outcomes:
             outcome = self._unsynced.popleft()
             self.tell(outcome.index, outcome.latency_ms)
             if outcome.best is not None and self._still_counts(*outcome.best):
-                self.recorder.emit(BestChanged, lane=outcome.lane, index=outcome.best[0], latency_ms=outcome.best[1])
+                self.recorder.emit(
+                    BestChanged, worker=outcome.worker, index=outcome.best[0], latency_ms=outcome.best[1]
+                )
 
     def _still_counts(self, index: int, latency_ms: float) -> bool:
         """Whether the figure stands; that of a device that was left out meanwhile does not."""

@@ -81,9 +81,9 @@ class Counts:
 
 @dataclass
 class CompileState:
-    """The compile stage as the scheduler sees it. `lanes` counts workers."""
+    """The compile stage as the scheduler sees it. `workers` counts workers."""
 
-    lanes: int
+    workers: int
     devices: int
     total: int
     """Candidates that will be proposed, at most: the space, or the budget."""
@@ -117,13 +117,13 @@ class CompileState:
         That all others are measured is seen to elsewhere. A plain compile takes longer than most of the losers', with
         which half of the workers go on.
         """
-        spare = self._idle and self.counts.ahead < self.lanes // 2
+        spare = self._idle and self.counts.ahead < self.workers // 2
         left = bool(self.queues.deferred) and self._only_deferred
         return self.pipeline and left and self.hints.builds == "all" and spare
 
     @property
     def _idle(self) -> bool:
-        return self.counts.busy + self.counts.ahead < self.lanes - self.hints.resting
+        return self.counts.busy + self.counts.ahead < self.workers - self.hints.resting
 
     @property
     def _all_begun(self) -> bool:
@@ -142,7 +142,7 @@ class CompileState:
         shrink towards the end and no worker waits for a late large group.
         """
         queues = self.queues
-        if self.counts.busy and self.counts.busy >= self.lanes - self.hints.resting:
+        if self.counts.busy and self.counts.busy >= self.workers - self.hints.resting:
             return None
         if queues.retry:
             return Build(queues.retry.pop(), "after a failed or lost group")
@@ -176,12 +176,12 @@ class CompileState:
         return None
 
     def _heavy_due(self) -> bool:
-        late = self.counts.groups >= self.devices and self._left <= HEAVY_LEFT * self.lanes
+        late = self.counts.groups >= self.devices and self._left <= HEAVY_LEFT * self.workers
         return self.hints.builds == "all" and late and any(map(self._heavy, self.queues.deferred))
 
     def _heavy(self, lowered: Lowered) -> bool:
         """Tell whether a candidate's compile may be the last to end: it is begun early, and nothing waits for it."""
-        return self.lanes > FEW_WORKERS and accumulators(lowered) >= HEAVY_REGISTERS
+        return self.workers > FEW_WORKERS and accumulators(lowered) >= HEAVY_REGISTERS
 
     def _put_long_ones_last(self) -> None:
         """Have candidates whose source is far longer than their neighbours' wait until nothing else can be begun."""
@@ -204,7 +204,7 @@ class CompileState:
         Rows end where the space's do.
         """
         row = self.hints.row
-        return 1 if self.counts.taken < self.lanes else row - self.counts.taken % row
+        return 1 if self.counts.taken < self.workers else row - self.counts.taken % row
 
     @property
     def _left(self) -> int:
@@ -217,19 +217,19 @@ class CompileState:
 
     def _ready_share(self) -> float:
         """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
-        earlier = self.counts.groups / self.lanes if self.pipeline and self.devices else math.inf
+        earlier = self.counts.groups / self.workers if self.pipeline and self.devices else math.inf
         return min(bounded(self._share(), earlier), self._even())
 
     def _share(self) -> float:
         """Return a worker's share of the work that is left."""
-        shares = SHARES * self.lanes if self.lanes > 1 else 1.0
+        shares = SHARES * self.workers if self.workers > 1 else 1.0
         queues = self.queues
         return min(MAX_GROUP, self._left_of(queues.ready + queues.deferred, LOWERING, MAX_GROUP * shares) / shares)
 
     def _even(self) -> int:
         """Return the largest work of a group that leaves none of the free workers without one, of likely winners."""
         counts = self.counts
-        free = max(1, self.lanes - self.hints.resting - counts.building - counts.ahead)
+        free = max(1, self.workers - self.hints.resting - counts.building - counts.ahead)
         return max(1, math.ceil(self._left_of(self.queues.ready, 0.0, MAX_GROUP * free) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float, enough: float) -> float:
@@ -242,7 +242,7 @@ class CompileState:
         return work + (max(self._left, 0) + self.counts.lowering) * (each + lowering)
 
     def _split(self, queue: Sequence[Lowered]) -> float:
-        free = max(1, self.lanes - self.counts.busy)
+        free = max(1, self.workers - self.counts.busy)
         return min(MAX_GROUP, math.ceil(self.work.of_all(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:

@@ -1,11 +1,12 @@
 """What happens in a run, as past-tense frozen structs decoded through one union.
 
 The journal is these events, one a line; `atune.journal.result.TuneResult` is a pure fold over them. Every event
-carries its sequence number, wall-clock and monotonic time, and the lane (a worker or a device) on which it happened.
+carries its sequence number, wall-clock and monotonic time, and the worker or device on which it happened.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import msgspec
@@ -29,7 +30,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     """Wall clock, seconds since the Unix epoch."""
     mono: float
     """Seconds since the run started, from a monotonic clock."""
-    lane: str = "engine"
+    worker: str = msgspec.field(default="engine", name="lane")
+    """The worker or device on which it happened; ``lane`` in journals."""
+
+    @property
+    def lane(self) -> str:
+        """The former name of `worker`."""
+        warnings.warn("an event's lane is called worker now", DeprecationWarning, stacklevel=2)
+        return self.worker
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):

@@ -67,9 +67,9 @@ class Recorder:
         """Seconds of the run, its earlier parts included."""
         return self._before_s + self.part_s
 
-    def emit(self, kind: type[Event], /, *, lane: str = "engine", **fields: Any) -> None:
+    def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
         """Record one event. Raises `JournalError` where the journal cannot be written: the run cannot go on then."""
-        event = kind(seq=self._seq, time=round(self._wall(), 6), mono=round(self.elapsed_s, 6), lane=lane, **fields)
+        event = kind(seq=self._seq, time=round(self._wall(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
         if self.journal is not None:
             self.journal.append(event)
         self._seq += 1

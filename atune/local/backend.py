@@ -15,8 +15,8 @@ import msgspec
 
 from atune.engine.interfaces import CompileHints
 from atune.local.compile_service import ACCELERATOR, CompileService
-from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileLane
-from atune.local.device_worker import DeviceContext, LocalDeviceLane
+from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
+from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DISCOVER, PRELOAD
 from atune.local.patience import Patience, Room
@@ -37,14 +37,14 @@ from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalBackend", "LocalCompileLane", "LocalDeviceLane"]
+__all__ = ["LocalBackend", "LocalCompileWorker", "LocalDeviceWorker"]
 
 NEIGHBOURS = 2
 """Candidates in a row for one worker, where those that differ in the order of their blocks are lowered once."""
 
 
 class LocalBackend:
-    """Compile lanes and device lanes of one run, as processes on this machine.
+    """Compile workers and device workers of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
     once more; where it lacks the space, that alone is asked for. `target` is a text, such as ``auto`` or ``cuda``;
@@ -78,7 +78,7 @@ class LocalBackend:
         self._accelerators: tuple[str, ...] = ()
         """Bare names of those in effect."""
         self._remarks: list[str] = []
-        """What compiling does otherwise than the user may expect, and why; known once the lanes are."""
+        """What compiling does otherwise than the user may expect, and why; known once the workers are."""
         self._cores_left: int | None = None
         """Cores that no compile worker has; None where none is to be kept free for measuring."""
 
@@ -174,8 +174,8 @@ class LocalBackend:
         elif ACCELERATOR not in self._accelerators:
             self.service.decline(no_service)
 
-    def compile_lanes(self, candidates: int | None = None) -> list[LocalCompileLane]:
-        """One lane a core, and no more than memory has room for; `CompileSettings.workers` says otherwise.
+    def compile_workers(self, candidates: int | None = None) -> list[LocalCompileWorker]:
+        """One worker a core, and no more than memory has room for; `CompileSettings.workers` says otherwise.
 
         Where kernels run on the CPU, the last core is the device's alone. A GPU's process needs a core while it
         measures, and `hints` keep one free for it then.
@@ -197,7 +197,7 @@ class LocalBackend:
             room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
         )
-        return [LocalCompileLane(context, f"compile-{i}", cpus) for i in range(n)]
+        return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 
     def _most_workers(self) -> tuple[int, list[str]]:
         """Return how many compile workers there are, and a remark where memory has room for fewer than cores."""
@@ -209,13 +209,13 @@ class LocalBackend:
         room = f"{memory / (1 << 30):.1f} GiB are free, and each is given {WORKER_BYTES >> 30} GiB"
         return n, [f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"]
 
-    def device_lanes(self) -> list[LocalDeviceLane]:
+    def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel that runs on the CPU is timed on a core of its own, which no compiler may use.
         cpus = usable_cores()[-1:] if self._on_cpu else None
         context = DeviceContext(
             session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
         )
-        return [LocalDeviceLane(context, info, cpus) for info in self.found.devices]
+        return [LocalDeviceWorker(context, info, cpus) for info in self.found.devices]
 
     def _session(self) -> Session:
         return Session(

@@ -42,7 +42,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self.wake: Callable[[], None] = lambda: None
         """Called when `state` has changed."""
         self._settings, self._target, self._nice = settings, target, nice
-        self._candidates, self._lanes = 0, 1
+        self._candidates, self._workers = 0, 1
         self._run_dir = ""
         self._env: Mapping[str, str] = {}
         self._process: ServiceProcess | None = None
@@ -99,9 +99,9 @@ class CompileService(anyio.AsyncContextManagerMixin):
             arch = "" if target is None else target.arch
             self._begin(arch, only_kept=not (early and len(usable_cores()) > 1))
 
-    def expect(self, candidates: int | None, lanes: int) -> None:
+    def expect(self, candidates: int | None, workers: int) -> None:
         """Learn how much will be compiled: None when nobody knows."""
-        self._candidates, self._lanes = candidates or 0, lanes
+        self._candidates, self._workers = candidates or 0, workers
 
     def decline(self, reason: str) -> None:
         """Learn that the run does without; `reason` is empty where there is nothing to say of it."""
@@ -115,7 +115,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self.state,
             asked=not self._settings.acceleration.auto,
             candidates=self._candidates,
-            lanes=self._lanes,
+            workers=self._workers,
             lower_s=lowered.seconds,
             now=time.monotonic(),
             costs=CompileCosts(),

@@ -59,7 +59,7 @@ def _lost(doing: str, error: WorkerLost) -> _Mishap:
     return _Mishap("crash", f"{doing} ended its process: {how}", error.detail)
 
 
-class LocalCompileLane:
+class LocalCompileWorker:
     """One compile worker, replaced when it dies."""
 
     def __init__(self, context: CompileContext, name: str, cpus: Sequence[int] | None) -> None:
@@ -103,7 +103,7 @@ class LocalCompileLane:
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
-    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
+    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         """Compile `candidates` to the code that tilelang itself makes; what an earlier run left of it is taken."""
         answers: dict[int, Built] = {}
         groups: dict[str, list[Lowered]] = {}

@@ -35,33 +35,33 @@ class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def estimate(candidates: int, lanes: int, costs: CompileCosts) -> tuple[float, float]:
-    """Return the seconds that `candidates` take on `lanes` workers with nvcc, and with headers that are parsed already.
+def estimate(candidates: int, workers: int, costs: CompileCosts) -> tuple[float, float]:
+    """Return the seconds that `candidates` take on so many workers with nvcc, and with headers that are parsed already.
 
-    Groups are those of the scheduler where no candidates share a compile. The headers are parsed while the other lanes
-    lower.
+    Groups are those of the scheduler where no candidates share a compile. The headers are parsed while the other
+    workers lower.
     """
-    groups = _groups(candidates, lanes)
-    work = candidates * (costs.lower_s + costs.member_s) / lanes
-    rounds = math.ceil(groups / lanes)
+    groups = _groups(candidates, workers)
+    work = candidates * (costs.lower_s + costs.member_s) / workers
+    rounds = math.ceil(groups / workers)
     nvcc_s = work + rounds * costs.nvcc_s
-    lowering_s = candidates * costs.lower_s / lanes
-    # Parsing costs one lane's time, and is waited for where lowering ends before.
+    lowering_s = candidates * costs.lower_s / workers
+    # Parsing costs one worker's time, and is waited for where lowering ends before.
     waits_s = max(costs.header_s - lowering_s, 0.0)
-    return nvcc_s, work + costs.header_s / lanes + waits_s + rounds * costs.parsed_s
+    return nvcc_s, work + costs.header_s / workers + waits_s + rounds * costs.parsed_s
 
 
-def _groups(candidates: int, lanes: int) -> int:
+def _groups(candidates: int, workers: int) -> int:
     """Return about how many groups the scheduler makes of kernels with few accumulators, lowered by then."""
     left, groups = candidates, 0
     while left > 0:
-        left -= math.ceil(bounded(left / (SHARES * lanes), groups / lanes))
+        left -= math.ceil(bounded(left / (SHARES * workers), groups / workers))
         groups += 1
-    return max(groups, min(candidates, lanes))
+    return max(groups, min(candidates, workers))
 
 
-def choose(candidates: int, lanes: int, costs: CompileCosts) -> tuple[bool, str]:
+def choose(candidates: int, workers: int, costs: CompileCosts) -> tuple[bool, str]:
     """Return whether parsing the headers once pays, and why."""
-    nvcc_s, parsed_s = estimate(candidates, lanes, costs)
-    many = f"{candidates} candidates on {lanes} workers"
+    nvcc_s, parsed_s = estimate(candidates, workers, costs)
+    many = f"{candidates} candidates on {workers} workers"
     return parsed_s < nvcc_s, f"{many}: about {nvcc_s:.1f} s with nvcc, {parsed_s:.1f} s with the headers parsed once"

@@ -61,7 +61,7 @@ class DeviceContext:
         return self.session.benchmark.benchmark_timeout_s
 
 
-class LocalDeviceLane:
+class LocalDeviceWorker:
     """One device's process. `start` replaces it, by the one that stands by where there is one."""
 
     def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:

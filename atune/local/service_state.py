@@ -55,7 +55,7 @@ def begun(state: State, now: float, *, before: bool) -> State:
 
 
 def decided(
-    state: State, *, asked: bool, candidates: int, lanes: int, lower_s: float, now: float, costs: CompileCosts
+    state: State, *, asked: bool, candidates: int, workers: int, lower_s: float, now: float, costs: CompileCosts
 ) -> State:
     """Decide, once, whether the service compiles, now that lowering the first candidate took `lower_s`.
 
@@ -69,7 +69,7 @@ def decided(
     if isinstance(state, Parsing):  # what is spent is spent
         spent_s = costs.header_s if state.before else now - state.started
         costs = msgspec.structs.replace(costs, header_s=max(0.0, costs.header_s - spent_s))
-    pays, why = (True, "as asked") if asked else choose(candidates, lanes, costs)
+    pays, why = (True, "as asked") if asked else choose(candidates, workers, costs)
     return Warming(why, soon=isinstance(state, Parsing)) if pays else Unused(why)
 
 

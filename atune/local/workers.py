@@ -88,10 +88,10 @@ class Workers:
         return True
 
     async def spawn(
-        self, lane: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
+        self, role: str, *, env: Mapping[str, str] | None = None, cpus: Sequence[int] | None = None, nice: int = 0
     ) -> Worker:
         """Fork a worker of this run."""
-        return await self._server.spawn(lane, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
+        return await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
 
     def keep(self, loaded_as: str, modules: Mapping[str, Module]) -> None:
         """Learn what the run's first worker has loaded."""
@@ -131,11 +131,11 @@ class Workers:
         """Tell a new worker what it works on."""
         await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
 
-    async def loaded(self, lane: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
+    async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
         """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""
 
         async def load() -> Worker:
-            worker = await self.spawn(lane, cpus=cpus, nice=nice)
+            worker = await self.spawn(role, cpus=cpus, nice=nice)
             try:
                 await self.begin(worker, session)
                 self.agree((await worker.call(LOAD, b"", LOAD_TIMEOUT_S)).decode())
@@ -146,11 +146,11 @@ class Workers:
 
         return await self.again_if_killed(load)
 
-    async def ask_once(self, lane: str, entry: str, payload: bytes) -> bytes:
+    async def ask_once(self, role: str, entry: str, payload: bytes) -> bytes:
         """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
 
         async def ask() -> bytes:
-            worker = await self.spawn(lane)
+            worker = await self.spawn(role)
             try:
                 reply = await worker.call(entry, payload, LOAD_TIMEOUT_S)
             except BaseException:

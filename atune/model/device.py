@@ -44,7 +44,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """One device as its own process sees it."""
 
     id: str
-    """``cpu``, or the CUDA index as a string: the lane's name."""
+    """``cpu``, or the CUDA index as a string: the worker's name."""
     name: str
     uuid: str = ""
     arch: str = ""

@@ -15,7 +15,7 @@ from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Everything a worker is told up front. `device`: the lane's name in a device's process, else empty."""
+    """Everything a worker is told up front. `device`: the worker's name in a device's process, else empty."""
 
     ref: WorkloadRef
     target: Target

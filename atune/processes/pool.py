@@ -92,7 +92,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     async def spawn(
         self,
-        lane: str,
+        role: str,
         *,
         env: Mapping[str, str] | None = None,
         cpus: Sequence[int] | None = None,
@@ -113,7 +113,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         if self._failure:
             raise self._error()
         number = next(self._process.numbers)
-        name = f"{lane}-{number}"
+        name = f"{role}-{number}"
         path = self.run_dir / f"{name.replace('/', '_')}.stderr"
         order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
         order["cpus"] = None if cpus is None else list(cpus)

@@ -99,7 +99,7 @@ class Lanes:
 
     def _compiled(self, event: CandidateLowered | ArtifactBuilt, kind: str, what: str) -> None:
         since = max(0.0, event.mono - event.seconds)
-        self.compile.setdefault(event.lane, []).append((kind, round(since, 4), round(event.mono, 4), what))
+        self.compile.setdefault(event.worker, []).append((kind, round(since, 4), round(event.mono, 4), what))
 
 
 class Clocks:

@@ -11,17 +11,17 @@ the real ones do.
 
 from atune.testing.backend import FakeBackend
 from atune.testing.clock import FakeClock, InstantClock
-from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, IdleDeviceLane, symbol_of
 from atune.testing.script import FATAL, STAGE_OF, Script, Stage
+from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, IdleDeviceWorker, symbol_of
 
 __all__ = [
     "FATAL",
     "STAGE_OF",
     "FakeBackend",
     "FakeClock",
-    "FakeCompileLane",
-    "FakeDeviceLane",
-    "IdleDeviceLane",
+    "FakeCompileWorker",
+    "FakeDeviceWorker",
+    "IdleDeviceWorker",
     "InstantClock",
     "Script",
     "Stage",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -22,8 +23,8 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
 from atune.system.folders import run_folder
 from atune.testing.clock import FakeClock
-from atune.testing.lanes import FakeCompileLane, FakeDeviceLane, symbol_of
 from atune.testing.script import Script, Stage
+from atune.testing.workers import FakeCompileWorker, FakeDeviceWorker, symbol_of
 from atune.workload.listing import Candidates, listing
 from atune.workload.workload import Workload, WorkloadSpec
 
@@ -44,7 +45,7 @@ class FakeBackend:
         The space: configurations, their number (``{"x": 0}``, ``{"x": 1}``, …), or a `Space` without arguments.
     script
         What each candidate does.
-    lanes, devices
+    workers, devices
         Compile workers, and devices (``fake-0``, ``fake-1``, …).
     speeds
         How many times faster than the script each device measures; 1 for those not named.
@@ -65,7 +66,7 @@ class FakeBackend:
         configs: int | Sequence[Config] | Space = 8,
         script: Script | None = None,
         *,
-        lanes: int = 2,
+        workers: int = 2,
         devices: int = 1,
         speeds: Sequence[float] = (),
         limits: DeviceLimits | None = None,
@@ -75,7 +76,11 @@ class FakeBackend:
         default: int | None = None,
         fingerprint: str = "",
         device_name: str = "a fake device",
+        lanes: int | None = None,
     ) -> None:
+        if lanes is not None:
+            warnings.warn("FakeBackend's lanes are called workers now", DeprecationWarning, stacklevel=2)
+            workers = lanes
         self._points = Candidates(Workload(_kernel, configs)) if isinstance(configs, Space) else None
         self.configs: list[Config] = []
         if isinstance(configs, int):
@@ -97,7 +102,7 @@ class FakeBackend:
         """Candidates in the order in which their lowering began."""
         self.groups: list[tuple[int, ...]] = []
         """Groups in the order in which their building began, failed ones too."""
-        self.as_tilelang: list[tuple[int, ...]] = []
+        self.build_exact: list[tuple[int, ...]] = []
         """Candidates that nvcc was asked to compile into one library, in the order in which that began."""
         self.proved: list[int] = []
         """Candidates in the order in which proving them began."""
@@ -119,9 +124,9 @@ class FakeBackend:
         self._libraries = 0
         self._kills: Counter[int] = Counter()
         factors = [*speeds, *[1.0] * devices][:devices]
-        self._compile_lanes = [FakeCompileLane(self, f"compile-{i}") for i in range(lanes)]
-        self._device_lanes = [
-            FakeDeviceLane(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
+        self._compile_workers = [FakeCompileWorker(self, f"compile-{i}") for i in range(workers)]
+        self._device_workers = [
+            FakeDeviceWorker(self, DeviceInfo(f"fake-{i}", device_name, limits=limits or DeviceLimits()), speed)
             for i, speed in enumerate(factors)
         ]
 
@@ -171,10 +176,10 @@ class FakeBackend:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         await anyio.lowlevel.checkpoint()
-        return Target("c"), [lane.info for lane in self._device_lanes]
+        return Target("c"), [worker.info for worker in self._device_workers]
 
-    def compile_lanes(self, candidates: int | None = None) -> list[FakeCompileLane]:
-        return self._compile_lanes
+    def compile_workers(self, candidates: int | None = None) -> list[FakeCompileWorker]:
+        return self._compile_workers
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         return (("haste@1",), {}) if self.script.accelerated else ((), {"haste": "the script has none"})
@@ -191,8 +196,8 @@ class FakeBackend:
     def last_words(self) -> list[str]:
         return []
 
-    def device_lanes(self) -> list[FakeDeviceLane]:
-        return self._device_lanes
+    def device_workers(self) -> list[FakeDeviceWorker]:
+        return self._device_workers
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}

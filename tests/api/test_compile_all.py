@@ -79,7 +79,7 @@ def test_a_jit_kernel_that_was_called_before_can_be_compiled_and_tuned() -> None
 @pytest.mark.anyio
 async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -> None:
     script = Script(code_key=lambda config: str(config["x"] % 5), fails={3: "compile", 1: "lower"})
-    backend = FakeBackend(20, script, lanes=3)
+    backend = FakeBackend(20, script, workers=3)
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(backend.configs)]
     async with backend.open():
         with anyio.fail_after(10):

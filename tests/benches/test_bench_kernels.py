@@ -41,10 +41,10 @@ async def test_kernels_of_the_benchmarks_compile(
         spec = await backend.describe()
         assert len(spec.configs) == total and spec.has_reference
         await backend.discover()
-        lane = backend.compile_lanes()[0]
+        worker = backend.compile_workers()[0]
         configs = [thaw(spec.configs[i]) for i in chosen]
         candidates = [Candidate(i, config_key(c), c) for i, c in zip(chosen, configs, strict=True)]
-        lowered = [await lane.lower(candidate) for candidate in candidates]
+        lowered = [await worker.lower(candidate) for candidate in candidates]
         assert all(isinstance(one, Lowered) for one in lowered), lowered
         assert len({one.code_key for one in lowered if isinstance(one, Lowered)}) == len(chosen)
         groups: dict[str, list[Lowered]] = {}
@@ -52,7 +52,7 @@ async def test_kernels_of_the_benchmarks_compile(
             if isinstance(one, Lowered):
                 groups.setdefault(one.merge_key, []).append(one)
         for group in groups.values():
-            built = await lane.build(group)
+            built = await worker.build(group)
             assert all(isinstance(one, Artifact) for one in built), built
 
 

@@ -27,14 +27,14 @@ def started() -> RunStarted:
     )  # fmt: skip
 
 
-def lowered(index: int, lane: str, seconds: float) -> CandidateLowered:
+def lowered(index: int, worker: str, seconds: float) -> CandidateLowered:
     return CandidateLowered(
-        seq=0, time=0, mono=0, lane=lane, index=index, code_key=str(index), facts=StaticFacts(), seconds=seconds
+        seq=0, time=0, mono=0, worker=worker, index=index, code_key=str(index), facts=StaticFacts(), seconds=seconds
     )
 
 
 def built(*indices: int) -> ArtifactBuilt:
-    return ArtifactBuilt(seq=0, time=0, mono=0, lane="b", indices=indices, file="f", seconds=2.0, compiler="nvcc")
+    return ArtifactBuilt(seq=0, time=0, mono=0, worker="b", indices=indices, file="f", seconds=2.0, compiler="nvcc")
 
 
 def figures(*timeline: tuple[float, Event]) -> dict[str, Any]:

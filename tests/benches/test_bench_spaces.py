@@ -54,16 +54,16 @@ def test_one_space_is_large() -> None:
 async def test_kernels_spread_over_a_space_compile_and_get_their_registers(name: str, anyio_backend: object) -> None:
     async with described(SPACES[name]) as (backend, spec):
         await backend.discover()
-        lane = backend.compile_lanes()[0]
+        worker = backend.compile_workers()[0]
         last = len(spec.configs) - 1
         configs = {i: thaw(spec.configs[i]) for i in (0, last // 2, last)}
-        lowered = [await lane.lower(Candidate(i, config_key(config), config)) for i, config in configs.items()]
+        lowered = [await worker.lower(Candidate(i, config_key(config), config)) for i, config in configs.items()]
         kernels = [one for one in lowered if isinstance(one, Lowered)]
         assert len({one.code_key for one in kernels}) == 3, lowered
         asked = []
         for kernel in kernels:
             assert (kernel.facts.smem_bytes or 0) <= 227 * 1024, configs[kernel.index]
-            [built] = await lane.build([kernel])
+            [built] = await worker.build([kernel])
             assert isinstance(built, Artifact), built
             source = Path(source_path(built.path, built.symbol)).read_text()
             asked.append(taken(source))

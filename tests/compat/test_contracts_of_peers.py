@@ -88,7 +88,7 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 
 
 def test_01_the_decorator_compiles_many_at_once_and_asks_for_pipeline_groups_and_gpus() -> None:
-    backend = FakeBackend(24, lanes=4, devices=2, compile=CompileSettings(group_size=4))
+    backend = FakeBackend(24, workers=4, devices=2, compile=CompileSettings(group_size=4))
     _, events = faked(backend, compile=CompileSettings(group_size=4))
     assert backend.most_at_once["lower"] == 4 and backend.most_at_once["measure"] == 2
     assert {len(group) for group in backend.groups} == {4}
@@ -127,7 +127,7 @@ def test_02_lowering_holds_no_lock_of_the_users_process() -> None:
 
     anyio.run(main)
     first, second = of(events, CandidateLowered)
-    assert first.lane != second.lane and abs(second.mono - first.mono) < 2
+    assert first.worker != second.worker and abs(second.mono - first.mono) < 2
     assert max(gaps) < 1.0 and len(gaps) > 50
 
 
@@ -320,12 +320,12 @@ def test_15_a_trap_on_a_gpu_leaves_the_users_cuda_context_alone(tmp_path: Path) 
 
 
 def test_16_devices_take_from_one_stream_and_a_hung_one_strands_nothing() -> None:
-    even = FakeBackend(40, Script(measure_s=1.0), devices=2, lanes=8, speeds=(4.0, 1.0))
+    even = FakeBackend(40, Script(measure_s=1.0), devices=2, workers=8, speeds=(4.0, 1.0))
     assert faked(even)[0].measured == 40
     fast, slow = len(even.measured["fake-0"]), len(even.measured["fake-1"])
     assert fast > 2 * slow > 0
 
-    backend = FakeBackend(40, Script(hangs={3: "measure"}, measure_s=1.0), devices=2, lanes=8)
+    backend = FakeBackend(40, Script(hangs={3: "measure"}, measure_s=1.0), devices=2, workers=8)
     result, events = faked(backend)
     assert result.measured == 39 and [record.index for record in result.failures] == [3]
     [hung] = [event for event in of(events, BenchmarkStarted) if event.index == 3]

@@ -16,7 +16,7 @@ import pytest
 
 from atune.api.tuner import tune
 from atune.journal.events import Event, Warned
-from atune.local.device_worker import LocalDeviceLane
+from atune.local.device_worker import LocalDeviceWorker
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.worker import Worker
 from atune.system.device_lock import DeviceLock
@@ -144,18 +144,18 @@ async def test_two_runs_of_one_program_never_measure_at_once(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: object) -> None:
     process = holder(tmp_path)
-    made, entered = LocalDeviceLane.__init__, anyio.Event()
+    made, entered = LocalDeviceWorker.__init__, anyio.Event()
 
     class Announced(DeviceLock):
         def held(self, patience_s: float | None = None) -> Any:
             entered.set()
             return super().held(patience_s)
 
-    def shared(lane: LocalDeviceLane, *arguments: Any) -> None:
-        made(lane, *arguments)
-        lane._lock = Announced("gpu", tmp_path)
+    def shared(worker: LocalDeviceWorker, *arguments: Any) -> None:
+        made(worker, *arguments)
+        worker._lock = Announced("gpu", tmp_path)
 
-    monkeypatch.setattr(LocalDeviceLane, "__init__", shared)
+    monkeypatch.setattr(LocalDeviceWorker, "__init__", shared)
     monkeypatch.setattr("atune.local.device_worker.SHARED_S", 1.0)
     events: list[Event] = []
 

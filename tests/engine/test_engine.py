@@ -62,9 +62,9 @@ def position(run: Run, kind: type[Event], last: bool = False) -> int:
     return found[-1 if last else 0]
 
 
-@pytest.mark.parametrize(("lanes", "devices"), [(1, 1), (2, 1), (5, 3)])
-async def test_all_candidates_are_measured_and_the_fastest_wins(lanes: int, devices: int) -> None:
-    backend = FakeBackend(40, Script(latency_ms=valley(17)), lanes=lanes, devices=devices)
+@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (5, 3)])
+async def test_all_candidates_are_measured_and_the_fastest_wins(workers: int, devices: int) -> None:
+    backend = FakeBackend(40, Script(latency_ms=valley(17)), workers=workers, devices=devices)
     run = await finish(backend)
     assert run.measured() == sorted(backend.lowered) == sorted(i for g in backend.groups for i in g) == list(range(40))
     assert run.result.best_config == {"x": 17} and run.result.latency_ms == 1.0 and run.result.reference_ms == 2.0
@@ -87,7 +87,7 @@ async def test_the_pipeline_measures_while_it_compiles() -> None:
 
 
 async def test_without_the_pipeline_measuring_waits_for_all_compiling() -> None:
-    backend = FakeBackend(200, lanes=3)  # more than the artifacts' stream holds otherwise
+    backend = FakeBackend(200, workers=3)  # more than the artifacts' stream holds otherwise
     run = await finish(backend, pipeline=False)
     assert position(run, BenchmarkStarted) > position(run, ArtifactBuilt, last=True)
     assert len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
@@ -96,7 +96,7 @@ async def test_without_the_pipeline_measuring_waits_for_all_compiling() -> None:
 @pytest.mark.parametrize("pipeline", [True, False])
 @pytest.mark.parametrize("size", [1, 3, 7])
 async def test_the_group_size_asked_for_is_kept(size: int, pipeline: bool) -> None:
-    backend = FakeBackend(20, lanes=3)
+    backend = FakeBackend(20, workers=3)
     run = await finish(backend, compile=CompileSettings(group_size=size), pipeline=pipeline)
     sizes = sorted((len(e.indices) for e in run.of(ArtifactBuilt)), reverse=True)
     assert max(sizes) == size and sum(sizes) == 20
@@ -104,7 +104,7 @@ async def test_the_group_size_asked_for_is_kept(size: int, pipeline: bool) -> No
 
 
 async def test_groups_grow_and_shrink_by_themselves() -> None:
-    backend = FakeBackend(200, lanes=2)
+    backend = FakeBackend(200, workers=2)
     await finish(backend)
     sizes = [len(g) for g in backend.groups]
     assert sizes[0] == 2 and max(sizes) == MAX_GROUP and sizes[-1] < MAX_GROUP
@@ -120,7 +120,7 @@ async def test_only_equal_merge_keys_share_a_library() -> None:
 
 async def test_a_stuck_device_holds_the_compilers_back() -> None:
     """While the device does not come back, at most the streams' worth of candidates is lowered and built."""
-    backend = FakeBackend(600, Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001), lanes=3)
+    backend = FakeBackend(600, Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001), workers=3)
     seen: list[tuple[int, int]] = []
 
     def listen(event: Event) -> None:
@@ -137,7 +137,7 @@ async def test_a_stuck_device_holds_the_compilers_back() -> None:
 
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    backend = FakeBackend(6, Script(fails=dict.fromkeys(bad, "compile")), lanes=2)
+    backend = FakeBackend(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(backend, compile=CompileSettings(group_size=6))
     assert sorted(e.index for e in run.of(BuildFailed)) == bad
     assert {e.kind for e in run.of(BuildFailed)} == {"compile"}
@@ -160,7 +160,7 @@ async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
         lower_s=lambda c: 60.0 if c["x"] == 4 else 0.1,
         latency_ms=lambda c: 1.0 + abs(c["x"] % 10 - 4),
     )
-    run = await finish(FakeBackend(20, script, lanes=2))
+    run = await finish(FakeBackend(20, script, workers=2))
     assert run.result.measured == 10 and run.result.duplicates == 10
     assert len(run.of(CandidateMeasured)) == 10 == len(run.of(CandidateAliased))
     assert any(e.same_as > e.index for e in run.of(CandidateAliased))  # 14 came before 4
@@ -224,7 +224,7 @@ async def test_other_failures_cost_the_device_nothing(kind: Any) -> None:
 
 
 async def test_the_last_candidate_of_all_losing_the_device_still_leaves_a_winner() -> None:
-    run = await finish(FakeBackend(5, Script(fails={4: "fault"}, latency_ms=valley(1)), lanes=1))
+    run = await finish(FakeBackend(5, Script(fails={4: "fault"}, latency_ms=valley(1)), workers=1))
     assert run.result.best_index == 1 and run.result.measured == 4
 
 
@@ -275,8 +275,8 @@ async def test_two_devices_share_the_work_and_the_faster_does_more() -> None:
     assert {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
 
 
-async def test_all_compile_lanes_work_at_the_same_time() -> None:
-    backend = FakeBackend(40, lanes=4)
+async def test_all_compile_workers_work_at_the_same_time() -> None:
+    backend = FakeBackend(40, workers=4)
     await finish(backend)
     assert (
         backend.most_at_once["lower"] == 4
@@ -421,7 +421,7 @@ async def test_leaving_the_tuner_early_cancels_the_run() -> None:
 @pytest.mark.parametrize("moment", [RunStarted, CandidateLowered, ArtifactBuilt, BenchmarkStarted, FinalOrdered])
 async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment: type[Event], tmp_path: Path) -> None:
     """Cancel in each stage: the backend is closed, the journal ends with the interruption and is free again."""
-    backend = FakeBackend(60, lanes=3, devices=2)
+    backend = FakeBackend(60, workers=3, devices=2)
     path = tmp_path / "run.jsonl"
     with anyio.CancelScope() as scope:
         await tune(backend=backend, journal=path, on_event=lambda e: scope.cancel() if isinstance(e, moment) else None)
@@ -507,11 +507,11 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
 
 
 async def test_the_same_script_gives_the_same_run() -> None:
-    """The fakes are deterministic: also in which lane did what."""
+    """The fakes are deterministic: also in which worker did what."""
 
     async def trace() -> list[tuple[str, str, Any]]:
-        run = await finish(FakeBackend(30, Script(fails={4: "compile", 7: "fault"}), lanes=3, devices=2))
-        return [(type(e).__name__, e.lane, getattr(e, "index", None)) for e in run.events if e.lane != "engine"]
+        run = await finish(FakeBackend(30, Script(fails={4: "compile", 7: "fault"}), workers=3, devices=2))
+        return [(type(e).__name__, e.worker, getattr(e, "index", None)) for e in run.events if e.worker != "engine"]
 
     first = await trace()
     if "asyncio" in repr(type(anyio.lowlevel.current_token())).lower():

@@ -33,24 +33,24 @@ from atune.testing import FakeBackend, FakeClock, Script
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("lanes", [2, 6])
-async def test_leaders_are_compiled_while_a_worker_is_still_busy_and_the_final_compiles_none(lanes: int) -> None:
-    backend = FakeBackend(8, slow_last(exact_s=3.0), lanes=lanes)
+@pytest.mark.parametrize("workers", [2, 6])
+async def test_leaders_are_compiled_while_a_worker_is_still_busy_and_the_final_compiles_none(workers: int) -> None:
+    backend = FakeBackend(8, slow_last(exact_s=3.0), workers=workers)
     run = await tuned(backend)
-    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
     assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
     assert run.when(FinalOrdered) - run.when(CandidateMeasured) < backend.script.exact_s  # checks and rounds alone
     assert run.result.artifact is not None and run.result.artifact.compiler == "nvcc"
     assert backend.measured["fake-0"][-3:] == [0, 1, 2]  # checked again, in the final
     assert sorted(backend.lowered) == list(range(8))  # and none is lowered again
-    assert max(len(part) for part in backend.as_tilelang) == (2 if lanes == 2 else 1)
+    assert max(len(part) for part in backend.build_exact) == (2 if workers == 2 else 1)
 
 
 async def test_leaders_are_not_lowered_again_however_many_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finalists, "KEPT", 4)
     backend = FakeBackend(40, slow_last())
     await tuned(backend)
-    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
     assert sorted(backend.lowered) == list(range(40))
 
 
@@ -66,8 +66,8 @@ async def test_what_is_built_ahead_is_no_candidates_first_library() -> None:
 async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compiled() -> None:
     backend = FakeBackend(8, slow_last(latency_ms=last_wins))
     run = await tuned(backend)
-    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2, SLOW]
-    assert backend.as_tilelang[-1] == (SLOW,)
+    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2, SLOW]
+    assert backend.build_exact[-1] == (SLOW,)
     [final] = run.of(FinalOrdered)
     assert {e.index for e in final.entries} == {SLOW, 0, 1, 6}  # three leaders and the slowest
     assert run.result.best_config == {"x": SLOW} and not run.result.warnings
@@ -77,20 +77,20 @@ async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compi
 async def test_the_final_does_not_wait_for_a_leader_that_was_overtaken() -> None:
     backend = FakeBackend(8, slow_last(latency_ms=last_wins, exact_s=10 * SLOW_S))
     run = await tuned(backend, n_final=1)
-    assert backend.as_tilelang == [(0,), (SLOW,)] and backend.cancelled["nvcc"] == 1
+    assert backend.build_exact == [(0,), (SLOW,)] and backend.cancelled["nvcc"] == 1
     assert [e.indices for _, e in run.nvcc()] == [(SLOW,)] and not run.result.warnings
 
 
 async def test_the_final_waits_for_a_finalist_that_is_being_compiled() -> None:
     backend = FakeBackend(8, slow_last(exact_s=2 * SLOW_S))
     run = await tuned(backend)
-    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2] and not backend.cancelled["nvcc"]
+    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2] and not backend.cancelled["nvcc"]
     assert SLOW_S < run.nvcc()[-1][0] < 4 * SLOW_S
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 6])
-async def test_one_that_nvcc_cannot_compile_is_told_once(lanes: int) -> None:
-    run = await tuned(FakeBackend(8, slow_last(exact_fails=(1,)), lanes=lanes))
+@pytest.mark.parametrize("workers", [1, 2, 6])
+async def test_one_that_nvcc_cannot_compile_is_told_once(workers: int) -> None:
+    run = await tuned(FakeBackend(8, slow_last(exact_fails=(1,)), workers=workers))
     [warning] = run.of(Warned)
     assert "candidate 1 may differ, in the final," in warning.message and "nvcc is scripted to fail" in warning.message
     assert sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 2]
@@ -125,21 +125,21 @@ async def test_nothing_is_compiled_ahead_of_a_final_that_has_no_use_for_it(
 ) -> None:
     backend = FakeBackend(8, slow_last(**script))
     await tuned(backend, n_final)
-    assert not backend.as_tilelang
+    assert not backend.build_exact
 
 
 async def test_a_single_candidate_is_not_compiled_again() -> None:
     """Nobody shares its compile."""
     backend = FakeBackend(1, slow_last(shared=False))
     await tuned(backend)
-    assert not backend.as_tilelang
+    assert not backend.build_exact
 
 
 async def test_the_only_one_that_works_is_compiled_exactly_without_a_final() -> None:
     script = slow_last(fails=dict.fromkeys(range(1, 8), "mismatch"))
     backend = FakeBackend(8, script)
     run = await tuned(backend)
-    assert backend.as_tilelang == [(0,)] and not backend.finals
+    assert backend.build_exact == [(0,)] and not backend.finals
     assert run.result.artifact is not None and run.result.artifact.exact
 
 
@@ -147,7 +147,7 @@ async def test_without_the_pipeline_nothing_compiles_while_devices_measure() -> 
     backend = FakeBackend(8, slow_last())
     run = await tuned(backend, pipeline=False)
     assert run.nvcc()[0][0] > run.when(CandidateMeasured)
-    assert sorted(i for part in backend.as_tilelang for i in part) == [0, 1, 2]
+    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
 
 
 async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
@@ -165,13 +165,13 @@ async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
     benchmark = BenchmarkSettings(n_final=3)
     async with Tuner(backend=backend, compile=ALONE, benchmark=benchmark, on_event=listen) as tuner:
         result = await tuner.result()
-    assert [sorted(part) for part in backend.as_tilelang] == [[1, 2], [3]] and min(began) >= SLOW_S
+    assert [sorted(part) for part in backend.build_exact] == [[1, 2], [3]] and min(began) >= SLOW_S
     assert result.best_config == {"x": 1} and result.artifact is not None and result.artifact.compiler == "nvcc"
 
 
 async def test_nothing_is_compiled_ahead_while_candidates_are_still_coming() -> None:
     """Lowering is slow, and devices measure what there is at once: workers take nothing but the candidates."""
-    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], shared=True, lower_s=5.0), lanes=3)
+    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], shared=True, lower_s=5.0), workers=3)
     run = await tuned(backend, compile=CompileSettings())
     assert run.nvcc()[0][0] - backend.script.exact_s >= run.when(CandidateLowered)
     assert run.result.measured == 30
@@ -179,20 +179,20 @@ async def test_nothing_is_compiled_ahead_while_candidates_are_still_coming() -> 
 
 async def test_parts_of_a_group_that_failed_are_built_while_others_compile_ahead() -> None:
     """The group fails late, while the other worker has leaders; its parts are built and measured all the same."""
-    backend = FakeBackend(8, slow_last(fails={6: "compile"}, exact_s=SLOW_S), lanes=2)
+    backend = FakeBackend(8, slow_last(fails={6: "compile"}, exact_s=SLOW_S), workers=2)
     run = await tuned(backend, compile=CompileSettings(group_size=2))
     assert run.of(GroupSplit) and run.result.failed == 1 and run.result.measured == 7
     ahead, split = run.nvcc()[0][0], run.when(GroupSplit)
     assert ahead - SLOW_S < split < ahead < run.when(CandidateMeasured) and not run.of(Warned)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5])
-async def test_cut_before_its_final_a_resumed_run_has_nvccs_finalists(tmp_path: Path, lanes: int) -> None:
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_cut_before_its_final_a_resumed_run_has_nvccs_finalists(tmp_path: Path, workers: int) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     options: dict[str, Any] = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=3)}
 
     def fake() -> FakeBackend:
-        return FakeBackend(8, slow_last(), lanes=lanes)
+        return FakeBackend(8, slow_last(), workers=workers)
 
     await tune(backend=fake(), journal=whole, **options)
     lines = whole.read_bytes().splitlines(keepends=True)
@@ -224,9 +224,9 @@ async def test_whoever_leads_the_finalists_are_nvccs_and_all_else_is_as_without(
     def seconds(config: dict[str, Any]) -> float:
         return 20.0 if config["x"] in slow else 0.5
 
-    lanes, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
+    workers, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
     script = Script(latency_ms=latency, compile_s=seconds, shared=True, fails={rng.randrange(20): "compile"})
-    backend = FakeBackend(20, script, lanes=lanes, devices=devices)
+    backend = FakeBackend(20, script, workers=workers, devices=devices)
     run = await tuned(backend, 4, compile=CompileSettings())
     ok = sorted((latency({"x": e.index}), e.index) for e in run.of(CandidateMeasured))
     assert run.result.best_config == {"x": ok[0][1]} and len(ok) == 19 and not run.of(Warned)
@@ -242,10 +242,10 @@ def test_workers_share_the_finalists() -> None:
     assert share([1, 0], (), 2, 5) == (1, 0)  # what the other worker left
 
 
-@pytest.mark.parametrize("lanes", [1, 8])
-def test_those_that_failed_come_last_and_alone(lanes: int) -> None:
-    assert share([4, 2], {4}, lanes, 2) == (2,)
-    assert share([4, 2], {4, 2}, lanes, 2) == (4,)
+@pytest.mark.parametrize("workers", [1, 8])
+def test_those_that_failed_come_last_and_alone(workers: int) -> None:
+    assert share([4, 2], {4}, workers, 2) == (2,)
+    assert share([4, 2], {4, 2}, workers, 2) == (4,)
 
 
 def lowered(index: int) -> Lowered:
@@ -253,11 +253,11 @@ def lowered(index: int) -> Lowered:
 
 
 def spare(change: Callable[[Queues], None] = lambda queues: None, **counts: Any) -> bool:
-    setup = {name: counts.pop(name) for name in ("lanes", "proposing", "pipeline") if name in counts}
+    setup = {name: counts.pop(name) for name in ("workers", "proposing", "pipeline") if name in counts}
     queues = Queues(waiting=counts.pop("waiting", 0))
     hints = CompileHints(resting=counts.pop("resting", 0))
     change(queues)
-    setup = {"lanes": 4, "devices": 1, "total": 10, "proposing": False, **setup}
+    setup = {"workers": 4, "devices": 1, "total": 10, "proposing": False, **setup}
     return CompileState(**setup, queues=queues, counts=Counts(**counts), hints=hints).spare
 
 
@@ -271,7 +271,7 @@ def test_a_worker_is_spare_once_nothing_is_left_to_begin() -> None:
 
 
 def test_a_worker_is_not_spare_while_devices_need_its_core_and_real_work_never_waits_for_it() -> None:
-    assert not spare(busy=3, resting=1) and not spare(busy=1, ahead=2, resting=1) and not spare(lanes=1, resting=1)
+    assert not spare(busy=3, resting=1) and not spare(busy=1, ahead=2, resting=1) and not spare(workers=1, resting=1)
     queues = Queues(retry=[(lowered(0),)])
     state = CompileState(
         2, 1, 10, proposing=False, queues=queues, counts=Counts(ahead=1), hints=CompileHints(resting=1)

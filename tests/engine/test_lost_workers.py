@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 TOGETHER = CompileSettings(group_size=8)
 
 
-async def run_of(kills: dict[int, tuple[Stage, int]], lanes: int = 2) -> Run:
+async def run_of(kills: dict[int, tuple[Stage, int]], workers: int = 2) -> Run:
     script = Script(latency_ms=lambda config: 1.0 + config["x"], kills=kills)
-    return await finish(FakeBackend(8, script, lanes=lanes), compile=TOGETHER)
+    return await finish(FakeBackend(8, script, workers=workers), compile=TOGETHER)
 
 
 def repeated(run: Run) -> list[tuple[int, ...]]:
@@ -28,15 +28,15 @@ def repeated(run: Run) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("index", [0, 7])
-@pytest.mark.parametrize("lanes", [1, 3])
-async def test_a_kill_while_lowering_costs_nothing_the_first_time(index: int, lanes: int) -> None:
-    run = await run_of({index: ("lower", 1)}, lanes)
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_kill_while_lowering_costs_nothing_the_first_time(index: int, workers: int) -> None:
+    run = await run_of({index: ("lower", 1)}, workers)
     assert run.measured() == list(range(8)) and run.result.best_index == 0
     assert repeated(run) == [(index,)] and not run.of(BuildFailed)
 
 
 async def test_all_killed_at_once_are_all_had_again() -> None:
-    run = await run_of(dict.fromkeys(range(8), ("lower", 1)), lanes=3)
+    run = await run_of(dict.fromkeys(range(8), ("lower", 1)), workers=3)
     assert run.measured() == list(range(8)) and not run.of(BuildFailed)
 
 
@@ -48,7 +48,7 @@ async def test_a_candidate_that_is_killed_twice_while_lowering_fails_alone() -> 
 
 
 async def test_a_group_whose_worker_is_killed_is_put_back_whole() -> None:
-    run = await run_of({3: ("build", 1)}, lanes=1)
+    run = await run_of({3: ("build", 1)}, workers=1)
     assert run.measured() == list(range(8)) and not run.of(BuildFailed, GroupSplit)
     [members] = repeated(run)
     assert len(members) > 1 and 3 in members
@@ -56,7 +56,7 @@ async def test_a_group_whose_worker_is_killed_is_put_back_whole() -> None:
 
 async def test_one_that_has_every_worker_killed_is_found_by_halves() -> None:
     """A compile that needs more memory than there is: those beside it lose nothing."""
-    run = await run_of({3: ("build", 99)}, lanes=1)
+    run = await run_of({3: ("build", 99)}, workers=1)
     [failed] = run.of(BuildFailed)
     assert (failed.index, failed.kind) == (3, "worker_lost")
     assert run.measured() == [0, 1, 2, 4, 5, 6, 7] and run.of(GroupSplit)

@@ -35,7 +35,7 @@ from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
-from atune.testing import FakeBackend, FakeClock, FakeCompileLane, Script
+from atune.testing import FakeBackend, FakeClock, FakeCompileWorker, Script
 
 pytestmark = pytest.mark.anyio
 N = 8
@@ -46,14 +46,14 @@ def accelerated(**script: Any) -> Script:
     return slow_last(**{"shared": False, "accelerated": True, **script})
 
 
-@pytest.mark.parametrize("lanes", [2, 6])
-async def test_a_leader_is_proven_while_devices_still_measure(lanes: int) -> None:
-    backend = FakeBackend(N, accelerated(prove_s=3.0), lanes=lanes)
+@pytest.mark.parametrize("workers", [2, 6])
+async def test_a_leader_is_proven_while_devices_still_measure(workers: int) -> None:
+    backend = FakeBackend(N, accelerated(prove_s=3.0), workers=workers)
     run = await tuned(backend)
     assert run.proven() == (0, "compared", 3.0) and backend.proved.count(0) == 1
     assert run.when(WinnerProven) == run.when(FinalOrdered) and not run.result.warnings
-    assert backend.proved == ([0] if lanes == 2 else [0, 1])  # of six workers, two prove
-    assert backend.most_at_once["prove"] <= max(1, lanes // 3)
+    assert backend.proved == ([0] if workers == 2 else [0, 1])  # of six workers, two prove
+    assert backend.most_at_once["prove"] <= max(1, workers // 3)
 
 
 async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
@@ -64,7 +64,7 @@ async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
 
 
 async def test_with_one_worker_a_leader_is_proven_while_the_last_one_is_measured() -> None:
-    backend = FakeBackend(N, accelerated(prove_s=3.0), lanes=1)
+    backend = FakeBackend(N, accelerated(prove_s=3.0), workers=1)
     run = await tuned(backend)
     assert run.proven() == (0, "compared", 3.0) and backend.proved == [0]
     assert run.when(WinnerProven) == run.when(FinalOrdered)
@@ -102,11 +102,11 @@ async def test_a_proof_of_another_than_the_winner_says_nothing_of_the_winner() -
     assert backend.proved == [0, 1] and run.proven() == (1, "compared", 1.0) and not run.result.warnings
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 6])
+@pytest.mark.parametrize("workers", [1, 2, 6])
 @pytest.mark.parametrize("n_final", [0, 1, 3])
-async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins(lanes: int, n_final: int) -> None:
+async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins(workers: int, n_final: int) -> None:
     script = accelerated(differs={0}, plain_ms=lambda c: 1.25 + c["x"], prove_s=3.0)
-    backend = FakeBackend(N, script, lanes=lanes)
+    backend = FakeBackend(N, script, workers=workers)
     run = await tuned(backend, n_final)
     assert run.proven() == (0, "replaced", 3.0) and backend.proved.count(0) == 1
     [warning] = run.of(Warned)
@@ -164,12 +164,12 @@ async def test_with_no_device_for_the_plain_library_the_measured_result_stays_un
     async def start() -> Any:
         raise WorkerError("the fake device is gone")
 
-    lane = backend.device_lanes()[0]
+    worker = backend.device_workers()[0]
 
     def listen(event: Event) -> None:
         if isinstance(event, Warned) and "takes its place" in event.message:
-            lane.alive = False
-            lane.start = start  # type: ignore[method-assign]
+            worker.alive = False
+            worker.start = start  # type: ignore[method-assign]
 
     settings = BenchmarkSettings(n_final=n_final)
     result = await tune(backend=backend, on_event=listen, compile=CompileSettings(group_size=1), benchmark=settings)
@@ -196,18 +196,18 @@ async def test_a_proof_that_an_earlier_run_left_is_taken() -> None:
     assert run.proven() == (0, "compared", 0.0)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 6])
-async def test_a_worker_lost_over_a_proof_costs_a_second_try(lanes: int) -> None:
-    backend = FakeBackend(N, accelerated(prove_losses=1), lanes=lanes)
+@pytest.mark.parametrize("workers", [1, 2, 6])
+async def test_a_worker_lost_over_a_proof_costs_a_second_try(workers: int) -> None:
+    backend = FakeBackend(N, accelerated(prove_losses=1), workers=workers)
     run = await tuned(backend)
     assert run.proven()[:2] == (0, "compared") and not run.result.warnings
     assert backend.proved.count(0) == 2
 
 
-@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("workers", [1, 6])
 @pytest.mark.parametrize("script", [{"prove_losses": 99}, {"prove_fails": {0, 1}}])
-async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, Any], lanes: int) -> None:
-    backend = FakeBackend(N, accelerated(**script), lanes=lanes)
+async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, Any], workers: int) -> None:
+    backend = FakeBackend(N, accelerated(**script), workers=workers)
     run = await tuned(backend)
     [warning] = run.of(Warned)
     assert "the winner, candidate 0, is not proven to be tilelang's own code: compiling it plain" in warning.message
@@ -217,14 +217,14 @@ async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, A
 
 async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Artifact] = []
-    prove = FakeCompileLane.prove
+    prove = FakeCompileWorker.prove
 
-    async def spy(self: FakeCompileLane, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+    async def spy(self: FakeCompileWorker, candidate: Candidate, measured: Artifact) -> Proof | Failure:
         seen.append(measured)
         return await prove(self, candidate, measured)
 
-    monkeypatch.setattr(FakeCompileLane, "prove", spy)
-    backend = FakeBackend(N, accelerated(shared=True), lanes=2)
+    monkeypatch.setattr(FakeCompileWorker, "prove", spy)
+    backend = FakeBackend(N, accelerated(shared=True), workers=2)
     run = await tuned(backend)
     assert [(one.index, one.exact, one.compiler) for one in seen] == [(0, True, "nvcc")]
     assert run.proven() == (0, "compared", 1.0) and run.when(WinnerProven) == run.when(FinalOrdered)
@@ -232,13 +232,13 @@ async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeyp
 
 async def test_a_replaced_library_stays_when_the_final_is_held_again() -> None:
     """The exact library of an accelerated compile does not come back in its place."""
-    run = await tuned(FakeBackend(N, accelerated(shared=True, differs={0}), lanes=2))
+    run = await tuned(FakeBackend(N, accelerated(shared=True, differs={0}), workers=2))
     assert run.proven()[:2] == (0, "replaced") and len(run.of(FinalOrdered)) == 2
     assert run.result.artifact is not None and run.result.artifact.plain and len(run.result.warnings) == 1
 
 
 async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
-    backend = FakeBackend(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), lanes=6)
+    backend = FakeBackend(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), workers=6)
     began: list[int] = []
 
     def listen(event: Event) -> None:
@@ -343,12 +343,12 @@ async def test_accelerators_are_asked_for_once_before_the_workers() -> None:
             calls.append(f"accelerators({candidates})")
             return super().accelerators(candidates)
 
-        def compile_lanes(self, candidates: int | None = None) -> Any:
-            calls.append(f"compile_lanes({candidates})")
-            return super().compile_lanes(candidates)
+        def compile_workers(self, candidates: int | None = None) -> Any:
+            calls.append(f"compile_workers({candidates})")
+            return super().compile_workers(candidates)
 
     await tune(backend=Asked(N, accelerated()), budget=5)
-    assert calls == ["discover", "accelerators(5)", "compile_lanes(5)"]
+    assert calls == ["discover", "accelerators(5)", "compile_workers(5)"]
 
 
 def test_a_result_is_proven_once_the_run_finished_with_that_winner() -> None:

@@ -257,8 +257,8 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
 class SinceCommentsCounted(FakeBackend):
     """A workload whose fingerprint was ``fake`` while comments counted."""
 
-    async def describe(self) -> WorkloadSpec:
-        spec = await super().describe()
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+        spec = await super().describe(whole=whole)
         return msgspec.structs.replace(spec, fingerprint="without comments", former="fake", kernel="k" * 64)
 
 

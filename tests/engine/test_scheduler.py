@@ -45,7 +45,7 @@ def state(**fields: Any) -> CompileState:
     queues.ready = ready
     counts = taken(Counts, Counts.__dataclass_fields__)
     hints = taken(CompileHints, CompileHints.__struct_fields__)
-    values = {"lanes": 2, "devices": 1, "total": 100, **fields}
+    values = {"workers": 2, "devices": 1, "total": 100, **fields}
     return CompileState(queues=queues, counts=counts, hints=hints, **values)
 
 
@@ -77,8 +77,8 @@ def test_workers_rest_while_devices_need_their_cores() -> None:
     """They start nothing new; what they have begun they finish, and one worker always goes on."""
     assert state(waiting=5, busy=1, resting=1).next_job() is None
     assert isinstance(state(waiting=5, busy=0, resting=1).next_job(), Lower)
-    assert isinstance(state(waiting=5, busy=2, resting=1, lanes=4).next_job(), Lower)
-    assert isinstance(state(waiting=5, busy=0, resting=2, lanes=1).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=2, resting=1, workers=4).next_job(), Lower)
+    assert isinstance(state(waiting=5, busy=0, resting=2, workers=1).next_job(), Lower)
     assert state(retry=[(lowered(0),)], busy=1, resting=1).next_job() is None
 
 
@@ -129,15 +129,15 @@ def test_shares_count_compiles() -> None:
 
 def test_heavy_ones_that_share_a_compile_go_together() -> None:
     deferred = [with_accumulators(low, 512) for low in pairs(4)]
-    one = state(proposing=False, deferred=deferred, lanes=FEW_WORKERS + 1)
+    one = state(proposing=False, deferred=deferred, workers=FEW_WORKERS + 1)
     assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
     """They are likely losers, so not before little is left; and never while building is on hold."""
-    lanes = FEW_WORKERS + 1
+    workers = FEW_WORKERS + 1
     heavy, light = [with_accumulators(lowered(1), 512)], [with_accumulators(lowered(2), 256)]
-    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * lanes, "groups": 1, "lanes": lanes}
+    late = {"waiting": 4, "total": 40, "seen": 40 - HEAVY_LEFT * workers, "groups": 1, "workers": workers}
     assert indices(state(**late, deferred=[*light, *heavy], ready=9).next_job()) == [1]
     assert isinstance(state(**late, deferred=[*light]).next_job(), Lower)
     assert indices(state(**{**late, "groups": 0}, deferred=[*heavy], ready=2).next_job()) == [0, 1]  # a device waits
@@ -146,7 +146,7 @@ def test_the_longest_compiles_begin_before_lowering_ends() -> None:
 
 
 def test_with_few_workers_the_longest_compiles_begin_last() -> None:
-    late = {"total": 40, "groups": 1, "lanes": FEW_WORKERS}
+    late = {"total": 40, "groups": 1, "workers": FEW_WORKERS}
     heavy = [with_accumulators(lowered(9), 512)]
     assert isinstance(state(**late, waiting=4, seen=30, deferred=[*heavy]).next_job(), Lower)
     assert isinstance(state(**late, waiting=1, seen=39, deferred=[*heavy], proposing=False).next_job(), Lower)
@@ -155,7 +155,7 @@ def test_with_few_workers_the_longest_compiles_begin_last() -> None:
 
 
 def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
-    left = {"proposing": False, "deferred": [lowered(1)], "lanes": 4}
+    left = {"proposing": False, "deferred": [lowered(1)], "workers": 4}
     assert state(**left).leaders_known and state(**left, ahead=1, busy=2).leaders_known
     for more in (
         {"proposing": True},
@@ -168,7 +168,7 @@ def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
         assert not state(**{**left, **more}).leaders_known
     assert not state(**left, ahead=2).leaders_known  # the other half goes on
     assert not state(**left, ahead=1, busy=3).leaders_known
-    assert not state(**{**left, "lanes": 1}).leaders_known and not state(**left, pipeline=False).leaders_known
+    assert not state(**{**left, "workers": 1}).leaders_known and not state(**left, pipeline=False).leaders_known
 
 
 def test_a_proposed_candidate_is_lowered() -> None:
@@ -213,7 +213,7 @@ def test_groups_are_a_share_of_what_is_left_within_bounds(total: int, expected: 
 
 
 def test_groups_grow_while_devices_wait_for_results() -> None:
-    one = state(ready=200, lanes=4, waiting=3, total=1000, seen=200)
+    one = state(ready=200, workers=4, waiting=3, total=1000, seen=200)
     sizes = [len(indices(one.next_job())) for _ in range(14)]
     assert sizes == [FIRST_GROUP, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, MAX_GROUP, MAX_GROUP]
 
@@ -225,7 +225,7 @@ def test_what_will_not_be_proposed_is_not_waited_for() -> None:
     one.proposing = False
     assert indices(one.next_job()) == [0, 1, 2, 3]
     heavy = [with_accumulators(lowered(9), 512)]
-    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "row": 2, "taken": 40, "lanes": 4}
+    last = {"waiting": 4, "total": 1000, "seen": 40, "groups": 1, "row": 2, "taken": 40, "workers": 4}
     assert isinstance(state(**last, deferred=[*heavy]).next_job(), Lower)
     assert indices(state(**last, deferred=[*heavy], proposing=False).next_job()) == [9]
 
@@ -235,7 +235,7 @@ def test_without_a_device_the_first_groups_are_as_large_as_others() -> None:
 
 
 def test_a_heavy_one_among_others_waits_for_a_library_of_its_own() -> None:
-    one = state(proposing=False, devices=0, lanes=FEW_WORKERS + 1)
+    one = state(proposing=False, devices=0, workers=FEW_WORKERS + 1)
     one.queues.ready = [with_accumulators(lowered(i), 512 if i == 2 else 64) for i in range(7)]
     assert [indices(one.next_job()) for _ in range(3)] == [[0, 1, 3], [2], [4]]
 
@@ -248,7 +248,7 @@ def test_a_share_has_a_lower_bound() -> None:
 
 
 def test_of_the_deferred_the_heaviest_come_first_and_alone_the_others_by_their_share_of_the_work() -> None:
-    one = state(proposing=False, lanes=FEW_WORKERS + 1)
+    one = state(proposing=False, workers=FEW_WORKERS + 1)
     one.queues.deferred = heavy_and_likely_losers()
     groups = [indices(one.next_job()) for _ in range(11)]
     assert groups == [[1], [3], [5], [7], [0], [2], [4], [6], [8], [9], [10]]
@@ -273,16 +273,16 @@ def test_deferred_groups_have_an_upper_bound() -> None:
     assert len(indices(one.next_job())) == MAX_GROUP
 
 
-@pytest.mark.parametrize(("lanes", "busy", "together"), [(1, 0, 2), (2, 1, 1)])
-def test_the_last_two_deferred_go_to_a_worker_each(lanes: int, busy: int, together: int) -> None:
+@pytest.mark.parametrize(("workers", "busy", "together"), [(1, 0, 2), (2, 1, 1)])
+def test_the_last_two_deferred_go_to_a_worker_each(workers: int, busy: int, together: int) -> None:
     """Also to one that is not free yet: it will be before the first of them is compiled."""
-    one = state(proposing=False, lanes=lanes, busy=busy, seen=100)
+    one = state(proposing=False, workers=workers, busy=busy, seen=100)
     one.queues.deferred = [with_accumulators(lowered(i), 256) for i in range(2)]
     assert len(indices(one.next_job())) == together
 
 
 def test_the_rest_is_split_over_the_free_workers() -> None:
-    one = state(ready=3, lanes=3, proposing=False, seen=100, groups=9)
+    one = state(ready=3, workers=3, proposing=False, seen=100, groups=9)
     assert [indices(one.next_job()) for _ in range(1)] == [[0]]
     one.counts.busy = one.counts.building = 2
     assert indices(one.next_job()) == [1, 2]
@@ -323,20 +323,20 @@ def with_source(one: Lowered, length: int, registers: int | None = None) -> Lowe
 
 
 def test_a_group_is_no_larger_than_what_is_left_for_each_free_worker() -> None:
-    few = state(ready=4, lanes=16, total=18, seen=4, groups=1)
+    few = state(ready=4, workers=16, total=18, seen=4, groups=1)
     assert indices(few.next_job()) == [0, 1]  # 18 for 16
-    alone = state(ready=3, waiting=9, lanes=16, total=18, seen=3, groups=5, building=14, busy=14)
+    alone = state(ready=3, waiting=9, workers=16, total=18, seen=3, groups=5, building=14, busy=14)
     assert isinstance(alone.next_job(), Lower)  # groups of four are not too large for two
 
 
 def test_the_first_group_is_one_candidate_where_workers_are_as_many() -> None:
-    assert indices(state(ready=1, lanes=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
+    assert indices(state(ready=1, workers=16, total=16, seen=1, lowering=15, waiting=0).next_job()) == [0]
 
 
 @pytest.mark.parametrize("asked", [None, 4])
 def test_eighteen_candidates_on_sixteen_workers_leave_none_idle(asked: int | None) -> None:
     """As in a run that was seen: all are lowered at once, one compile takes 51 s. A group size asked for stays."""
-    one = CompileState(lanes=16, devices=1, total=18, group_size=asked)
+    one = CompileState(workers=16, devices=1, total=18, group_size=asked)
     proposals, free, now = list(range(18)), 16, 0.0
     running: list[tuple[float, int, tuple[Lowered, ...] | list[int]]] = []
     groups: list[tuple[float, list[int]]] = []
@@ -392,7 +392,7 @@ def test_a_far_longer_source_stands_alone_and_comes_last() -> None:
 
 @pytest.mark.parametrize(("length", "median"), [(31_000, 1_000), (90_000, 30_000)])
 def test_a_source_that_is_short_or_as_its_neighbours_does_not_stand_alone(length: int, median: int) -> None:
-    one = state(proposing=False, devices=0, lanes=1)
+    one = state(proposing=False, devices=0, workers=1)
     for index in range(5):
         one.add(with_source(lowered(index), length if index == 1 else median))
     assert indices(one.next_job()) == [0, 1, 2, 3, 4]
@@ -412,7 +412,7 @@ def test_of_several_that_come_last_the_longest_begins_first() -> None:
 
 def test_a_far_longer_source_is_begun_while_others_are_still_compiled() -> None:
     """Last is when a worker finds nothing else to begin, not when all others are done."""
-    one = state(proposing=False, lanes=4, busy=3, building=2, lowering=1, groups=3)
+    one = state(proposing=False, workers=4, busy=3, building=2, lowering=1, groups=3)
     for index, length in enumerate([9_000, 9_000, 400_000]):
         one.add(with_source(lowered(index), length))
     one.queues.ready = one.queues.ready[2:]
@@ -438,7 +438,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     """Simulate workers with random times, merge keys, deferrals, failures and settings."""
     rng = random.Random(seed)
     total = rng.choice([1, 2, 3, 7, 20, 90, 288])
-    lanes, devices = rng.randint(1, 9), rng.randint(1, 4)
+    workers, devices = rng.randint(1, 9), rng.randint(1, 4)
     group_size = rng.choice([None, None, None, 1, 2, 5, 400])
     keys = rng.randint(1, 3)
     bad = {i for i in range(total) if rng.random() < rng.choice([0, 0.05, 0.5])}
@@ -448,7 +448,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
     row = rng.choice([1, 2])
     lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
-    one = CompileState(lanes, devices, total, group_size, pipeline=rng.random() < 0.8)
+    one = CompileState(workers, devices, total, group_size, pipeline=rng.random() < 0.8)
     proposals = list(range(total))
     buffer: list[int] = []
     built: Counter[int] = Counter()
@@ -458,8 +458,8 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
 
     def take() -> None:
         nonlocal number
-        while one.counts.busy < lanes:
-            while proposals and len(buffer) < 2 * lanes:
+        while one.counts.busy < workers:
+            while proposals and len(buffer) < 2 * workers:
                 buffer.append(proposals.pop(0))
             one.proposing = bool(proposals)
             one.queues.waiting = len(buffer)
@@ -481,7 +481,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 compiles = {member.compile_key or member.index: member for member in job.group}
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "after a failed or lost group":
-                    alone = (heavy and lanes > FEW_WORKERS) or any(map(one.work.is_long, job.group))
+                    alone = (heavy and workers > FEW_WORKERS) or any(map(one.work.is_long, job.group))
                     assert len(compiles) <= (group_size or (1 if alone else MAX_GROUP))
                     work = sum(map(one.work.of, compiles.values()))
                     assert work <= MAX_GROUP or len(compiles) == 1 or group_size

@@ -21,7 +21,7 @@ LIMIT_MS = 1.0
 def cost_ms(total: int, journal: Path | None) -> float:
     """Return the processor time that a run over instant fakes takes, ms a candidate."""
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-    backend = FakeBackend(total, script, lanes=4, devices=2, clock=InstantClock())
+    backend = FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
     gc.collect()
     started = time.process_time()
     result = anyio.run(lambda: tune(backend=backend, journal=journal))

@@ -36,8 +36,8 @@ def backend(found: Discovery = FOUND, **settings: Any) -> LocalBackend:
 def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
     one = backend()
     assert one.accelerators(5) == (ALL, OTHER)
-    [lane, *_] = one.compile_lanes(5)
-    assert lane.context.session.accelerators == ("swizzle_lowering", "swizzle_compile", "cicc")
+    [worker, *_] = one.compile_workers(5)
+    assert worker.context.session.accelerators == ("swizzle_lowering", "swizzle_compile", "cicc")
     assert one.hints(0).row == 2 and one.service.why == ""
 
 
@@ -47,8 +47,8 @@ def test_candidates_that_all_have_a_worker_are_compiled_plain(found: Discovery) 
     used, unused = one.accelerators(4)
     assert used == () and all(unused[name.partition("@")[0]] == PLAIN for name in found.accelerators)
     assert unused.items() >= found.unused.items()
-    [lane, *_] = one.compile_lanes(4)
-    assert lane.context.session.accelerators == () and one.hints(0) == CompileHints()
+    [worker, *_] = one.compile_workers(4)
+    assert worker.context.session.accelerators == () and one.hints(0) == CompileHints()
     assert one.service.why == (f"nvcc, because {PLAIN}" if found is FOUND else "")
 
 
@@ -100,8 +100,8 @@ def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.Monk
     monkeypatch.setattr("atune.local.backend.usable_memory_bytes", lambda: None)
     one = LocalBackend(FileRef("x.py", "X"), target=FOUND.target)
     one._found = FOUND
-    assert len(one.compile_lanes()) == 6
+    assert len(one.compile_workers()) == 6
     assert [one.hints(measuring).resting for measuring in (0, 1, 2)] == [0, 1, 2]
     asked = backend()
-    asked.compile_lanes()
+    asked.compile_workers()
     assert asked.hints(2).resting == 0  # the caller decided

@@ -71,12 +71,12 @@ async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **se
         spec = await backend.describe()
         await backend.discover()
         backend.accelerators(len(spec.configs))
-        (lane,) = backend.compile_lanes()
+        (worker,) = backend.compile_workers()
         built: list[Any] = []
         for i, config in enumerate(spec.configs):
-            lowered = await lane.lower(Candidate(i, config_key(config), config))
+            lowered = await worker.lower(Candidate(i, config_key(config), config))
             if isinstance(lowered, Lowered):
-                [one] = await lane.build([lowered])
+                [one] = await worker.build([lowered])
                 data = Path(one.path).read_bytes() if isinstance(one, Artifact) else b""
                 built.append((lowered, one, data))
             else:
@@ -168,7 +168,7 @@ async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeyp
     backend = LocalBackend(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():
         await backend.discover()
-        assert len(backend.compile_lanes()) == 2
+        assert len(backend.compile_workers()) == 2
         remarks: list[str] = []
         backend.on_warning(remarks.append)
         few, alone = remarks

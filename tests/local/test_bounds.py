@@ -114,7 +114,7 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
     backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, devices=[device], compile=settings)
     async with backend.open():
         await backend.discover()
-        compiler, [lane] = backend.compile_lanes()[0], backend.device_lanes()
+        compiler, [worker] = backend.compile_workers()[0], backend.device_workers()
         artifacts = []
         for i, mode in enumerate(("good 1", "once", "past the end")):
             lowered = await compiler.lower(Candidate(i, config_key({"mode": mode}), {"mode": mode}))
@@ -122,13 +122,13 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
             artifacts += await compiler.build([lowered])
         good, once, past = artifacts
         assert all(isinstance(artifact, Artifact) for artifact in artifacts)
-        await lane.start()
-        await lane.prepare(good)
-        found, _ = await lane.final([good, once], 4)
-        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and lane.alive
+        await worker.start()
+        await worker.prepare(good)
+        found, _ = await worker.final([good, once], 4)
+        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and worker.alive
         assert (found[1].index, found[1].kind) == (1, "unwritten") and "once it had been timed" in found[1].message
-        found, _ = await lane.final([good, past], 4)
-        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and not lane.alive
+        found, _ = await worker.final([good, past], 4)
+        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and not worker.alive
         assert (found[1].index, found[1].kind) == (2, "out_of_bounds") and "parameter 1" in found[1].message
-        await lane.start()
-        assert isinstance(await lane.measure(good), Measurement)
+        await worker.start()
+        assert isinstance(await worker.measure(good), Measurement)

@@ -231,12 +231,12 @@ NVCC = """
         async with backend.open():
             spec = await backend.describe()
             await backend.discover()
-            lane = backend.compile_lanes()[0]
+            worker = backend.compile_workers()[0]
             config = spec.configs[0]
-            lowered = await lane.lower(Candidate(0, config_key(config), config))
+            lowered = await worker.lower(Candidate(0, config_key(config), config))
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(lane.build, [lowered])
+                    tasks.start_soon(worker.build, [lowered])
                     await anyio.to_thread.run_sync(sys.stdin.readline)
                     scope.cancel()
         print("closed", flush=True)

@@ -37,11 +37,11 @@ async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> N
         spec = await few.describe()
         await few.discover()
         assert few.accelerators(1)[0] == ()
-        (lane,) = few.compile_lanes(1)
+        (worker,) = few.compile_workers(1)
         config = thaw(spec.configs[0])
-        answer = await lane.lower(Candidate(0, config_key(config), config))
-        assert isinstance(answer, Lowered) and await lane.find(answer) is None
-        [built] = artifacts(list(await lane.build([answer])))
+        answer = await worker.lower(Candidate(0, config_key(config), config))
+        assert isinstance(answer, Lowered) and await worker.find(answer) is None
+        [built] = artifacts(list(await worker.build([answer])))
         assert (built.compiler, built.why) == ("nvcc", f"nvcc, because {PLAIN}")
         assert few.service.pid == pid and few.hints(0).builds == "all"
     [process] = services._servers.values()

@@ -27,6 +27,6 @@ def test_costs_scale_with_the_machine() -> None:
 
 
 def test_more_candidates_never_take_less_time() -> None:
-    for lanes in (1, 7, 15):
-        estimates = [estimate(n, lanes, CompileCosts())[0] for n in range(1, 400)]
+    for workers in (1, 7, 15):
+        estimates = [estimate(n, workers, CompileCosts())[0] for n in range(1, 400)]
         assert estimates == sorted(estimates)

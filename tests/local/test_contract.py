@@ -15,13 +15,13 @@ import anyio
 import pytest
 
 from atune.engine.interfaces import CompileHints, GroupFailed
-from atune.local.backend import LocalBackend, LocalCompileLane, LocalDeviceLane
+from atune.local.backend import LocalBackend, LocalCompileWorker, LocalDeviceWorker
 from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.effort import MOST
-from atune.testing import FakeBackend, FakeClock, FakeCompileLane, FakeDeviceLane, Script
+from atune.testing import FakeBackend, FakeClock, FakeCompileWorker, FakeDeviceWorker, Script
 from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -51,16 +51,16 @@ def anyio_backend() -> str:
 
 
 class Bench:
-    """A backend at work: a compile lane, a device lane, and impatient twins of both with short deadlines."""
+    """A backend at work: a compile worker, a device worker, and impatient twins of both with short deadlines."""
 
     def __init__(self, kind: str, backend: Any, impatient: Any) -> None:
         self.kind, self.backend, self.impatient = kind, backend, impatient
-        self.compiler, self.hasty_compiler = self.new_lane(backend), self.new_lane(impatient)
-        self.device, self.hasty_device = backend.device_lanes()[0], impatient.device_lanes()[0]
+        self.compiler, self.hasty_compiler = self.new_worker(backend), self.new_worker(impatient)
+        self.device, self.hasty_device = backend.device_workers()[0], impatient.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
 
-    def new_lane(self, backend: Any) -> Any:
-        return backend.compile_lanes()[0]
+    def new_worker(self, backend: Any) -> Any:
+        return backend.compile_workers()[0]
 
     def candidate(self, name: Any) -> Candidate:
         config = {"mode": name} if isinstance(name, str) else {"scale": name}
@@ -83,10 +83,10 @@ class Bench:
         assert isinstance(artifact, Artifact), artifact
         return artifact
 
-    async def started(self, lane: Any) -> Any:
-        if not lane.alive:
-            await lane.start()
-        return lane
+    async def started(self, worker: Any) -> Any:
+        if not worker.alive:
+            await worker.start()
+        return worker
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody
     assert isinstance(artifact, Artifact)
 
 
-async def test_a_crash_costs_one_candidate_and_the_lane_starts_again(moody: Bench) -> None:
+async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Bench) -> None:
     crash, ok = await moody.artifact("crash"), await moody.artifact("ok")
     device = await moody.started(moody.device)
     answer = await device.measure(crash)
@@ -296,11 +296,11 @@ async def test_a_crash_costs_one_candidate_and_the_lane_starts_again(moody: Benc
     assert device.alive and isinstance(await device.measure(ok), Measurement)
 
 
-async def test_an_endless_kernel_is_killed_in_time_and_the_lane_starts_again(moody: Bench) -> None:
+async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.hasty_device)
     await device.prepare(ok)
-    group = device._worker.pid if isinstance(device, LocalDeviceLane) else 0
+    group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
     started = time.monotonic()
     answer = await device.measure(loop)
     assert time.monotonic() - started < BENCHMARK_LIMIT_S + 1
@@ -311,7 +311,7 @@ async def test_an_endless_kernel_is_killed_in_time_and_the_lane_starts_again(moo
     assert isinstance(await device.measure(ok), Measurement)
 
 
-async def test_a_cancelled_measurement_is_killed_and_the_lane_starts_again(moody: Bench) -> None:
+async def test_a_cancelled_measurement_is_killed_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.device)
     await device.prepare(ok)
@@ -323,35 +323,35 @@ async def test_a_cancelled_measurement_is_killed_and_the_lane_starts_again(moody
     assert isinstance(await device.measure(ok), Measurement)
 
 
-async def test_a_compiler_that_does_not_end_is_killed_and_the_lane_goes_on(moody: Bench) -> None:
+async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
     if moody.kind == "cuda":
         pytest.skip(reason="the slow compiler stands in for g++")
     slow, ok = await moody.lowered("slow", "ok")
-    lane = moody.hasty_compiler
-    await lane.build([ok])  # its worker is there now
-    group = lane._worker.pid if isinstance(lane, LocalCompileLane) else 0
+    worker = moody.hasty_compiler
+    await worker.build([ok])  # its worker is there now
+    group = worker._worker.pid if isinstance(worker, LocalCompileWorker) else 0
     started = time.monotonic()
-    [answer] = await lane.build([slow])
+    [answer] = await worker.build([slow])
     assert time.monotonic() - started < COMPILE_LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (9, "timeout")
     assert not group or not processes(group)  # the compiler too
     with pytest.raises(GroupFailed):
-        await lane.build([slow, ok])
-    [artifact] = await lane.build([ok])
+        await worker.build([slow, ok])
+    [artifact] = await worker.build([ok])
     assert isinstance(artifact, Artifact)
 
 
-async def test_lowering_that_does_not_end_is_killed_and_the_lane_goes_on(moody: Bench) -> None:
-    lane = moody.hasty_compiler
+async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
+    worker = moody.hasty_compiler
     started = time.monotonic()
-    answer = await lane.lower(moody.candidate("slow lower"))
+    answer = await worker.lower(moody.candidate("slow lower"))
     assert time.monotonic() - started < COMPILE_LIMIT_S + 2
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
-    assert isinstance(await lane.lower(moody.candidate("ok")), Lowered)
+    assert isinstance(await worker.lower(moody.candidate("ok")), Lowered)
 
 
-async def test_the_lanes_are_of_the_kind_meant(moody: Bench) -> None:
-    kinds = (FakeCompileLane, FakeDeviceLane) if moody.kind == "fake" else (LocalCompileLane, LocalDeviceLane)
+async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:
+    kinds = (FakeCompileWorker, FakeDeviceWorker) if moody.kind == "fake" else (LocalCompileWorker, LocalDeviceWorker)
     assert isinstance(moody.compiler, kinds[0]) and isinstance(moody.device, kinds[1])
 
 
@@ -366,15 +366,15 @@ async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
     async with backend.open():
         target, devices = await backend.discover()
         assert (target.kind, target.arch, devices) == ("cuda", "sm_90a", [])
-        [lane] = backend.compile_lanes()
+        [worker] = backend.compile_workers()
         group = []
         for index, scale in enumerate(SCALES[:3]):
-            lowered = await lane.lower(Candidate(index, config_key({"scale": scale}), {"scale": scale}))
+            lowered = await worker.lower(Candidate(index, config_key({"scale": scale}), {"scale": scale}))
             assert isinstance(lowered, Lowered), lowered
             assert lowered.facts.threads == 32 and lowered.facts.grid == (1, 1, 1)
             group.append(lowered)
         assert len({lowered.code_key for lowered in group}) == 3
-        artifacts = await lane.build(group)
+        artifacts = await worker.build(group)
         assert [a.index for a in artifacts] == [0, 1, 2] and len({a.path for a in artifacts}) == 1
         library = Path(artifacts[0].path).read_bytes()  # type: ignore[union-attr]
         assert all(a.symbol.encode() in library for a in artifacts)  # type: ignore[union-attr]

@@ -39,7 +39,7 @@ from atune.journal.result import TuneResult
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import FakeBackend, FakeDeviceLane, Script
+from atune.testing import FakeBackend, FakeDeviceWorker, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -100,7 +100,7 @@ async def test_a_candidate_is_tried_again_once_only() -> None:
 
 @pytest.mark.parametrize("index", [3, 7])
 async def test_a_process_that_ends_between_two_candidates_blames_none(index: int) -> None:
-    run = await finish(FakeBackend(8, Script(dies_after={index: 1}), lanes=1))
+    run = await finish(FakeBackend(8, Script(dies_after={index: 1}), workers=1))
     assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
     assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
     assert len(run.of(FinalOrdered)) == 1
@@ -109,18 +109,18 @@ async def test_a_process_that_ends_between_two_candidates_blames_none(index: int
 def losing_for_good(backend: FakeBackend, index: int) -> None:
     """Have the device that loses its process with candidate `index` never start again."""
 
-    def patched(lane: FakeDeviceLane) -> Callable[[], Awaitable[DeviceInfo]]:
-        start = lane.start
+    def patched(worker: FakeDeviceWorker) -> Callable[[], Awaitable[DeviceInfo]]:
+        start = worker.start
 
         async def once() -> DeviceInfo:
-            if index in backend.measured[lane.name]:
-                backend.script = replace(backend.script, start_failures={lane.name: math.inf})
+            if index in backend.measured[worker.name]:
+                backend.script = replace(backend.script, start_failures={worker.name: math.inf})
             return await start()
 
         return once
 
-    for lane in backend.device_lanes():
-        lane.start = patched(lane)  # type: ignore[method-assign, assignment]
+    for worker in backend.device_workers():
+        worker.start = patched(worker)  # type: ignore[method-assign, assignment]
 
 
 async def test_a_device_that_is_lost_for_good_leaves_its_candidate_to_the_others() -> None:
@@ -178,7 +178,7 @@ async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_w
     [excluded] = run.of(DeviceExcluded)
     before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
     assert before and excluded.device == "fake-0"
-    assert run.of(BestChanged) and all(e.lane != "fake-0" for e in run.of(BestChanged))
+    assert run.of(BestChanged) and all(e.worker != "fake-0" for e in run.of(BestChanged))
 
 
 async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:
@@ -201,7 +201,7 @@ def test_the_standard_is_the_device_in_the_middle() -> None:
 
 
 async def test_the_best_so_far_is_told_to_whoever_measures_next() -> None:
-    backend = FakeBackend(12, Script(latency_ms=lambda c: 20.0 - c["x"]), lanes=1)
+    backend = FakeBackend(12, Script(latency_ms=lambda c: 20.0 - c["x"]), workers=1)
     await finish(backend)
     order = backend.measured["fake-0"]
     assert backend.best_known == [None, *itertools.accumulate((20.0 - x for x in order[:-1]), min)]
@@ -209,7 +209,7 @@ async def test_the_best_so_far_is_told_to_whoever_measures_next() -> None:
 
 async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process() -> None:
     """7 looks a hundred times faster than it is, once; the second figure counts."""
-    backend = FakeBackend(12, Script(latency_ms=valley(2), first_ms={7: 0.01}), lanes=1)
+    backend = FakeBackend(12, Script(latency_ms=valley(2), first_ms={7: 0.01}), workers=1)
     run = await finish(backend)
     [repeated] = run.of(BenchmarkRepeated)
     assert repeated.index == 7 and "far below the fastest of 7 neighbours" in repeated.reason
@@ -218,7 +218,7 @@ async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process
 
 
 async def test_a_figure_that_is_confirmed_counts() -> None:
-    run = await finish(FakeBackend(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), lanes=1))
+    run = await finish(FakeBackend(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), workers=1))
     assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7
 
 

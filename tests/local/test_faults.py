@@ -18,7 +18,7 @@ from atune.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.result import TuneResult
-from atune.local.backend import LocalBackend, LocalDeviceLane
+from atune.local.backend import LocalBackend, LocalDeviceWorker
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
@@ -36,20 +36,20 @@ def anyio_backend() -> str:
 
 
 class Watched(LocalBackend):
-    """Keeps its device lane where a test can find the process's number."""
+    """Keeps its device worker where a test can find the process's number."""
 
-    def device_lanes(self) -> list[LocalDeviceLane]:
-        self.lanes = super().device_lanes()
-        return self.lanes
+    def device_workers(self) -> list[LocalDeviceWorker]:
+        self.opened = super().device_workers()
+        return self.opened
 
     def kill_device(self) -> None:
-        worker = self.lanes[0]._worker
+        worker = self.opened[0]._worker
         assert worker is not None
         os.kill(worker.pid, signal.SIGKILL)
 
     def kill_sleeping_device(self) -> None:
         """Kill it once the slow candidate sleeps."""
-        worker = self.lanes[0]._worker
+        worker = self.opened[0]._worker
         assert worker is not None
         where = Path(f"/proc/{worker.pid}/wchan")
         wait_until(lambda: "nanosleep" in where.read_text(), 10, "the slow candidate")
@@ -96,9 +96,9 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
 
 
 async def built(backend: LocalBackend, *indices: int) -> list[Artifact]:
-    lane = backend.compile_lanes()[0]
-    lowered = [await lane.lower(Candidate(i, config_key({"x": i}), {"x": i})) for i in indices]
-    artifacts = await lane.build([one for one in lowered if isinstance(one, Lowered)])
+    worker = backend.compile_workers()[0]
+    lowered = [await worker.lower(Candidate(i, config_key({"x": i}), {"x": i})) for i in indices]
+    artifacts = await worker.build([one for one in lowered if isinstance(one, Lowered)])
     assert all(isinstance(one, Artifact) for one in artifacts)
     return artifacts  # type: ignore[return-value]
 
@@ -108,18 +108,18 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
     async with backend.open():
         await backend.discover()
         [artifact] = await built(backend, 0)
-        [lane] = backend.device_lanes()
-        await lane.start()
-        await lane.prepare(artifact)
-        assert lane._standby is not None
-        standby = await lane._standby.taken()
+        [worker] = backend.device_workers()
+        await worker.start()
+        await worker.prepare(artifact)
+        assert worker._standby is not None
+        standby = await worker._standby.taken()
         assert standby is not None and standby.alive
         os.kill(standby.pid, signal.SIGKILL)
         await standby._exited.wait()
         backend.kill_device()
-        await lane.start()
-        assert lane.alive and not lane.took_over
-        assert isinstance(await lane.measure(artifact), Measurement)
+        await worker.start()
+        assert worker.alive and not worker.took_over
+        assert isinstance(await worker.measure(artifact), Measurement)
 
 
 async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
@@ -129,14 +129,14 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
         await backend.discover()
         hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
         good, endless = await built(backend, 0, hanging)
-        [lane] = backend.device_lanes()
-        await lane.start()
-        await lane.prepare(good)
-        answer = await lane.measure(endless)
+        [worker] = backend.device_workers()
+        await worker.start()
+        await worker.prepare(good)
+        answer = await worker.measure(endless)
         assert isinstance(answer, Failure) and answer.kind == "timeout"
-        assert lane._standby is not None and lane._standby.made
-        await lane.start()
-        assert lane.took_over and isinstance(await lane.measure(good), Measurement)
+        assert worker._standby is not None and worker._standby.made
+        await worker.start()
+        assert worker.took_over and isinstance(await worker.measure(good), Measurement)
 
 
 async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
@@ -144,9 +144,9 @@ async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
     async with backend.open():
         await backend.discover()
         [artifact] = await built(backend, 0)
-        [lane] = backend.device_lanes()
-        await lane.start()
-        await lane.prepare(artifact)
+        [worker] = backend.device_workers()
+        await worker.start()
+        await worker.prepare(artifact)
         closed = time.monotonic()
     assert time.monotonic() - closed < 1 and not backend.server.pids()
 
@@ -158,13 +158,13 @@ async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restore
     async with backend.open():
         await backend.discover()
         [artifact] = await built(backend, 0)
-        [lane] = backend.device_lanes()
-        await lane.start()
+        [worker] = backend.device_workers()
+        await worker.start()
         for _ in range(2):
-            answer = await lane.measure(artifact)
+            answer = await worker.measure(artifact)
             assert isinstance(answer, Measurement) and answer.checked and answer.writes == (0,), answer
-        await lane.final([artifact, artifact], 200)
-        [output] = await lane.outputs(artifact)
+        await worker.final([artifact, artifact], 200)
+        [output] = await worker.outputs(artifact)
         assert struct.unpack("32f", output) == tuple(2.0 * i for i in range(1, 33))
 
 

@@ -19,7 +19,7 @@ from atune.journal.recorder import Recorder
 from atune.local.backend import LocalBackend
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import IdleDeviceLane
+from atune.testing import IdleDeviceWorker
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[1] / "isolation_kernels.py"
@@ -35,8 +35,8 @@ def anyio_backend() -> str:
 
 
 class CompileOnly(LocalBackend):
-    def device_lanes(self) -> Any:
-        return [IdleDeviceLane()]
+    def device_workers(self) -> Any:
+        return [IdleDeviceWorker()]
 
 
 @pytest.fixture(scope="module")

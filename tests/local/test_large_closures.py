@@ -27,9 +27,9 @@ class Watched(LocalBackend):
 
     told = b""
 
-    def compile_lanes(self, candidates: int | None = None) -> Any:
+    def compile_workers(self, candidates: int | None = None) -> Any:
         self.told = msgspec.msgpack.encode(self._session())
-        return super().compile_lanes(candidates)
+        return super().compile_workers(candidates)
 
 
 @pytest.fixture

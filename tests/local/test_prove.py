@@ -15,7 +15,7 @@ from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.backend import LocalBackend
 from atune.local.compile_service import CompileService
-from atune.local.compile_worker import CompileContext, LocalCompileLane
+from atune.local.compile_worker import CompileContext, LocalCompileWorker
 from atune.local.entry_points import PROVE
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
@@ -40,7 +40,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Answering(LocalCompileLane):
+class Answering(LocalCompileWorker):
     """A compile worker that gives the answer that it has."""
 
     answer: Any = None
@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 @pytest.fixture
-def lane(tmp_path: Path, store: ArtifactStore) -> Answering:
+def worker(tmp_path: Path, store: ArtifactStore) -> Answering:
     ref, settings = FileRef("x.py", "X"), CompileSettings(compile_timeout_s=7)
     session = Session(
         ref=ref, target=Target("c"), compile=settings, benchmark=BenchmarkSettings(), run_dir=str(tmp_path)
@@ -83,39 +83,39 @@ def library(folder: Path, name: str, code_key: str) -> Artifact:
     return Artifact(index=3, path=str(path), symbol="K", params=(), target="c", store_key=code_key)
 
 
-async def test_a_proof_and_the_plain_library_are_kept(lane: Answering, store: ArtifactStore, tmp_path: Path) -> None:
+async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
-    lane.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
-    assert await lane.prove(CANDIDATE, measured) == proof
-    [(entry, job)] = lane.asked
+    worker.answer = proof = Proof(index=3, plain=plain, seconds=1.5)
+    assert await worker.prove(CANDIDATE, measured) == proof
+    [(entry, job)] = worker.asked
     assert entry == PROVE and (job.candidate, job.measured) == (CANDIDATE, measured)
     assert Path(job.path).parent == tmp_path / "artifacts"
     assert store.find_proof(KEY, measured.path) and not store.find_proof(PLAIN_KEY, plain.path)
     found = store.find(PLAIN_KEY, 3)
     assert found is not None and Path(found.path).read_bytes() == b"plain" and found.store_key == PLAIN_KEY
 
-    again = await lane.prove(CANDIDATE, measured)
-    assert again == Proof(index=3) and len(lane.asked) == 1  # nothing is proven twice
+    again = await worker.prove(CANDIDATE, measured)
+    assert again == Proof(index=3) and len(worker.asked) == 1  # nothing is proven twice
 
 
 async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(
-    lane: Answering, store: ArtifactStore, tmp_path: Path
+    worker: Answering, store: ArtifactStore, tmp_path: Path
 ) -> None:
     measured, plain = library(tmp_path, "measured", KEY), library(tmp_path, "plain", PLAIN_KEY)
-    lane.answer = Proof(index=3, difference="the generated source", plain=plain)
-    assert await lane.prove(CANDIDATE, measured) == lane.answer
+    worker.answer = Proof(index=3, difference="the generated source", plain=plain)
+    assert await worker.prove(CANDIDATE, measured) == worker.answer
     assert not store.find_proof(KEY, measured.path) and store.find(PLAIN_KEY, 3) is not None
-    await lane.prove(CANDIDATE, measured)
-    assert len(lane.asked) == 2
+    await worker.prove(CANDIDATE, measured)
+    assert len(worker.asked) == 2
 
 
-async def test_what_may_not_be_kept_is_proven_each_time(lane: Answering, tmp_path: Path) -> None:
+async def test_what_may_not_be_kept_is_proven_each_time(worker: Answering, tmp_path: Path) -> None:
     """Code that includes the user's own files: no key covers it."""
     measured, plain = library(tmp_path, "measured", ""), library(tmp_path, "plain", PLAIN_KEY)
-    lane.answer = Proof(index=3, plain=plain)
+    worker.answer = Proof(index=3, plain=plain)
     for _ in range(2):
-        assert await lane.prove(CANDIDATE, measured) == lane.answer
-    assert len(lane.asked) == 2 and not list((tmp_path / "store").rglob("*.json"))
+        assert await worker.prove(CANDIDATE, measured) == worker.answer
+    assert len(worker.asked) == 2 and not list((tmp_path / "store").rglob("*.json"))
 
 
 @pytest.mark.parametrize(
@@ -127,27 +127,27 @@ async def test_what_may_not_be_kept_is_proven_each_time(lane: Answering, tmp_pat
     ],
 )
 async def test_a_worker_that_breaks_is_a_failure(
-    lane: Answering, tmp_path: Path, error: Exception, kind: str, message: str
+    worker: Answering, tmp_path: Path, error: Exception, kind: str, message: str
 ) -> None:
-    lane.answer = error
-    answer = await lane.prove(CANDIDATE, library(tmp_path, "measured", KEY))
+    worker.answer = error
+    answer = await worker.prove(CANDIDATE, library(tmp_path, "measured", KEY))
     assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.detail) == (3, kind, "words")
     assert message in answer.message
 
 
-async def test_what_the_worker_calls_a_failure_is_one(lane: Answering, store: ArtifactStore, tmp_path: Path) -> None:
-    lane.answer = Failure(index=3, kind="lower", message="the kernel raises now")
+async def test_what_the_worker_calls_a_failure_is_one(worker: Answering, store: ArtifactStore, tmp_path: Path) -> None:
+    worker.answer = Failure(index=3, kind="lower", message="the kernel raises now")
     measured = library(tmp_path, "measured", KEY)
-    assert await lane.prove(CANDIDATE, measured) == lane.answer
+    assert await worker.prove(CANDIDATE, measured) == worker.answer
     assert not store.find_proof(KEY, measured.path)
 
 
-async def test_without_a_store_it_is_proven_each_time(lane: Answering, tmp_path: Path) -> None:
-    lane.context = replace(lane.context, store=RunStore())
-    lane.answer = Proof(index=3)
+async def test_without_a_store_it_is_proven_each_time(worker: Answering, tmp_path: Path) -> None:
+    worker.context = replace(worker.context, store=RunStore())
+    worker.answer = Proof(index=3)
     for _ in range(2):
-        assert await lane.prove(CANDIDATE, library(tmp_path, "measured", KEY)) == Proof(index=3)
-    assert len(lane.asked) == 2
+        assert await worker.prove(CANDIDATE, library(tmp_path, "measured", KEY)) == Proof(index=3)
+    assert len(worker.asked) == 2
 
 
 async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +159,18 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
     async with backend.open():
         await backend.discover()
         backend.accelerators(100)
-        (lane,) = backend.compile_lanes()
-        lowered = await lane.lower(candidate)
-        assert isinstance(lowered, Lowered) and await lane.find(lowered) is None
-        [measured] = await lane.build([lowered])
+        (worker,) = backend.compile_workers()
+        lowered = await worker.lower(candidate)
+        assert isinstance(lowered, Lowered) and await worker.find(lowered) is None
+        [measured] = await worker.build([lowered])
         assert isinstance(measured, Artifact) and measured.store_key == lowered.store_key
         assert not measured.plain
-        proof = await lane.prove(candidate, measured)
+        proof = await worker.prove(candidate, measured)
         assert isinstance(proof, Proof) and proof.difference == "" and proof.plain is not None, proof
         assert Path(proof.plain.path).is_file() and proof.plain.plain and proof.seconds > 0
-        assert await lane.prove(candidate, measured) == Proof(index=0)
+        assert await worker.prove(candidate, measured) == Proof(index=0)
         other = msgspec.structs.replace(measured, source_key="another", store_key="c" * 32)
-        refuted = await lane.prove(candidate, other)
+        refuted = await worker.prove(candidate, other)
         assert isinstance(refuted, Proof) and refuted.difference == "the generated source"
 
 

@@ -11,25 +11,25 @@ from atune.local.service_state import Broken, Idle, Parsing, Ready, State, Unuse
 COSTS = CompileCosts()
 
 
-def decided(state: State, *, candidates: int = 48, lanes: int = 2, asked: bool = False, now: float = 0.0) -> State:
+def decided(state: State, *, candidates: int = 48, workers: int = 2, asked: bool = False, now: float = 0.0) -> State:
     return states.decided(
-        state, asked=asked, candidates=candidates, lanes=lanes, lower_s=COSTS.lower_s, now=now, costs=COSTS
+        state, asked=asked, candidates=candidates, workers=workers, lower_s=COSTS.lower_s, now=now, costs=COSTS
     )
 
 
 def test_it_is_used_where_it_pays() -> None:
-    used, unused = decided(Idle()), decided(Idle(), candidates=1, lanes=1)
+    used, unused = decided(Idle()), decided(Idle(), candidates=1, workers=1)
     assert isinstance(used, Warming) and not used.soon and "48 candidates on 2 workers" in used.why
     assert isinstance(unused, Unused) and "1 candidates on 1 workers: about" in unused.why
 
 
 def test_what_was_asked_for_by_name_is_not_reckoned() -> None:
-    assert decided(Idle(), candidates=1, lanes=1, asked=True) == Warming("as asked", soon=False)
+    assert decided(Idle(), candidates=1, workers=1, asked=True) == Warming("as asked", soon=False)
 
 
 def test_what_is_spent_on_parsing_is_spent() -> None:
     """Fifteen groups of one: all would wait for headers that nobody has begun to parse."""
-    few = {"candidates": 15, "lanes": 15}
+    few = {"candidates": 15, "workers": 15}
     slow = CompileCosts(header_s=4.0)
 
     def after(state: State, now: float) -> State:

@@ -39,7 +39,7 @@ def limit(which: int, soft: int) -> Iterator[None]:
 def ask(entry: str, folder: Path) -> Any:
     async def call() -> Any:
         async with ForkServer(run_dir=str(folder / "run")) as server:
-            worker = await server.spawn("lane")
+            worker = await server.spawn("worker")
             return await worker.call(f"pool_targets:{entry}", b"", 20.0)
 
     return anyio.run(call)

@@ -71,11 +71,11 @@ def test_this_machine_tells() -> None:
     assert found is not None and found > 0
 
 
-def test_lanes_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "usable_cores", lambda: list(range(32)))
     monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
-    for workers, lanes in ((None, 3), (6, 6)):
+    for workers, wanted in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
         backend = local.LocalBackend(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
         backend._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
-        assert len(backend.compile_lanes()) == lanes
+        assert len(backend.compile_workers()) == wanted

@@ -149,8 +149,8 @@ async def test_round_trip(run_dir: str) -> None:
     big = os.urandom(5_000_000)
     async with ForkServer(preload=["json"], run_dir=run_dir) as server:
         async with anyio.create_task_group() as tasks:
-            for lane in "abc":
-                worker = await server.spawn(lane)
+            for worker in "abc":
+                worker = await server.spawn(worker)
                 tasks.start_soon(worker.call, "pool_targets:echo", big)
         assert await worker.call("pool_targets:echo", big) == big
         assert await worker.call("pool_targets:echo", b"") == b""

@@ -246,7 +246,7 @@ def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_l
     def seen(mono: float, device: str, *throttle: str, sm_mhz: int | None = 1980) -> Event:
         conditions = Conditions(f"GPU-{device}", sm_mhz, 3201, 40, throttle)
         timing = Timing.of([1.0], "events", conditions)
-        where = {"seq": 0, "time": 0.0, "mono": mono, "lane": device, "index": 0, "device": device}
+        where = {"seq": 0, "time": 0.0, "mono": mono, "worker": device, "index": 0, "device": device}
         return CandidateMeasured(**where, timing=timing, checked=True)  # type: ignore[arg-type]
 
     clocks = Clocks()
@@ -254,7 +254,7 @@ def test_clocks_are_those_of_the_journal_and_lowered_ones_stay_when_points_are_l
         clocks.add(seen(i / 10, "0", *(["power cap", "<temperature>"] if i % 1000 == 7 else [])))
     clocks.add(seen(1.0, "1", sm_mhz=None))
     on_cpu = Timing.of([1.0], "perf_counter")
-    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, lane="cpu", device="cpu", timing=on_cpu))
+    clocks.add(ReferenceMeasured(seq=0, time=0, mono=0, worker="cpu", device="cpu", timing=on_cpu))
     first, second = clocks.data()["devices"]
     lowered = [point for point in first["points"] if point[4]]
     assert [point[0] for point in lowered] == [i / 10 for i in range(3 * POINTS) if i % 1000 == 7]

@@ -244,13 +244,13 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
         backend = LocalBackend(FileRef(str(file), name), target=target, devices=devices, compile=compile)
         async with backend.open():
             await backend.discover()
-            (lane,) = backend.compile_lanes()
-            answer = await lane.lower(candidate)
+            (worker,) = backend.compile_workers()
+            answer = await worker.lower(candidate)
             assert isinstance(answer, Lowered), answer
             if build:
                 if answer.blob:
-                    assert await lane.find(answer) is None
-                [built] = await lane.build([answer])
+                    assert await worker.find(answer) is None
+                [built] = await worker.build([answer])
                 assert isinstance(built, Artifact) and ("store" in built.why) != bool(answer.blob), built
             return answer
 

@@ -343,10 +343,10 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
             spec = await backend.describe()
             assert len(spec.configs) == 2
             await backend.discover()
-            [lane], [device] = backend.compile_lanes(), backend.device_lanes()
-            lowered = [await lane.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
+            [worker], [device] = backend.compile_workers(), backend.device_workers()
+            lowered = [await worker.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
-            built = await lane.build(lowered)  # type: ignore[arg-type]
+            built = await worker.build(lowered)  # type: ignore[arg-type]
             await device.start()
             await device.prepare(built[0])  # type: ignore[arg-type]
             answers = [await device.measure(artifact) for artifact in built]  # type: ignore[arg-type]

@@ -88,8 +88,8 @@ async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str)
     async with backend.open():
         await backend.describe()
         await backend.discover()
-        (lane,) = backend.compile_lanes()
-        found = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
+        (worker,) = backend.compile_workers()
+        found = [await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
         return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
 
 
@@ -331,9 +331,9 @@ def check_loads(built: Sequence[Artifact]) -> None:
 
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
-    async with lowered(3, CompileSettings(workers=1)) as (backend, lane, group):
+    async with lowered(3, CompileSettings(workers=1)) as (backend, worker, group):
         assert backend.service.ready, backend.service.why
-        built = artifacts(list(await lane.build(group)))
+        built = artifacts(list(await worker.build(group)))
         assert [one.compiler for one in built] == ["cicc"] * 3 and all(one.exact for one in built)
         assert len({one.path for one in built}) == 1
         assert "headers parsed in" in built[0].why
@@ -343,15 +343,15 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
 
         # A compile that is given up ends, with the one who asked.
         (server,) = children(backend.service.pid)
-        await given_up(lane, group, server)
+        await given_up(worker, group, server)
         assert backend.service.ready
-        (again, *_) = artifacts(list(await lane.build(group)))
+        (again, *_) = artifacts(list(await worker.build(group)))
         assert again.compiler == "cicc"
 
         # Without the server nvcc takes over, and says why.
         os.kill(server, signal.SIGKILL)
         await until(backend, lambda: not backend.service.ready, 5)
-        (last, *_) = artifacts(list(await lane.build(group)))
+        (last, *_) = artifacts(list(await worker.build(group)))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
 
@@ -361,9 +361,9 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
     atune.shutdown()
     whys, pids = list[str](), list[int]()
     for n in range(3):
-        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (backend, lane, group):
+        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (backend, worker, group):
             assert backend.service.ready, backend.service.why
-            built = artifacts(list(await lane.build(group[n:])))
+            built = artifacts(list(await worker.build(group[n:])))
             assert [one.compiler for one in built] == ["cicc"]
             whys.append(built[0].why)
             pids.append(backend.service.pid)
@@ -383,12 +383,12 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
 
 @pytest.mark.anyio
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
-    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, lane, group):
+    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, worker, group):
         assert backend.service.ready
         service = backend.service.pid
         os.killpg(service, signal.SIGKILL)
         await until(backend, lambda: not backend.service.ready, 5)
-        (built,) = artifacts(list(await lane.build(group)))
+        (built,) = artifacts(list(await worker.build(group)))
         assert built.compiler == "nvcc"
         assert "SIGKILL" in built.why
 
@@ -396,8 +396,8 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
 @pytest.mark.anyio
 async def test_flags_are_for_nvcc() -> None:
     settings = CompileSettings(workers=1, accelerate="cicc", flags=("-DATUNE_TEST=1",))
-    async with lowered(1, settings) as (_, lane, group):
-        (built,) = artifacts(list(await lane.build(group)))
+    async with lowered(1, settings) as (_, worker, group):
+        (built,) = artifacts(list(await worker.build(group)))
         assert built.compiler == "nvcc"
         assert "compile flags are for nvcc" in built.why
 
@@ -419,8 +419,8 @@ async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
             (tmp_path / name).symlink_to(home / name)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    async with lowered(2, CompileSettings(workers=1)) as (backend, lane, group):
+    async with lowered(2, CompileSettings(workers=1)) as (backend, worker, group):
         assert not backend.service.ready, backend.service.why
-        built = artifacts(list(await lane.build(group)))
+        built = artifacts(list(await worker.build(group)))
         assert [one.compiler for one in built] == ["nvcc"] * 2
         assert "nvcc, because nvcc calls other programs" in built[0].why

@@ -16,7 +16,7 @@ import msgspec
 import order_kernels
 import pytest
 
-from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.local.backend import LocalBackend, LocalCompileWorker
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -90,34 +90,34 @@ def test_a_binary_without_the_variable_is_refused() -> None:
 @asynccontextmanager
 async def lowered(
     settings: CompileSettings, n_final: int = 5
-) -> AsyncGenerator[tuple[LocalBackend, LocalCompileLane, list[Lowered]]]:
+) -> AsyncGenerator[tuple[LocalBackend, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False, workers=1)
     benchmark = BenchmarkSettings(n_final=n_final)
     backend = LocalBackend(KERNELS, target="sm_90a", devices=(), compile=settings, benchmark=benchmark)
     async with backend.open():
         spec = await backend.describe()
         await backend.discover()
-        (lane,) = backend.compile_lanes(1000)  # of so many parsing the headers pays
-        answers = [await lane.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs))]
+        (worker,) = backend.compile_workers(1000)  # of so many parsing the headers pays
+        answers = [await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs))]
         found = [answer for answer in answers if isinstance(answer, Lowered)]
         assert len(found) == len(spec.configs), answers
-        assert await lane.find(found[0]) is None
+        assert await worker.find(found[0]) is None
         with anyio.fail_after(60):
             while backend.service.warming:
                 await anyio.sleep(0.05)
         assert backend.service.ready, backend.service.why
-        yield backend, lane, found
+        yield backend, worker, found
 
 
 @needs_nvcc
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None:
-    async with lowered(CompileSettings()) as (_, lane, group):
+    async with lowered(CompileSettings()) as (_, worker, group):
         n = len(order_kernels.ORDERS) // 2
         assert len({one.compile_key for one in group[:n]}) == 1
         assert len({one.compile_key for one in group}) == 2 and len({one.code_key for one in group}) == len(group)
-        built = [one for one in await lane.build(group) if isinstance(one, Artifact)]
+        built = [one for one in await worker.build(group) if isinstance(one, Artifact)]
         assert [one.compiler for one in built] == ["cicc"] * len(group), built[0].why
         assert f"{len(group)} kernels by 2 compiles" in built[0].why
         library = Path(built[0].path).read_bytes()
@@ -139,9 +139,9 @@ async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None
 @pytest.mark.slow  # three more headers are made
 @pytest.mark.parametrize(("settings", "n_final"), [(CompileSettings(accelerate="cicc"), 5), (CompileSettings(), 0)])
 async def test_nothing_is_shared_where_no_finalist_is_compiled_again(settings: CompileSettings, n_final: int) -> None:
-    async with lowered(settings, n_final) as (_, lane, group):
+    async with lowered(settings, n_final) as (_, worker, group):
         assert {one.compile_key for one in group} == {""}
-        built = [one for one in await lane.build(group[:2]) if isinstance(one, Artifact)]
+        built = [one for one in await worker.build(group[:2]) if isinstance(one, Artifact)]
         wanted = "cicc"
         assert [one.compiler for one in built] == [wanted] * 2 and "kernels by" not in built[0].why
         assert b"order_of_" not in Path(built[0].path).read_bytes()
@@ -188,8 +188,8 @@ def expected(panel: int, order: str, scale: float) -> list[int]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_each_has_its_order_on_a_gpu() -> None:
-    async with lowered(CompileSettings()) as (_, lane, group):
-        built = [one for one in await lane.build(group) if isinstance(one, Artifact)]
+    async with lowered(CompileSettings()) as (_, worker, group):
+        built = [one for one in await worker.build(group) if isinstance(one, Artifact)]
         assert "by 2 compiles" in built[0].why
         size = order_kernels.COLUMNS * order_kernels.ROWS * order_kernels.THREADS
         code = RUN.format(n=size, threads=order_kernels.THREADS)

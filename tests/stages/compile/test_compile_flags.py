@@ -13,7 +13,7 @@ import pytest
 from atune.api.tuner import tune
 from atune.errors import SpaceError
 from atune.journal.events import CandidateLowered, Event
-from atune.local.backend import LocalBackend, LocalCompileLane
+from atune.local.backend import LocalBackend, LocalCompileWorker
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -55,26 +55,26 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-async def lowered_all(backend: LocalBackend) -> tuple[LocalCompileLane, list[Lowered]]:
+async def lowered_all(backend: LocalBackend) -> tuple[LocalCompileWorker, list[Lowered]]:
     spec = await backend.describe()
     await backend.discover()
-    lane = backend.compile_lanes()[0]
+    worker = backend.compile_workers()[0]
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
-    found = [await lane.lower(candidate) for candidate in candidates]
+    found = [await worker.lower(candidate) for candidate in candidates]
     assert all(isinstance(one, Lowered) for one in found), found
-    return lane, [one for one in found if isinstance(one, Lowered)]
+    return worker, [one for one in found if isinstance(one, Lowered)]
 
 
 async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
     settings = CompileSettings(workers=1, flags=("-Og",))
     backend = LocalBackend(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
     async with backend.open():
-        lane, lowered = await lowered_all(backend)
+        worker, lowered = await lowered_all(backend)
         assert len({one.code_key for one in lowered}) == 6
         assert [one.merge_key == lowered[0].merge_key for one in lowered] == [True, False, False] * 2
         assert len({one.merge_key for one in lowered}) == 3
         for member in range(3):
-            built = await lane.build([lowered[member], lowered[member + 3]])
+            built = await worker.build([lowered[member], lowered[member + 3]])
             assert all(isinstance(one, Artifact) for one in built), built
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [[f for f in call.split() if f.startswith(("-O", "-D"))] for call in calls] == [
@@ -99,14 +99,14 @@ async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
     settings = CompileSettings(workers=1, accelerate="cicc")
     backend = LocalBackend(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
     async with backend.open():
-        lane, (plain, flagged) = await lowered_all(backend)
+        worker, (plain, flagged) = await lowered_all(backend)
         assert plain.merge_key != flagged.merge_key
-        assert await lane.find(plain) is None  # the store is empty: now cicc is started
+        assert await worker.find(plain) is None  # the store is empty: now cicc is started
         while backend.service.warming:
             await anyio.sleep(0.05)
         if not backend.service.ready:
             pytest.skip(reason=backend.service.why)
-        [first], [second] = await lane.build([plain]), await lane.build([flagged])
+        [first], [second] = await worker.build([plain]), await worker.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "cicc"
         assert (second.compiler, second.why) == ("nvcc", "nvcc, because compile flags are for nvcc")

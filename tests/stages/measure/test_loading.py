@@ -58,9 +58,9 @@ async def test_loading_is_in_no_candidates_deadline(
     backend = backend_of(tmp_path, mark, "time.sleep(3.5)", monkeypatch)
     async with backend.open():
         await backend.discover()
-        [lane] = backend.compile_lanes()
+        [worker] = backend.compile_workers()
         config = {"scale": 2.0}
-        assert isinstance(await lane.lower(Candidate(0, config_key(config), config)), Lowered)
+        assert isinstance(await worker.lower(Candidate(0, config_key(config), config)), Lowered)
     assert mark.read_text() == "x"
 
 
@@ -109,13 +109,13 @@ async def test_an_imported_text_may_end_without_a_newline(
     backend = backend_of(tmp_path, mark, IMPORTING, monkeypatch, target)
     async with backend.open():
         await backend.discover()
-        [lane] = backend.compile_lanes()
-        lowered = await lane.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
+        [worker] = backend.compile_workers()
+        lowered = await worker.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
         assert isinstance(lowered, Lowered), lowered
         source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
         assert "#define TWICE 2.0f\n" in source
         if target == "c":
-            [built] = await lane.build([lowered])
+            [built] = await worker.build([lowered])
             assert isinstance(built, Artifact), built
 
 

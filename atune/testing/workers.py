@@ -1,4 +1,4 @@
-"""Compile lanes and device lanes of the fakes."""
+"""Compile workers and device workers of the fakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KILLED = "scripted to be killed from outside"
 
 
-class FakeCompileLane:
+class FakeCompileWorker:
     """A compile worker."""
 
     def __init__(self, backend: FakeBackend, name: str) -> None:
@@ -90,14 +90,14 @@ class FakeCompileLane:
             for m in group
         ]  # fmt: skip
 
-    async def as_tilelang(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
+    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         backend, script = self.backend, self.backend.script
-        backend.as_tilelang.append(tuple(candidate.index for candidate in candidates))
+        backend.build_exact.append(tuple(candidate.index for candidate in candidates))
         lowered = [known.get(candidate.index) or await self.lower(candidate) for candidate in candidates]
         group = [one for one in lowered if isinstance(one, Lowered)]
         with backend.running_as("nvcc"):
             await backend.take(script.exact_s)
-        if len(backend.as_tilelang) <= script.exact_losses:
+        if len(backend.build_exact) <= script.exact_losses:
             raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
         path = backend.new_library(group)
         plain = not script.accelerated
@@ -127,7 +127,7 @@ class FakeCompileLane:
         return Proof(index, "the device code" if index in script.differs else "", plain, script.prove_s)
 
 
-class FakeDeviceLane:
+class FakeDeviceWorker:
     """A device's process. `speed` divides what measuring takes."""
 
     def __init__(self, backend: FakeBackend, info: DeviceInfo, speed: float) -> None:
@@ -237,8 +237,8 @@ class FakeDeviceLane:
             raise WorkerLost(f"device {self.name} was not started, or was lost")
 
 
-class IdleDeviceLane:
-    """A device lane without a device: what was built and delivered counts as measured. For the compile stage alone."""
+class IdleDeviceWorker:
+    """A device worker without a device: what was built and delivered counts as measured; for compiling alone."""
 
     name, alive, took_over = "none", False, False
 
