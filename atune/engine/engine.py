@@ -27,7 +27,7 @@ from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.proof import Proofs, ProofStage
-from atune.engine.proposals import Listed, LookedUp, looked_up
+from atune.engine.proposals import Listed, LookedUp, endless, looked_up
 from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
@@ -174,7 +174,7 @@ class Engine:
             plan = await _computed(spec, partial(plan_new, spec, self.strategy_name, self.seed, budget))
             active, unused = self.backend.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
-            for remark in (*spec.remarks, *_endless(spec, budget)):
+            for remark in (*spec.remarks, *endless(spec, budget)):
                 self.recorder.emit(Warned, message=remark)
             return plan
         check_places(state.header, spec)
@@ -303,18 +303,6 @@ async def _computed(spec: WorkloadSpec, compute: Callable[[], T]) -> T:
     if len(spec.configs) <= AT_ONCE:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
-
-
-def _endless(spec: WorkloadSpec, budget: Budget) -> list[str]:
-    """Say what it means to try all of a large space, where no budget ends that."""
-    if spec.size is None or budget.candidates is not None or budget.seconds is not None:
-        return []
-    days = spec.size / 86_400
-    return [
-        f"the space has {spec.size:,} points and there is no budget: at one a second, all of them take {days:,.0f} "
-        "days. They are tried spread over the space; what is measured when you stop the run counts. A budget ends it "
-        "by itself: --budget 1000, or --budget 30m (budget=…)"
-    ]
 
 
 def _common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:

@@ -124,11 +124,17 @@ def plan_rest(
     plan.proposable = max(0, plan.proposable)
     if budget.seconds is not None and state.wall_s >= budget.seconds:
         plan.proposable = 0
+    _sort_out(plan, state, before)
+    return plan
+
+
+def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
+    """Tell `plan` what is to become of the candidates that were proposed `before`."""
     members: dict[int, list[Entry]] = {}
     for entry in before:
         members.setdefault(state.first(entry.index).index, []).append(entry)
     for first, group in members.items():
-        here = [entry for entry in group if entry.index in candidates]
+        here = [entry for entry in group if entry.index in plan.candidates]
         outcome = state.entry(first).outcome
         if not here:
             if outcome is None or isinstance(outcome, CandidateMeasured):
@@ -139,8 +145,7 @@ def plan_rest(
             plan.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
             plan.codes.update((entry.code_key, first) for entry in group if entry.code_key)
         else:
-            plan.redo.append(candidates[here[0].index])
-    return plan
+            plan.redo.append(plan.candidates[here[0].index])
 
 
 def _refuse(found: Sequence[tuple[str, str]]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from atune.engine.strategy import Strategy
 from atune.model.candidate import Candidate
+from atune.model.settings import Budget
+from atune.workload.workload import WorkloadSpec
 
 LookUp = Callable[[Sequence[int]], Awaitable[Sequence[Candidate | None]]]
 """Returns the candidates at the first of some places of a large space, one at least; None for one it refuses."""
@@ -99,3 +101,15 @@ async def looked_up(places: Sequence[int], look_up: LookUp) -> dict[int, Candida
             if answer is not None:
                 found[place] = answer
     return found
+
+
+def endless(spec: WorkloadSpec, budget: Budget) -> list[str]:
+    """Say what it means to try all of a large space, where no budget ends that."""
+    if spec.size is None or budget.candidates is not None or budget.seconds is not None:
+        return []
+    days = spec.size / 86_400
+    return [
+        f"the space has {spec.size:,} points and there is no budget: at one a second, all of them take {days:,.0f} "
+        "days. They are tried spread over the space; what is measured when you stop the run counts. A budget ends it "
+        "by itself: --budget 1000, or --budget 30m (budget=…)"
+    ]

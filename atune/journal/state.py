@@ -74,6 +74,8 @@ class State:
         """Candidates by `Status`, ``remaining`` left out."""
         self.lowered = self.built = 0
         """Candidates lowered, and distinct codes whose library was built."""
+        self.unbuilt = 0
+        """Distinct codes that have an outcome without a library."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -123,7 +125,9 @@ class State:
                     self._made(index)
                     entry = self.first(index)
                     self.built += not entry.built
+                    self._count(entry, -1)
                     entry.built = True
+                    self._count(entry, 1)
             case BenchmarkStarted():
                 self._measuring[event.index] = event.device
             case CandidateMeasured():
@@ -291,6 +295,7 @@ class State:
     def _count(self, entry: Entry, step: int) -> None:
         if entry.outcome is not None:
             self.counts[status_of(entry)] += step
+            self.unbuilt += 0 if entry.built else step
 
     def _rank(self, entry: Entry) -> None:
         """Bring the ranking up to date for `entry`, whose outcome or key may have changed."""

@@ -54,7 +54,7 @@ class Progress:
             self._started_mono = event.mono  # the imports before it say nothing of the rate
         if isinstance(event, Warned):
             self._warn(event.message)
-        # Not at every event: showing looks at every candidate, and there may be thousands.
+        # Not at every event: there may be thousands a second.
         interval_s = self._interval_s if self._bars is None else 0.1
         if event.mono - self._shown_mono < interval_s and not isinstance(event, RunFinished | RunInterrupted):
             return
@@ -73,21 +73,17 @@ class Progress:
     def compiled(self) -> int:
         """Candidates that compiling is done with: built, pruned, failed or the same as another."""
         state = self._state
-        unbuilt = sum(
-            1 for e in state.entries.values() if not e.built and (e.outcome is not None or e.parent is not None)
-        )
-        return state.built + unbuilt
+        return state.built + state.unbuilt + state.counts["duplicate"]
 
     @property
     def to_measure(self) -> int:
         """Candidates worth measuring, as far as known: no duplicates, none pruned, none that failed to build."""
-        unbuilt = sum(1 for e in self._state.entries.values() if not e.built and e.outcome is not None)
-        return max(self.measured, self.total - self._state.counts["duplicate"] - unbuilt)
+        return max(self.measured, self.total - self._state.counts["duplicate"] - self._state.unbuilt)
 
     @property
     def measured(self) -> int:
         """Candidates that measuring is done with, the failed ones included."""
-        return sum(1 for e in self._state.entries.values() if e.built and e.outcome is not None)
+        return self._state.settled - self._state.counts["duplicate"] - self._state.unbuilt
 
     @property
     def left_s(self) -> float | None:
