@@ -13,7 +13,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-slow check lint clean
+.PHONY: demo test test-slow test-floors check lint clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -23,6 +23,10 @@ test: $(SETUP)
 
 test-slow: $(SETUP)
 	$(PY) -m pytest --slow
+
+# The same tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
+test-floors: .venv-floors/installed
+	.venv-floors/bin/python -m pytest
 
 check: lint test
 
@@ -38,5 +42,11 @@ lint: $(SETUP)
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . --group dev
 	touch $@
 
+.venv-floors/installed: pyproject.toml floors.txt
+	$(SYSTEM_PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check -c floors.txt -e . --group dev
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-floors .mypy_cache .ruff_cache .pytest_cache

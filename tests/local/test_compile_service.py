@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from services import SOFTMAX, artifacts, lowered
+from versions import accelerated
 
 import atune
 from atune.local.backend import LocalBackend
@@ -26,6 +27,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@accelerated
 async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> None:
     """It takes over what has parsed headers, learns that each candidate is compiled plain, and hands it on."""
     atune.shutdown()

@@ -24,7 +24,8 @@ from atune.stages.frontend.jit_kernel import jit_kernel
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
 
-FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu", "params.json")
+FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
+"""Files of a saved result, beside that of the parameters, which tilelang 0.1.14 names otherwise than 0.1.15."""
 LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
 OUT_IDX = "out_idx.json"
 
@@ -104,7 +105,9 @@ class AutotuneResult:
 
 def _missing(path: Path) -> list[str]:
     """Return which files the folder lacks."""
-    missing = [name for name in FILES if not (path / name).is_file()]
+    from tilelang.autotuner.param import PARAMS_PATH
+
+    missing = [name for name in (*FILES, PARAMS_PATH) if not (path / name).is_file()]
     if not any((path / name).is_file() for name in LIBRARIES):
         missing.append(f"a library ({', '.join(LIBRARIES)})")
     return missing

@@ -212,6 +212,8 @@ def _on_cpu(artifact: Artifact, given: dict[str, Any]) -> Any:
         "buffer_device_map": "_process_buffer_device",
         "ptr_map": "_process_ptr_map",
     }
+    if not hasattr(adapter, names["dynamic_symbolic_sources"]):  # tilelang 0.1.14 reads each from one tensor
+        del names["dynamic_symbolic_sources"]
     for name, process in names.items():
         setattr(adapter, name, getattr(adapter, process)())
     found = adapter._process_static_buffer_infos()
@@ -219,7 +221,8 @@ def _on_cpu(artifact: Artifact, given: dict[str, Any]) -> Any:
     adapter.lib_generator = cython.LibraryGenerator(adapter.target)
     adapter.lib_generator.libpath = artifact.path
     adapter.lib = _Member(artifact, list(map(str, adapter.dynamic_symbolic_map)))
-    wrapper = cython.CythonKernelWrapper([], adapter.params, adapter.lib, *cython._device_providers())
+    providers = getattr(cython, "_device_providers", tuple)()  # 0.1.14 has none
+    wrapper = cython.CythonKernelWrapper([], adapter.params, adapter.lib, *providers)
     for name in (*names, "static_shape_map", "static_strides_map", "static_contiguous_list"):
         getattr(wrapper, f"set_{name}")(getattr(adapter, name))
     adapter.cython_wrapper = wrapper

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from processes import wait_until
 from services import SOFTMAX, artifacts, children, given_up, lowered, until
+from versions import accelerated
 
 import atune
 from atune.local.backend import LocalBackend
@@ -329,6 +330,7 @@ def check_loads(built: Sequence[Artifact]) -> None:
     assert done.stdout.split() == ["True", "cuda"], done.stderr
 
 
+@accelerated
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
     async with lowered(3, CompileSettings(workers=1)) as (backend, worker, group):
@@ -355,6 +357,7 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
 
+@accelerated
 @pytest.mark.anyio
 async def test_the_next_run_finds_the_headers_parsed() -> None:
     """In another folder, for other candidates; and what died meanwhile is replaced."""
@@ -381,6 +384,7 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
     wait_until(lambda: not Path(f"/proc/{pids[2]}").exists(), 5, "the service's end")
 
 
+@accelerated
 @pytest.mark.anyio
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
     async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, worker, group):
@@ -393,6 +397,7 @@ async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
         assert "SIGKILL" in built.why
 
 
+@accelerated
 @pytest.mark.anyio
 async def test_flags_are_for_nvcc() -> None:
     settings = CompileSettings(workers=1, accelerate="cicc", flags=("-DATUNE_TEST=1",))
@@ -402,6 +407,7 @@ async def test_flags_are_for_nvcc() -> None:
         assert "compile flags are for nvcc" in built.why
 
 
+@accelerated
 @pytest.mark.anyio
 async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 import order_kernels
 import pytest
+from versions import accelerated
 
 from atune.local.backend import LocalBackend, LocalCompileWorker
 from atune.model.artifact import Artifact, Lowered
@@ -109,6 +110,7 @@ async def lowered(
         yield backend, worker, found
 
 
+@accelerated
 @needs_nvcc
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import wrong_accelerators
 from stage_runs import session_of
+from versions import accelerated
 
 from atune.stages.accelerators import registry, swizzle_lowering
 from atune.stages.compile.lowering import Blob, lower
@@ -56,6 +57,7 @@ def test_two_forms_in_one_run_are_each_checked(tmp_path: Path, monkeypatch: pyte
     assert notes(tmp_path / "shared") == [".checked", ".checked"]
 
 
+@accelerated
 def test_a_form_whose_derived_code_differs_is_lowered_one_by_one(tmp_path: Path) -> None:
     """After another form's check went well; that one's sharing goes on."""
     plain, _ = sources((READER,), tmp_path / "plain")

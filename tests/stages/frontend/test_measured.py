@@ -118,6 +118,8 @@ def pair() -> Pair:
 
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
 def test_wrong_inputs_are_refused_in_tilelangs_words(pair: Pair, given: Sequence[Any]) -> None:
+    if given == WRONG["no tensor"] and tilelang.__version__ == "0.1.14":
+        pytest.skip("tilelang 0.1.14 asks torch for CUDA there, also on the CPU")
     said = []
     for kernel in pair:
         with pytest.raises(Exception) as error:
