@@ -15,17 +15,19 @@ from typing import Literal
 from atune.errors import message_of
 from atune.system.cores import WORKER_BYTES, usable_memory_bytes
 
-Resource = Literal["space", "memory", "files", "processes"]
+Resource = Literal["space", "memory", "files", "all files", "processes"]
+"""``files``: those that one process may have; ``all files``: those of the machine."""
 
 BY_NUMBER: dict[int, Resource] = {
     errno.ENOSPC: "space", errno.EDQUOT: "space",
     errno.ENOMEM: "memory",
-    errno.EMFILE: "files", errno.ENFILE: "files",
+    errno.EMFILE: "files", errno.ENFILE: "all files",
     errno.EAGAIN: "processes",
 }  # fmt: skip
 BY_WORDS: dict[Resource, re.Pattern[str]] = {
     "space": re.compile("No space left on device|Disk quota exceeded"),
     "memory": re.compile("Cannot allocate memory|virtual memory exhausted|out of memory allocating|std::bad_alloc"),
+    "all files": re.compile("Too many open files in system"),
     "files": re.compile("Too many open files"),
     "processes": re.compile(
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
@@ -53,11 +55,15 @@ class CompilerKilled(Exception):
     """A compiler was killed by a signal from outside: raised in the worker that called it."""
 
 
-def check_machine(error: BaseException, words: str = "") -> None:
-    """Raise `ShortOf` or `CompilerKilled` where `error`, or the compilers' `words`, says that it is the machine's."""
+def check_machine(error: BaseException, words: str = "", *, but: Resource | None = None) -> None:
+    """Raise `ShortOf` or `CompilerKilled` where `error`, or the compilers' `words`, says that it is the machine's.
+
+    `but`: what may as well be the doing of a candidate that ran in this process.
+    """
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
-    if short_of := shortage_of(error) or shortage_in(words):
+    short_of = shortage_of(error) or shortage_in(words)
+    if short_of is not None and short_of != but:
         raise ShortOf(f"{short_of}: {message_of(error)[:500]}") from error
     if killed := KILLED.search(words):
         raise CompilerKilled(f"a compiler was killed: {killed[0]}") from error
@@ -132,9 +138,11 @@ def what_to_do(short_of: Resource, folder: str) -> str:
         case "files":
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
-                f"no further file can be opened (this process may have {most}): raise that (ulimit -n), use fewer "
-                "workers (--workers, CompileSettings(workers=…)), or end what has the machine's files open"
+                f"no further file can be opened (this process may have {most}): raise that (ulimit -n), or use fewer "
+                "workers (--workers, CompileSettings(workers=…))"
             )
+        case "all files":
+            return "the machine has too many files open: end what has them"
         case "processes":
             most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
             allowed = "" if most == resource.RLIM_INFINITY else f" (this user may have {most})"

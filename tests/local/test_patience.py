@@ -57,6 +57,8 @@ class Attempts:
         (OSError(errno.EMFILE, "x"), "no further file can be opened", "ulimit -n"),
         (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
         (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
+        (OSError(errno.ENFILE, "x"), "too many files open", "end what has them"),
+        (RemoteError("all files: x", kind="ShortOf"), "too many files open", "end what has them"),
         (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
     ],
 )
@@ -100,6 +102,7 @@ async def test_what_is_no_shortage_is_not_tried_again(error: Exception, tmp_path
         ("cc1plus: fatal error: error writing to /tmp/cc.s: Disk quota exceeded", "space"),
         ("g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable", "processes"),
         ("nvcc fatal: Could not open input file: Too many open files", "files"),
+        ("nvcc fatal: Too many open files in system", "all files"),
         ("cc1plus: out of memory allocating 65536 bytes", "memory"),
     ],
 )

@@ -26,11 +26,13 @@ from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
 from atune.stages.measure.timer import Timed, Timer, make_timer
 from atune.stages.session.session import loaded_as, session, workload
-from atune.system.shortage import check_machine
+from atune.system.shortage import Resource, check_machine
 
 OWN_CONTEXT_BYTES = 1 << 30
 """What a context of our own takes of the device's memory, generously; what goes beyond is others'."""
 AFTER_TIMING = " (once it had been timed)"
+OWN: Resource = "files"
+"""What this process can run out of by a candidate's doing, its own or an earlier one's: a fresh process tells."""
 
 
 class _Device:
@@ -85,18 +87,18 @@ def measure(payload: bytes) -> bytes:
         _fit_arguments(artifact, anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
-        check_machine(error, message_of(error))
+        check_machine(error, message_of(error), but=OWN)
         result = Failure(artifact.index, "load", words_of(error))
     except UsageError:
         raise  # the workload's mistake, not this candidate's
     except BaseException as error:
-        check_machine(error)
+        check_machine(error, but=OWN)
         result = Failure(artifact.index, kind_of(error), words_of(error))
     else:
         try:
             result = _checked_and_timed(artifact, function, started, job.best_ms)
         except BaseException as error:
-            check_machine(error)
+            check_machine(error, but=OWN)
             result = _after(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         _release()
