@@ -221,7 +221,7 @@ def _on_cpu(artifact: Artifact, given: dict[str, Any]) -> Any:
     adapter.lib_generator = cython.LibraryGenerator(adapter.target)
     adapter.lib_generator.libpath = artifact.path
     adapter.lib = _Member(artifact, list(map(str, adapter.dynamic_symbolic_map)))
-    providers = getattr(cython, "_device_providers", tuple)()  # 0.1.14 has none
+    providers: tuple[Any, ...] = getattr(cython, "_device_providers", tuple)()  # 0.1.14 has none
     wrapper = cython.CythonKernelWrapper([], adapter.params, adapter.lib, *providers)
     for name in (*names, "static_shape_map", "static_strides_map", "static_contiguous_list"):
         getattr(wrapper, f"set_{name}")(getattr(adapter, name))
