@@ -433,7 +433,8 @@ def _launcher(
     kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """Return a function that calls `kernel` with the tensors of a call of the same form."""
-    run = kernel.torch_function if hasattr(kernel, "torch_function") else kernel
+    loader = importlib.import_module("atune.stages.measure.loader")
+    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
     places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
     if all(name in places for name in names):
         if [places[name] for name in names] == list(range(len(args))):

@@ -146,10 +146,13 @@ class Kernel:
         """Positions of inputs that the kernel was seen to write into when it was measured."""
         self._function = load(artifact)
         self._outputs = Outputs(artifact.params, self.out_idx, artifact.target)
+        self._guarded = without_gradients(self._call)
 
     def __call__(self, *tensors: Any) -> Any:
+        return self._guarded(*tensors)
+
+    def _call(self, *tensors: Any) -> Any:
         params = self.artifact.params
-        refuse_gradients(repr(self), tensors, "as_op(name, backward=…)")
         if len(tensors) == len(params):
             self._launch(tensors)
             return None
@@ -218,21 +221,26 @@ class Kernel:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
 
 
-def refuse_gradients(what: str, arguments: Sequence[Any], instead: str) -> None:
-    """Raise RuntimeError where gradients are recorded and one of `arguments` requires them. `instead`: how to have one.
+def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
 
     The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
     """
     import torch
 
-    if not torch.is_grad_enabled():
-        return
-    for position, argument in enumerate(arguments):
-        if getattr(argument, "requires_grad", False):
-            raise RuntimeError(
-                f"{what}: argument {position} requires grad, and the kernel has no backward. Give one by {instead}, "
-                "or call it under torch.no_grad(), or with tensors that are detached"
-            )
+    recorded = torch.is_grad_enabled
+
+    def call(*arguments: Any) -> Any:
+        if recorded():
+            for position, argument in enumerate(arguments):
+                if getattr(argument, "requires_grad", False):
+                    raise RuntimeError(
+                        f"argument {position} requires grad, and the kernel has no backward: give one by "
+                        "as_op(name, backward=…), or call it under torch.no_grad() or with tensors that are detached"
+                    )
+        return run(*arguments)
+
+    return call
 
 
 def output_positions(params: Sequence[KernelParam], out_idx: Sequence[int]) -> tuple[int, ...]:

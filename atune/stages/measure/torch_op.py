@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import keyword
 import re
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam
-from atune.stages.measure.loader import Outputs, check_arguments, device_type, refuse_gradients
+from atune.stages.measure.loader import Outputs, check_arguments, device_type, without_gradients
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 
@@ -172,12 +173,15 @@ def _refusing_gradients(name: str, device: str) -> Any:
     op = getattr(getattr(torch.ops, library), short).default
     fragment = torch.library.Library(library, "FRAGMENT")
 
-    def refuse(keyset: Any, *arguments: Any) -> Any:
-        refuse_gradients(name, arguments, f"as_op({name!r}, backward=…)")
+    def launch(keyset: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
-    fragment.impl(short, refuse, f"Autograd{device.upper()}", with_keyset=True)
+    def call(keyset: Any, *arguments: Any) -> Any:
+        return without_gradients(functools.partial(launch, keyset))(*arguments)
+
+    # For the device's own key: torch's definition has the one for all devices, and warns where it is replaced.
+    fragment.impl(short, call, f"Autograd{device.upper()}", with_keyset=True)
     return fragment
 
 

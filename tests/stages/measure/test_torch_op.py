@@ -120,6 +120,7 @@ def test_the_winner_runs_inside_a_compiled_function(doubled: Any, backend: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
 def test_inductor_compiles_around_the_winner(doubled: Any) -> None:
     @torch.compile(fullgraph=True)
     def around(A: torch.Tensor) -> torch.Tensor:
