@@ -14,12 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atune.api.libraries import with_library
 from atune.errors import UsageError
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.stages.frontend.jit_op import jit_op
 from atune.stages.measure.loader import Kernel
+from atune.stages.measure.torch_op import OpKernel, register_op
 from atune.workload.workload import Workload
 
 CPU = Target("c")
@@ -274,3 +275,19 @@ def test_torch_finds_nothing_wrong_with_the_operator_on_a_gpu() -> None:
     torch.library.opcheck(plain(kernels.one, [-1], target=target).as_op(fresh()), (floats().cuda(),))
     into = jit_op(jit(kernels.one, None, target), fresh(), target="cuda")
     torch.library.opcheck(into, (floats().cuda(), torch.zeros(N, device="cuda")))
+
+
+def test_an_operator_for_a_gpu_is_traced_without_one() -> None:
+    """Fake outputs are on the inputs' device; what requires grad is refused there too."""
+
+    def launch(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise AssertionError("nothing is launched")
+
+    params = (KernelParam("float16", ("m", 64)), KernelParam("float32", ("2 * m",)))
+    op = register_op(fresh(), OpKernel(params, ("A", "B"), (1,), (), "cuda", launch, ()))
+    with FakeTensorMode():
+        A = torch.empty(3, 64, dtype=torch.float16, device="cuda")
+        found = op(A)
+        assert (found.shape, found.dtype, found.device) == ((6,), torch.float32, A.device)
+        with pytest.raises(RuntimeError, match="argument 0 requires grad"):
+            op(A.requires_grad_())
