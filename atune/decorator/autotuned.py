@@ -101,6 +101,48 @@ class Autotuned:
             return self.kernel.compile(*args, **kwargs)
         return self._kernel(call, self._winner(self._tuning_call(call)))
 
+    def as_op(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., Any] | None = None,
+        mutates: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the kernel of a call as a `torch.library` custom operator; tune first where needed, and run nothing.
+
+        The operator takes what the compiled kernel takes: an eager kernel's tensors, in its own order, and a lazy
+        kernel's inputs. It stays the winner of this call: other sizes are refused but for symbolic ones, and tuning
+        anew changes nothing.
+
+        Parameters
+        ----------
+        name
+            With its library, such as ``mylib::gemm``; registered until the program ends.
+        args, kwargs
+            As for `compile`.
+        backward, setup_context
+            As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
+        mutates
+            Positions of the parameters that the kernel writes into in place; None: those that its code may write into.
+
+        Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
+        """
+        call = self._call(args, kwargs)
+        if call.explicit:
+            raise UsageError(f"{call.explicit[0]!r} is given, and there is no winner to name; leave it to the space")
+        kernel = self._kernel(call, self._winner(self._tuning_call(call)))
+        return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
+            kernel,
+            name,
+            target=self.where_to_run[0].kind,
+            backward=backward,
+            setup_context=setup_context,
+            mutates=mutates,
+        )
+
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
         """Return the whole tuning for a call: from memory or the cache, with `cache_hit` set, or after tuning.
 
@@ -391,7 +433,8 @@ def _launcher(
     kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """Return a function that calls `kernel` with the tensors of a call of the same form."""
-    run = kernel.torch_function if hasattr(kernel, "torch_function") else kernel
+    loader = importlib.import_module("atune.stages.measure.loader")
+    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
     places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
     if all(name in places for name in names):
         if [places[name] for name in names] == list(range(len(args))):

@@ -185,8 +185,12 @@ class TuneResult:
 
     @cached_property
     def kernel(self) -> Any:
-        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone."""
-        return importlib.import_module("atune.stages.measure.loader").load_kernel(self._library(), self._out_idx)
+        """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone.
+
+        Its `as_op` makes a torch operator of it.
+        """
+        loader, writes = importlib.import_module("atune.stages.measure.loader"), self._writes()
+        return loader.load_kernel(self._library(), self._out_idx, writes)
 
     @cached_property
     def kernel_source(self) -> str:
@@ -196,6 +200,9 @@ class TuneResult:
             return Path(source_path(library.path, library.symbol)).read_text()
         except OSError as error:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
+
+    def _writes(self) -> tuple[int, ...]:
+        return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
     def _place(self, record: Record) -> tuple[bool, bool, float, str, int]:
         # The winner leads even where a first timing of another came out smaller than the winner's in the final.

@@ -125,17 +125,23 @@ def parameters_of(
                 function = elaborate(kernel, arguments, config)
         except Exception:
             continue  # the engine records why, as this candidate's failure
-        params = []
-        for variable in function.params:
-            buffer = function.buffer_map.get(variable)
-            if buffer is None:
-                params.append(KernelParam(str(variable.dtype), None))
-            else:
-                params.append(KernelParam(str(buffer.dtype), tuple(map(dimension, buffer.shape))))
+        params = kernel_parameters(function)
         attrs = function.attrs or {}
         returned = tuple(int(i) for i in attrs["tilelang_out_idx"]) if "tilelang_out_idx" in attrs else ()
         return params, returned
     return None
+
+
+def kernel_parameters(function: Any) -> list[KernelParam]:
+    """Return the parameters of a PrimFunc, without strides."""
+    params = []
+    for variable in function.params:
+        buffer = function.buffer_map.get(variable)
+        if buffer is None:
+            params.append(KernelParam(str(variable.dtype), None))
+        else:
+            params.append(KernelParam(str(buffer.dtype), tuple(map(dimension, buffer.shape))))
+    return params
 
 
 def symbols_of(params: Sequence[KernelParam]) -> set[str]:

@@ -86,7 +86,7 @@ def bind_dimensions(params: Sequence[KernelParam], arguments: Sequence[Any]) -> 
         names = (*(param.shape or ()), *(param.strides or ()))
         sizes = (*argument.shape, *(argument.stride() if param.strides else ()))
         for name, size in zip(names, sizes, strict=False):
-            if isinstance(name, str) and known.setdefault(name, int(size)) != int(size):
+            if isinstance(name, str) and known.setdefault(name, size) != size:
                 raise ValueError(f"dimension {name} is {known[name]} in one tensor and {size} in another")
     return known
 
@@ -102,24 +102,59 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
     return all(isinstance(want, str) or want == got or size <= 1 for want, got, size in layout)
 
 
+def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], device: str | None = None) -> None:
+    """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
+
+    `device`: torch's name for where tensors must be; None takes tensors that have no memory, such as fake ones, and
+    leaves out how they lie in it.
+    """
+    for position, (param, tensor) in enumerate(zip(params, arguments, strict=True)):
+        if param.shape is None:
+            continue
+        if not hasattr(tensor, "stride"):
+            raise TypeError(
+                f"parameter {position}: the kernel takes a tensor of {param.dtype} {list(param.shape)}; got {tensor!r}"
+            )
+        shape = tuple(tensor.shape)
+        fits = len(shape) == len(param.shape) and all(
+            isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
+        )
+        right = fits and (device is None or has_layout(param, tensor))
+        elsewhere = device is not None and tensor.device.type != device
+        if not right or elsewhere or tensor.dtype != torch_dtype(param.dtype):
+            wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
+            layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
+            layout += f", on {tensor.device} and not on {device}" if elsewhere else ""
+            raise ValueError(
+                f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
+                f"got {str(tensor.dtype).removeprefix('torch.')} {list(shape)}{layout}"
+            )
+
+
 class Kernel:
     """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
 
     Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device; contiguous, but
-    for parameters that are declared with strides of their own.
+    for parameters that are declared with strides of their own. It is launched on torch's current stream. Inputs that
+    require grad are refused while gradients are recorded: `as_op` takes a backward.
     """
 
-    def __init__(self, artifact: Artifact, out_idx: Sequence[int]) -> None:
+    def __init__(self, artifact: Artifact, out_idx: Sequence[int], writes: Sequence[int] = ()) -> None:
         self.artifact = artifact
         self.out_idx = output_positions(artifact.params, out_idx)
+        self.writes = tuple(writes)
+        """Positions of inputs that the kernel was seen to write into when it was measured."""
         self._function = load(artifact)
         self._outputs = Outputs(artifact.params, self.out_idx, artifact.target)
+        self._guarded = without_gradients(self._call)
 
     def __call__(self, *tensors: Any) -> Any:
+        return self._guarded(*tensors)
+
+    def _call(self, *tensors: Any) -> Any:
         params = self.artifact.params
         if len(tensors) == len(params):
-            self._check(tensors)
-            self._function(*tensors)
+            self._launch(tensors)
             return None
         if len(tensors) != len(params) - len(self.out_idx):
             n_in = len(params) - len(self.out_idx)
@@ -127,38 +162,85 @@ class Kernel:
                 f"expected {n_in} inputs (outputs are returned) or all {len(params)} parameters, got {len(tensors)}"
             )
         arguments = self._outputs.among(tensors)
-        self._check(arguments)
-        self._function(*arguments)
+        self._launch(arguments)
         outputs = tuple(arguments[i] for i in self.out_idx)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _check(self, arguments: Sequence[Any]) -> None:
+    def as_op(
+        self,
+        name: str,
+        *,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., Any] | None = None,
+        mutates: Sequence[int] | None = None,
+    ) -> Any:
+        """Return the kernel as a `torch.library` custom operator, for `torch.compile`, fake tensors and autograd.
+
+        Parameters
+        ----------
+        name
+            With its library, such as ``mylib::gemm``; the operator is also ``torch.ops.mylib.gemm``. It is registered
+            until the program ends.
+        backward, setup_context
+            As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
+        mutates
+            Positions of the parameters that the kernel writes into in place; outputs among them are given by the
+            caller, and not returned. None: the inputs that it was seen to write into when it was measured.
+
+        Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
+        """
+        from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op
+
+        params = self.artifact.params
+        written = positions(params, "mutates", self.writes if mutates is None else mutates)
+        returned = tuple(i for i in self.out_idx if i not in written)
+        outputs = Outputs(params, returned, self.artifact.target)
+
+        def launch(*tensors: Any) -> tuple[Any, ...]:
+            arguments = outputs.among(tensors)
+            self._launch(arguments)
+            return tuple(arguments[i] for i in returned)
+
+        op = OpKernel(
+            params=params,
+            names=argument_names([""] * len(params)),
+            returned=returned,
+            mutates=written,
+            target=self.artifact.target,
+            launch=launch,
+            identity=(self.artifact.path, self.artifact.symbol),
+        )
+        return register_op(name, op, backward=backward, setup_context=setup_context)
+
+    def _launch(self, arguments: Sequence[Any]) -> None:
         # The C function takes bare pointers: a wrong tensor would be read out of bounds.
-        device = device_type(self.artifact.target)
-        for position, (param, tensor) in enumerate(zip(self.artifact.params, arguments, strict=True)):
-            if param.shape is None:
-                continue
-            if not hasattr(tensor, "stride"):
-                raise TypeError(
-                    f"parameter {position}: the kernel takes a tensor of {param.dtype} {list(param.shape)}; "
-                    f"got {tensor!r}"
-                )
-            shape = tuple(tensor.shape)
-            fits = len(shape) == len(param.shape) and all(
-                isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
-            )
-            right = fits and has_layout(param, tensor)
-            if not right or tensor.dtype != torch_dtype(param.dtype) or tensor.device.type != device:
-                wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
-                layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
-                layout += "" if tensor.device.type == device else f", on {tensor.device} and not on {device}"
-                raise ValueError(
-                    f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
-                    f"got {str(tensor.dtype).removeprefix('torch.')} {list(shape)}{layout}"
-                )
+        check_arguments(self.artifact.params, arguments, device_type(self.artifact.target))
+        self._function(*arguments)
 
     def __repr__(self) -> str:
         return f"<atune kernel {self.artifact.symbol} for {self.artifact.target}>"
+
+
+def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
+
+    The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled
+
+    def call(*arguments: Any) -> Any:
+        if recorded():
+            for position, argument in enumerate(arguments):
+                if getattr(argument, "requires_grad", False):
+                    raise RuntimeError(
+                        f"argument {position} requires grad, and the kernel has no backward: give one by "
+                        "as_op(name, backward=…), or call it under torch.no_grad() or with tensors that are detached"
+                    )
+        return run(*arguments)
+
+    return call
 
 
 def output_positions(params: Sequence[KernelParam], out_idx: Sequence[int]) -> tuple[int, ...]:
@@ -223,16 +305,22 @@ class Outputs:
 
     def _bound(self, arguments: Sequence[Any]) -> dict[str, int]:
         known = bind_dimensions([self._params[i] for i in self._in_idx], [arguments[i] for i in self._in_idx])
-        return {**known, **{name: int(arguments[i]) for i, name in self._scalars.items()}}
+        return {**known, **{name: _whole(arguments[i]) for i, name in self._scalars.items()}}
 
     def _sizes(self, i: int, sizes: Sequence[int | str], known: Mapping[str, int]) -> list[int]:
         found = [size if isinstance(size, int) else size_of(size, known) for size in sizes]
-        if None in found:
-            raise ValueError(
-                f"output {i} is {list(sizes)}, and the inputs do not tell {sizes[found.index(None)]!r}: give every "
-                "parameter, outputs included"
-            )
-        return [size for size in found if size is not None]
+        for size, value in zip(sizes, found, strict=True):
+            if value is None:
+                raise ValueError(
+                    f"output {i} is {list(sizes)}, and the inputs do not tell {size!r}: give every parameter, outputs "
+                    "included"
+                )
+        return [value for value in found if value is not None]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number that is given as a Python int; one that torch traces stays as it is."""
+    return value if hasattr(value, "node") else int(value)
 
 
 def _is_symbolic(param: KernelParam) -> bool:
@@ -264,6 +352,6 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def load_kernel(artifact: Artifact, out_idx: Sequence[int]) -> Kernel:
+def load_kernel(artifact: Artifact, out_idx: Sequence[int], writes: Sequence[int] = ()) -> Kernel:
     """Return the callable that `TuneResult.kernel` hands out. Raises `LoadError`."""
-    return Kernel(artifact, out_idx)
+    return Kernel(artifact, out_idx, writes)

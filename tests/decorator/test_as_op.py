@@ -1,0 +1,118 @@
+"""The winner of a call of a decorated kernel, as a torch operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decorated import TUNING, add, doubled, multiply, scale_jit, shift, shift_any
+
+import atune
+from atune.errors import CacheMiss, UsageError
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Decorate with a small tuning and a result cache of these tests' own."""
+    cache = tmp_path_factory.mktemp("results")
+
+    def decorate(kernel: Any, **options: Any) -> Any:
+        return atune.autotune(kernel, **{"space": {"block": [16, 64]}, "tuning": TUNING, "cache": cache, **options})
+
+    return decorate
+
+
+def test_an_eager_kernel_is_the_operator_of_the_calls_winner(tuned: Any) -> None:
+    """It takes the call's tensors and no others; asked again it is the same one."""
+    kernel = tuned(shift)
+    A = torch.randn(256)
+    op = kernel.as_op("atune_decorated::shift", A)
+    assert kernel.as_op("atune_decorated::shift", n=256) is op
+    torch.library.opcheck(op, (A,))
+    around = torch.compile(lambda A: torch.ops.atune_decorated.shift(A * 2) - 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(around(A), A * 2 + 1 - 1)
+    with pytest.raises(UsageError, match="another kernel's"):
+        kernel.as_op("atune_decorated::shift", torch.randn(128))
+
+
+def test_a_kernel_that_writes_into_what_it_gets_declares_it(tuned: Any) -> None:
+    kernel = tuned(add)
+    A, B, C = torch.randn(8, 16), torch.randn(8, 16), torch.zeros(8, 16)
+    op = kernel.as_op("atune_decorated::add", A, B, C)
+    assert str(op._opoverload._schema) == "atune_decorated::add(Tensor A, Tensor B, Tensor(a2!) C) -> ()"
+    torch.compile(lambda *given: op(*given), backend="aot_eager", fullgraph=True)(A, B, C)
+    assert torch.equal(C, A + B)
+    torch.library.opcheck(op, (A, B, C))
+    with pytest.raises(UsageError, match="names 1, which this kernel makes and returns itself"):
+        tuned(shift).as_op("atune_decorated::made", torch.randn(256), mutates=[1])
+
+
+def test_symbolic_sizes_stay_symbolic(tuned: Any) -> None:
+    op = tuned(shift_any, do_not_specialize="m").as_op("atune_decorated::shift_any", torch.randn(256))
+    counter = torch._dynamo.testing.CompileCounter()
+    around = torch.compile(lambda A: op(A) * 2, backend=counter, fullgraph=True, dynamic=True)
+    for m in (7, 100):
+        A = torch.randn(m)
+        assert torch.equal(around(A), (A + 1) * 2)
+    assert counter.frame_count == 1
+
+
+def test_numbers_that_are_given_at_run_time_are_arguments(tuned: Any) -> None:
+    A = torch.arange(64, dtype=torch.int32)
+    op = tuned(multiply).as_op("atune_decorated::multiply", A, 3)
+    assert "SymInt by" in str(op._opoverload._schema)
+    torch.library.opcheck(op, (A, 5))
+    assert torch.equal(op(A, 7), A * 7)
+
+
+def test_a_lazy_kernel_with_a_backward(tuned: Any) -> None:
+    kernel = tuned(scale_jit, reference=doubled, hints={"factor": 2})
+    op = kernel.as_op("atune_decorated::scale", 256, backward=lambda ctx, grad: grad * 2)
+    A = torch.randn(256, requires_grad=True)
+    op(A).sum().backward()
+    assert A.grad is not None and torch.equal(A.grad, torch.full((256,), 2.0))
+
+
+def test_a_call_whose_gradient_would_be_lost_is_refused(tuned: Any) -> None:
+    kernel, A = tuned(shift), torch.nn.Parameter(torch.randn(256))
+    with pytest.raises(RuntimeError, match=r"argument 0 requires grad.*as_op\(name, backward=…\).*no_grad"):
+        kernel(A)
+    with torch.no_grad():
+        assert torch.equal(kernel(A), A + 1)
+
+
+def test_what_has_no_winner_makes_no_operator(tuned: Any) -> None:
+    with pytest.raises(UsageError, match="'block' is given, and there is no winner"):
+        tuned(shift).as_op("atune_decorated::given", torch.randn(256), block=16)
+    with pytest.raises(CacheMiss):
+        tuned(shift, on_miss="error").as_op("atune_decorated::missing", torch.randn(96))
+
+
+def test_a_result_says_what_its_winner_writes(tmp_path: Path) -> None:
+    """What measuring saw is declared, also by a result that is read from a journal."""
+    benchmark = atune.BenchmarkSettings(check=False, **{**TUNING, "n_final": 0})
+    work = atune.Workload(add_into, [{"block": 16}], out_idx=[-1], name="add_into")
+    result = atune.run(work, target="c", benchmark=benchmark, journal=tmp_path / "j.jsonl")
+    found = atune.replay(tmp_path / "j.jsonl")
+    for i, each in enumerate((result, found)):
+        op = each.kernel.as_op(f"atune_decorated::add_into_{i}")
+        assert str(op._opoverload._schema).endswith("(Tensor(a0!) p0, Tensor p1) -> Tensor")
+        A, B = torch.ones(64), torch.full((64,), 2.0)
+        assert torch.equal(op(A, B), torch.full((64,), 6.0)) and torch.equal(A, torch.full((64,), 3.0))
+
+
+def add_into(block: int) -> Any:
+    """A += B, and C = A * 2."""
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(T.ceildiv(64, block)) as bx:
+            for i in T.serial(block):
+                A[bx * block + i] = A[bx * block + i] + B[bx * block + i]
+                C[bx * block + i] = A[bx * block + i] * T.float32(2.0)
+
+    return main

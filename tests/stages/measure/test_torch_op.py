@@ -1,0 +1,293 @@
+"""A kernel as a torch operator: under torch.compile, with fake tensors, beside autograd, in a CUDA graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import returning_kernels as kernels
+import torch
+from returning_kernels import N
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from atune.api.libraries import with_library
+from atune.errors import UsageError
+from atune.model.artifact import Artifact, KernelParam
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.stages.frontend.jit_kernel import jit_kernel
+from atune.stages.frontend.jit_op import jit_op
+from atune.stages.measure.loader import Kernel
+from atune.stages.measure.torch_op import OpKernel, register_op
+from atune.workload.workload import Workload
+
+CPU = Target("c")
+_numbers = itertools.count()
+
+
+def fresh() -> str:
+    """Return a name that no other test has: torch keeps operators until the program ends."""
+    return f"atune_tests::op{next(_numbers)}"
+
+
+def library(kernel: Any, made: Callable[[Artifact], Any], target: Target = CPU) -> Any:
+    def called(artifact: Artifact | None) -> Any:
+        assert artifact is not None
+        return made(artifact)
+
+    config = {} if target == CPU else {"threads": 32}
+    return with_library(Workload(kernel, [config], arguments={}), target, CompileSettings(), called)
+
+
+def plain(kernel: Any, out_idx: Sequence[int], writes: Sequence[int] = (), target: Target = CPU) -> Kernel:
+    """Return what `TuneResult.kernel` is."""
+    found: Kernel = library(kernel, lambda artifact: Kernel(artifact, out_idx, writes), target)
+    return found
+
+
+def jit(kernel: Any, out_idx: Any, target: Target = CPU) -> Any:
+    """Return what a decorated kernel compiles to."""
+    config = {} if target == CPU else {"threads": 32}
+    return library(kernel, lambda a: jit_kernel(kernel, {}, config, target=target, artifact=a, out_idx=out_idx), target)
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape or (N,)).numel())).reshape(shape or (N,))
+
+
+def whole() -> torch.Tensor:
+    return floats().to(torch.int32)
+
+
+@pytest.fixture(scope="module")
+def one() -> Kernel:
+    return plain(kernels.one, [-1])
+
+
+@pytest.fixture(scope="module")
+def doubled(one: Kernel) -> Any:
+    return one.as_op("atune_tests::doubled")
+
+
+def outputs(returned: Any) -> list[torch.Tensor]:
+    return [] if returned is None else list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+
+OPS: dict[str, tuple[Any, Any, Callable[[], Sequence[Any]]]] = {
+    "one output": (kernels.one, [-1], lambda: [floats()]),
+    "several outputs": (kernels.several, [0, 3], lambda: [whole(), whole()]),
+    "in another order": (kernels.several, [-1, 0], lambda: [whole(), whole()]),
+    "symbolic": (kernels.symbolic, [-1], lambda: [floats(3, 4)]),
+    "a size that is an expression": (kernels.twice_as_long, [-1], lambda: [floats(5)]),
+    "numbers beside tensors": (kernels.scaled, [2], lambda: [3, floats(), 0.5]),
+    "every parameter": (kernels.one, None, lambda: [floats(), torch.zeros(N)]),
+    "in place": (kernels.in_place, None, lambda: [floats(), floats()]),
+}
+
+
+@pytest.mark.parametrize(("kernel", "out_idx", "given"), OPS.values(), ids=OPS.keys())
+def test_torch_finds_nothing_wrong_with_the_operator_of_a_compiled_kernel(
+    kernel: Any, out_idx: Any, given: Callable[[], Sequence[Any]]
+) -> None:
+    """`opcheck` compares the schema with what is written, fake with real outputs, and eager with traced calls."""
+    compiled = jit(kernel, out_idx)
+    op = jit_op(compiled, fresh(), target="c")
+    torch.library.opcheck(op, tuple(given()))
+    first, second = given(), given()
+    ours, plainly = (outputs(call) for call in (op(*first), compiled(*second)))
+    assert len(ours) == len(plainly) and all(map(torch.equal, ours, plainly))
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "out_idx", "given"),
+    [OPS[name] for name in ("one output", "several outputs", "symbolic", "a size that is an expression")],
+)
+def test_torch_finds_nothing_wrong_with_the_operator_of_a_result(
+    kernel: Any, out_idx: Any, given: Callable[[], Sequence[Any]]
+) -> None:
+    torch.library.opcheck(plain(kernel, out_idx).as_op(fresh()), tuple(given()))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_winner_runs_inside_a_compiled_function(doubled: Any, backend: str) -> None:
+    @torch.compile(backend=backend, fullgraph=True)
+    def around(A: torch.Tensor) -> torch.Tensor:
+        return doubled(A + 1).relu() - 1
+
+    assert torch.equal(around(floats()), (floats() + 1) * 2 - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about its own
+def test_inductor_compiles_around_the_winner(doubled: Any) -> None:
+    @torch.compile(fullgraph=True)
+    def around(A: torch.Tensor) -> torch.Tensor:
+        return torch.ops.atune_tests.doubled(A + 1).relu() - 1
+
+    assert torch.equal(around(floats()), (floats() + 1) * 2 - 1)
+
+
+def test_symbolic_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake outputs carry the symbols of the inputs, so that one graph serves every size."""
+    op = jit_op(jit(kernels.twice_as_long, [-1]), fresh(), target="c")
+    counter = torch._dynamo.testing.CompileCounter()
+    around = torch.compile(lambda A: op(A) + 1, backend=counter, fullgraph=True, dynamic=True)
+    for n in (3, 5, 8):
+        assert torch.equal(around(floats(n)), torch.cat([floats(n)] * 2) + 1)
+    assert counter.frame_count == 1
+
+
+def test_fake_tensors_get_the_shapes_that_real_ones_do(doubled: Any) -> None:
+    with FakeTensorMode():
+        found = doubled(torch.empty(N))
+        assert (found.shape, found.dtype, found.device.type) == ((N,), torch.float32, "cpu")
+        with pytest.raises(ValueError, match=r"parameter 0: the kernel takes float32 \[64\].*got float32 \[65\]"):
+            doubled(torch.empty(N + 1))
+    assert doubled(torch.empty(N, device="meta")).device.type == "meta"
+
+
+def test_what_a_kernel_writes_in_place_is_declared() -> None:
+    """torch is told by measuring, by the code, or by the caller; a compiled function keeps the order then."""
+    A, C = floats(), torch.zeros(N)
+    by_code = jit_op(jit(kernels.one, None), fresh(), target="c")
+    assert str(by_code._opoverload._schema).endswith("(Tensor A, Tensor(a1!) B) -> ()")
+    told = plain(kernels.one, [-1]).as_op(fresh(), mutates=[-1])
+    assert str(told._opoverload._schema).endswith("(Tensor p0, Tensor(a1!) p1) -> ()")
+
+    def around(op: Any, A: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+        before = C + 1
+        op(A, C)
+        return before + C
+
+    for op in (by_code, told):
+        C.zero_()
+        compiled = torch.compile(around, backend="aot_eager", fullgraph=True)
+        version = C._version
+        assert torch.equal(compiled(op, A, C), A * 2 + 1) and torch.equal(C, A * 2)
+        assert C._version > version
+    torch.library.opcheck(told, (A, C))
+
+
+def test_what_was_seen_written_when_it_was_measured_is_declared() -> None:
+    op = plain(kernels.in_place, [], writes=[0]).as_op(fresh())
+    assert "Tensor(a0!) p0, Tensor p1" in str(op._opoverload._schema)
+
+
+def test_inputs_that_require_grad_are_refused(one: Kernel, doubled: Any) -> None:
+    """Their gradient would be wrong without a word; under no_grad both work."""
+    A = floats().requires_grad_()
+    told = r"argument 0 requires grad, and the kernel has no backward.*backward=….*torch\.no_grad"
+    for call in (one, doubled, torch.compile(doubled, backend="aot_eager")):
+        with pytest.raises(RuntimeError, match=told):
+            call(A)
+        with torch.no_grad():
+            assert torch.equal(call(A), A * 2)
+    into = jit_op(jit(kernels.one, None), fresh(), target="c")
+    with pytest.raises(RuntimeError, match=told):
+        into(A, torch.zeros(N))
+
+
+def test_a_backward_of_the_users_own(one: Kernel) -> None:
+    """It may use the operator itself, and what setup_context kept; traced by torch.compile too."""
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (A,) = ctx.saved_tensors
+        return op(grad.contiguous()) + 0 * A
+
+    op = one.as_op(fresh(), backward=backward, setup_context=keep)
+    for call in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        A = floats().requires_grad_()
+        call(A).sum().backward()
+        assert A.grad is not None and torch.equal(A.grad, torch.full((N,), 2.0))
+    torch.library.opcheck(op, (floats().requires_grad_(),))
+
+
+def test_a_name_is_one_kernels(one: Kernel) -> None:
+    name = fresh()
+    op = one.as_op(name)
+    assert one.as_op(name) is op
+    with pytest.raises(UsageError, match=rf"{name} is another kernel's, or was made with other options.*another name"):
+        plain(kernels.symbolic, [-1]).as_op(name)
+    with pytest.raises(UsageError, match="other options"):
+        one.as_op(name, mutates=[1])
+    with pytest.raises(UsageError, match="torch has an operator aten::mm"):
+        one.as_op("aten::mm")
+    assert torch.equal(op(floats()), floats() * 2)
+
+
+def test_what_torch_cannot_register_is_told_before(one: Kernel) -> None:
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"name": "gemm"}, "with its library, such as \"mylib::gemm\", got 'gemm'"),
+        ({"backward": 3}, "backward is a function"),
+        ({"setup_context": backward}, "there is no backward: give both"),
+        ({"backward": backward, "mutates": [1]}, r"writes into parameters \[1\]"),
+        ({"mutates": [2]}, r"names 2, and the kernel has tensors at \[0, 1\]"),
+    ]
+    for options, told in wrong:
+        with pytest.raises(UsageError, match=told):
+            one.as_op(**{"name": fresh(), **options})
+    with pytest.raises(UsageError, match="takes no tensor"):
+        jit_op(jit(kernels.from_numbers, [-1]), fresh(), target="c")
+
+
+def gpu() -> Target:
+    from atune.api.cached_tune import discover
+
+    return discover("cuda", "0")[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["kernel", "op", "compiled op"])
+def test_a_cuda_graph_replays_the_winner(form: str) -> None:
+    """It is captured on the current stream, and its replay reads what stands in the inputs then."""
+    target = gpu()
+    kernel = plain(kernels.one, [-1], target=target)
+    op = kernel.as_op(fresh())
+    call = {"kernel": kernel, "op": op, "compiled op": torch.compile(op, backend="aot_eager")}[form]
+    A = floats().cuda()
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        call(A)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        B = call(A)
+    for factor in (1, 3):
+        A.copy_(floats() * factor)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(B.cpu(), floats() * factor * 2)
+
+
+@pytest.mark.gpu
+def test_torch_finds_nothing_wrong_with_the_operator_on_a_gpu() -> None:
+    target = gpu()
+    torch.library.opcheck(plain(kernels.one, [-1], target=target).as_op(fresh()), (floats().cuda(),))
+    into = jit_op(jit(kernels.one, None, target), fresh(), target="cuda")
+    torch.library.opcheck(into, (floats().cuda(), torch.zeros(N, device="cuda")))
+
+
+def test_an_operator_for_a_gpu_is_traced_without_one() -> None:
+    """Fake outputs are on the inputs' device; what requires grad is refused there too."""
+
+    def launch(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise AssertionError("nothing is launched")
+
+    params = (KernelParam("float16", ("m", 64)), KernelParam("float32", ("2 * m",)))
+    op = register_op(fresh(), OpKernel(params, ("A", "B"), (1,), (), "cuda", launch, ()))
+    with FakeTensorMode():
+        A = torch.empty(3, 64, dtype=torch.float16, device="cuda")
+        found = op(A)
+        assert (found.shape, found.dtype, found.device) == ((6,), torch.float32, A.device)
+        with pytest.raises(RuntimeError, match="argument 0 requires grad"):
+            op(A.requires_grad_())
