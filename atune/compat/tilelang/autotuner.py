@@ -13,14 +13,14 @@ from atune.api.libraries import with_library
 from atune.api.tuner import run
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs
-from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
+from atune.compat.tilelang.callbacks import GivenTensors, Sealed, can_be_sent, supplied
 from atune.compat.tilelang.capture import get_autotune_inputs
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
 from atune.compat.tilelang.parameters import method_takes
 from atune.compat.tilelang.plan import Plan, plan, resolved_target
 from atune.compat.tilelang.problem import Problem, described
 from atune.compat.tilelang.result import AutotuneResult, of_winner
-from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
+from atune.errors import InputsMissing, NoWinner, SpaceError
 from atune.journal.result import TuneResult
 from atune.model.candidate import RESERVED, config_key
 from atune.model.device import parse_target
@@ -46,8 +46,7 @@ class AutoTuner:
         self.fn = _tunable(fn)
         self.configs = configs
         self.compile_args = _compile_args_of(self.fn)
-        self.profile_args = ProfileArgs()
-        self._profiled = False
+        self.profile_args = self._unset = ProfileArgs()
         self._captured: list[Any] | None = None
         self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -97,7 +96,6 @@ class AutoTuner:
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
         self.profile_args = profile
-        self._profiled = True
         return self
 
     def set_kernel_parameters(
@@ -108,16 +106,17 @@ class AutoTuner:
         self._kernel_parameters = tuple(args), dict(kwargs)
 
     def generate_cache_key(self, parameters: Mapping[str, Any], extra_parameters: Mapping[str, Any]) -> str | None:
-        """Return what the result of `run` is kept under; None for what no other program could ask for again.
+        """Return what the result of `run` is kept under; None with a callback that no other process can get.
 
         It covers the configurations, the outputs, the inputs and checks, callbacks too, with all that they refer to.
         `parameters` and `extra_parameters`, the kernel's defaults and what its closure holds, are read from the kernel.
         """
+        profile = self.profile_args
+        for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
+            if callback is not None and not can_be_sent(callback):
+                return None
         planned, configs = self._plan(RunArgs()), self._configs()
-        try:
-            return Work(self.workload(configs, self._arguments()), **planned.options()).key.text
-        except UsageError:
-            return None
+        return Work(self.workload(configs, self._arguments()), **planned.options()).key.text
 
     @method_takes(RunArgs)
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -144,7 +143,8 @@ class AutoTuner:
             return self._tuned(planned, configs, arguments)
 
     def _plan(self, asked: RunArgs) -> Plan:
-        return plan(self.compile_args, self.profile_args if self._profiled else None, asked)
+        profiled = self.profile_args is not self._unset
+        return plan(self.compile_args, self.profile_args if profiled else None, asked)
 
     def _tuned(
         self, planned: Plan, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
