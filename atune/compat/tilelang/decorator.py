@@ -52,7 +52,8 @@ class AutoTuneImpl:
     """A kernel function that is tuned at its first call with new arguments.
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
-    returns the winner in both modes, and so does a call with ``__return_kernel=True``. One that others are tuning is waited for. `results` holds what was found.
+    returns the winner in both modes, and so does a call with ``__return_kernel=True``. One that others are tuning is
+    waited for. `results` holds what was found.
     """
 
     def __init__(self, jit_impl: Any, configs: Any, profile: Mapping[str, Any], run: Mapping[str, Any]) -> None:
