@@ -70,6 +70,10 @@ class WorkloadError(UsageError):
     """
 
 
+class InputsMissing(WorkloadError):
+    """A parameter of the kernel, a scalar, has no value that could be made up. Give the workload `inputs`."""
+
+
 class TargetError(UsageError):
     """The target or device is not supported or not there. Choose another; `atune doctor` shows what there is."""
 

@@ -96,6 +96,7 @@ def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             folder = tmp_path_factory.mktemp(name.lower())
             os.chmod(folder, 0o700)
             patch.setenv(name, str(folder))
+        patch.delenv("ATUNE_CACHE_DIR", raising=False)
         patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
         yield
 

@@ -39,6 +39,7 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.reporting.log import EventLog, event_log
 from atune.storage.artifact_store import find, keep
+from atune.system.paths import cache_folder_at, chosen_cache_folder
 from atune.system.shortage import shortage_of
 from atune.workload.workload import FileRef, Workload, describe, head, parse_file_ref, ship
 
@@ -386,6 +387,7 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
     errors: list[BaseException] = []
     scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
     ready, ended = threading.Event(), threading.Event()
+    folder = chosen_cache_folder()
 
     async def work() -> None:
         async with anyio.from_thread.BlockingPortal() as portal:
@@ -396,7 +398,8 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
 
     def thread() -> None:
         try:
-            anyio.run(work)
+            with cache_folder_at(folder):
+                anyio.run(work)
         except BaseException as error:
             errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
         finally:

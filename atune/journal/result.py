@@ -17,7 +17,7 @@ from atune.journal.state import Entry, State, Status, status_of
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
-from atune.system.paths import cache_folder, is_stored
+from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult"]
 
@@ -222,7 +222,7 @@ class TuneResult:
             raise AtuneError(
                 "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
             )
-        if self._replayed and not Path(artifact.path).resolve().is_relative_to(cache_folder().resolve()):
+        if self._replayed and not is_cached(artifact.path):
             # Loading a library runs its code, and a journal may come from a stranger.
             raise AtuneError(
                 f"{artifact.path} is outside the cache folder {cache_folder()}, and is not loaded; tune again"

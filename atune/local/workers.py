@@ -17,6 +17,8 @@ from atune.processes.messages import Session
 from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
+from atune.system.paths import CACHE_VARIABLE, cache_folder
+from atune.system.tilelang_cache import substitute
 from atune.workload.sources import Module, changed, written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
@@ -38,10 +40,11 @@ took 6 to 15 % less time with them."""
 
 def server_env() -> dict[str, str]:
     """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
+    common = {**SERVER_ENV, **substitute()}
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES in tunables:
-        return dict(SERVER_ENV)
-    return {**SERVER_ENV, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+        return common
+    return {**common, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
@@ -49,7 +52,7 @@ def process_folders(run_dir: str) -> dict[str, str]:
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
         "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
-        "TILELANG_TMP_DIR": made_folder(run_dir, "tilelang", "tmp"),
+        CACHE_VARIABLE: str(cache_folder()),
     }
 
 

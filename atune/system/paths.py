@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+CACHE_VARIABLE = "ATUNE_CACHE_DIR"
+ARTIFACTS = "artifacts"
+_chosen: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
+_named: set[Path] = set()
+"""Folders that this program chose. What it kept there it may load later."""
+
+
+@contextmanager
+def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
+    """Have atune keep its files in `folder` meanwhile, in this thread or task and in what it starts; None as before."""
+    if folder is None:
+        yield
+        return
+    _named.add(folder.absolute())
+    before = _chosen.set(folder.absolute())
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def chosen_cache_folder() -> Path | None:
+    """Return the folder of the innermost `cache_folder_at`; None outside. A new thread knows none of it by itself."""
+    return _chosen.get()
 
 
 def cache_folder() -> Path:
-    """Return atune's folder in the user's cache: ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``. Creates nothing."""
+    """Return atune's folder in the user's cache. Creates nothing.
+
+    ``$ATUNE_CACHE_DIR`` where that is an absolute path, else ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``.
+    """
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen
+    if os.path.isabs(own := os.environ.get(CACHE_VARIABLE, "")):
+        return Path(own)
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG Base Directory Specification has relative paths ignored.
     return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "atune"
@@ -16,7 +52,13 @@ def cache_folder() -> Path:
 
 def artifacts_folder() -> Path:
     """Return the folder of kept libraries. Creates nothing."""
-    return cache_folder() / "artifacts"
+    return cache_folder() / ARTIFACTS
+
+
+def is_cached(path: str) -> bool:
+    """Tell whether `path` is in the cache folder, or in one that this program chose."""
+    real = Path(path).resolve()
+    return any(real.is_relative_to(folder.resolve()) for folder in (cache_folder(), *_named))
 
 
 def code_file(folder: Path, code_key: str) -> Path:
@@ -35,9 +77,9 @@ def proof_file(folder: Path, code_key: str) -> Path:
 
 
 def is_stored(path: str) -> bool:
-    """Tell whether `path` is a library in that folder, no link out of it, whose content is what its name says."""
+    """Tell whether `path` is a kept library, no link out of its folder, whose content is what its name says."""
     real = Path(path).resolve()
-    if real.parent != artifacts_folder().resolve():
+    if real.parent not in {(folder / ARTIFACTS).resolve() for folder in (cache_folder(), *_named)}:
         return False
     try:
         return f"{hashlib.sha256(real.read_bytes()).hexdigest()}.so" == real.name

@@ -8,22 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atune.api.cached_tune import discover, run_cached
+from atune.api.cached_tune import Work, discover, run_cached
 from atune.api.libraries import with_library
 from atune.api.tuner import run
 from atune.compat.tilelang import environment
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs
-from atune.compat.tilelang.callbacks import GivenTensors, Sealed, supplied
+from atune.compat.tilelang.callbacks import GivenTensors, Sealed, can_be_sent, supplied
 from atune.compat.tilelang.capture import get_autotune_inputs
-from atune.compat.tilelang.notices import ArgumentError, ConfigError, TuningFailed, warn_once
+from atune.compat.tilelang.notices import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
 from atune.compat.tilelang.parameters import method_takes
-from atune.compat.tilelang.plan import plan, resolved_target
+from atune.compat.tilelang.plan import Plan, plan, resolved_target
 from atune.compat.tilelang.problem import Problem, described
 from atune.compat.tilelang.result import AutotuneResult, of_winner
-from atune.errors import NoWinner, SpaceError
+from atune.errors import InputsMissing, NoWinner, SpaceError
+from atune.journal.result import TuneResult
 from atune.model.candidate import RESERVED, config_key
 from atune.model.device import parse_target
 from atune.storage.result_cache import ResultCache
+from atune.system.paths import cache_folder_at
 from atune.workload.introspect import function_of
 from atune.workload.workload import Workload
 
@@ -44,8 +46,7 @@ class AutoTuner:
         self.fn = _tunable(fn)
         self.configs = configs
         self.compile_args = _compile_args_of(self.fn)
-        self.profile_args = ProfileArgs()
-        self._profiled = False
+        self.profile_args = self._unset = ProfileArgs()
         self._captured: list[Any] | None = None
         self._kernel_parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
@@ -95,7 +96,6 @@ class AutoTuner:
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
         self.profile_args = profile
-        self._profiled = True
         return self
 
     def set_kernel_parameters(
@@ -104,6 +104,19 @@ class AutoTuner:
         """Give the arguments that the kernel function is called with: ``(args, kwargs)``; kwargs may be pairs."""
         args, kwargs = k_parameters
         self._kernel_parameters = tuple(args), dict(kwargs)
+
+    def generate_cache_key(self, parameters: Mapping[str, Any], extra_parameters: Mapping[str, Any]) -> str | None:
+        """Return what the result of `run` is kept under; None with a callback that no other process can get.
+
+        It covers the configurations, the outputs, the inputs and checks, callbacks too, with all that they refer to.
+        `parameters` and `extra_parameters`, the kernel's defaults and what its closure holds, are read from the kernel.
+        """
+        profile = self.profile_args
+        for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
+            if callback is not None and not can_be_sent(callback):
+                return None
+        planned, configs = self._plan(RunArgs()), self._configs()
+        return Work(self.workload(configs, self._arguments()), **planned.options()).key.text
 
     @method_takes(RunArgs)
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -117,33 +130,31 @@ class AutoTuner:
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for what cannot work, `TuningFailed` when no
         configuration worked.
         """
-        asked = RunArgs(*args, **kwargs)
-        planned = plan(self.compile_args, self.profile_args if self._profiled else None, asked)
+        planned = self._plan(RunArgs(*args, **kwargs))
         configs = self._configs()
         arguments = self._arguments()
-        if given := sorted({n for n in configs[0] if n in arguments}):
-            warn_once(f"tunable parameters {given}", "are given in the call: nothing is tuned")
-            target = parse_target(planned.target)
-            if target is None or (target.kind == "cuda" and not target.arch):
-                target, _ = discover(planned.target, planned.devices)
-            return of_winner(self.fn, arguments, {}, self.compile_args, target, None, None)
+        with cache_folder_at(environment.cache_root()):
+            if given := sorted({n for n in configs[0] if n in arguments}):
+                warn_once(f"tunable parameters {given}", "are given in the call: nothing is tuned")
+                target = parse_target(planned.target)
+                if target is None or (target.kind == "cuda" and not target.arch):
+                    target, _ = discover(planned.target, planned.devices)
+                return of_winner(self.fn, arguments, {}, self.compile_args, target, None, None)
+            return self._tuned(planned, configs, arguments)
+
+    def _plan(self, asked: RunArgs) -> Plan:
+        profiled = self.profile_args is not self._unset
+        return plan(self.compile_args, self.profile_args if profiled else None, asked)
+
+    def _tuned(
+        self, planned: Plan, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> AutotuneResult:
+        """Tune, and return the winner with its library."""
         try:
             workload = self.workload(configs, arguments)
         except SpaceError as error:
             raise ConfigError(str(error)) from error
-        options = planned.options()
-        try:
-            if environment.caching():
-                result = run_cached(workload, cache=ResultCache(environment.cache_root()), **options)
-            else:
-                result = run(workload, **options)
-        except NoWinner as error:
-            raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
-        except SpaceError as error:
-            raise ConfigError(str(error)) from error
-        finally:
-            if isinstance(workload.inputs, GivenTensors):
-                workload.inputs.discard()
+        result = _result_of(workload, planned)
         assert result.best_config is not None and result.header is not None
         # By its key: a result from the cache may be of a list in another order.
         index = {candidate.key: candidate.index for candidate in workload.candidates()}
@@ -243,6 +254,25 @@ class AutoTuner:
     def _is_eager(self) -> bool:
         """Whether the kernel is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
         return getattr(self.fn, "mode", None) == "eager"
+
+
+def _result_of(workload: Workload, planned: Plan) -> TuneResult:
+    """Tune `workload`, or find its result. Raises what `AutoTuner.run` raises."""
+    try:
+        if environment.caching():
+            return run_cached(workload, cache=ResultCache(environment.cache_root()), **planned.options())
+        return run(workload, **planned.options())
+    except NoWinner as error:
+        raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
+    except SpaceError as error:
+        raise ConfigError(str(error)) from error
+    except InputsMissing as error:
+        raise ScalarMissing(
+            f"{error}; tensors and scalars are given by `with set_autotune_inputs(...)`, or by supply_prog"
+        ) from error
+    finally:
+        if isinstance(workload.inputs, GivenTensors):
+            workload.inputs.discard()
 
 
 def _tunable(fn: Any) -> Any:

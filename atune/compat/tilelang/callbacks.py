@@ -11,6 +11,7 @@ from typing import Any
 
 from atune.model.artifact import KernelParam
 from atune.stages.measure.inputs import GivenTensors as GivenTensors
+from atune.workload.packing import pack
 from atune.workload.sealed import Sealed as Sealed
 
 
@@ -22,6 +23,15 @@ def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
         return list(sealed([_tilelang_param(parameter) for parameter in parameters]))
 
     return inputs
+
+
+def can_be_sent(callback: Callable[..., Any]) -> bool:
+    """Tell whether other processes can get `callback`, with what it refers to. A closure over a lock cannot."""
+    try:
+        pack(callback)
+    except Exception:  # whatever pickling raises
+        return False
+    return True
 
 
 def _tilelang_param(parameter: KernelParam) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atune.compat.tilelang.arguments import AutotuneArgs, EarlyStop, Pipeline, ProfileArgs, Specialization, values_of
@@ -19,13 +19,41 @@ from atune.stages.frontend.frontend import frontend_lock
 from atune.workload.introspect import function_of
 
 Key = tuple[Any, ...]
+RETURN_KERNEL = "__return_kernel"
+"""tilelang's keyword at a call: the winner in both modes."""
+
+
+class TunerCache(Mapping[Key, tuple[Any, dict[str, Any] | None]]):
+    """What a decorated kernel has tuned, as tilelang keeps it: the kernel and its configuration, by tuned key.
+
+    A view that is read. `clear` has the next call ask again; what is kept on disk stays.
+    """
+
+    def __init__(self, tuned: AutoTuneImpl) -> None:
+        self._tuned = tuned
+
+    def __getitem__(self, key: Key) -> tuple[Any, dict[str, Any] | None]:
+        found = self._tuned.results[key]
+        return found.kernel, found.config
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._tuned.results)
+
+    def __len__(self) -> int:
+        return len(self._tuned.results)
+
+    def clear(self) -> None:
+        """Forget all of it in this program."""
+        self._tuned._forms.clear()
+        self._tuned.results.clear()
 
 
 class AutoTuneImpl:
     """A kernel function that is tuned at its first call with new arguments.
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
-    returns the winner in both modes. One that others are tuning is waited for. `results` holds what was found.
+    returns the winner in both modes, and so does a call with ``__return_kernel=True``. One that others are tuning is
+    waited for. `results` holds what was found.
     """
 
     def __init__(self, jit_impl: Any, configs: Any, profile: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -45,12 +73,18 @@ class AutoTuneImpl:
         self.__doc__ = getattr(function_of(jit_impl), "__doc__", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        only_kernel = kwargs.pop(RETURN_KERNEL, False)
         result = self.tune(*args, **kwargs)
-        if self.jit_impl.is_lazy_mode():
+        if only_kernel or self.jit_impl.is_lazy_mode():
             return result.kernel
         config = {name: value for name, value in (result.config or {}).items() if name not in RESERVED}
         _, tensors = self.jit_impl.func.parse_args(*args, **{**kwargs, **config})
         return result.kernel(*tensors.values())
+
+    @property
+    def _tuner_cache(self) -> TunerCache:
+        """`results` under tilelang's name and in its form."""
+        return TunerCache(self)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the winner for these arguments, tuned where it is not known yet."""

@@ -5,10 +5,10 @@
 | `TILELANG_AUTO_TUNING_CPU_COUNTS` | compile processes; -1 leaves it to the engine |
 | `TILELANG_AUTO_TUNING_CPU_UTILITIES` | share of the cores for compile processes, such as 0.5 |
 | `TILELANG_AUTO_TUNING_MAX_CPU_COUNT` | compile processes at most; -1 for no limit |
-| `TILELANG_CACHE_DIR` | where results are kept, in a folder `atune` there; else in atune's cache folder |
-| `TILELANG_DISABLE_CACHE`, `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none |
+| `TILELANG_CACHE_DIR` | where results and libraries are kept, in a folder `atune` there; else in atune's cache folder |
+| `TILELANG_DISABLE_CACHE` | 1 keeps neither results nor libraries, and uses none |
+| `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none; libraries are still kept |
 | `TILELANG_COMPILE_TIMEOUT_SECONDS` | seconds for one lowering, or for compiling one group |
-| `TILELANG_TMP_DIR` | for what tilelang compiles in your process; workers have a folder of their own in `TMPDIR` |
 | `TILELANG_DEFAULT_TARGET`, `TILELANG_EXECUTION_BACKEND`, `TILELANG_VERBOSE` | defaults of `set_compile_args` |
 """
 
@@ -20,11 +20,13 @@ from typing import Any
 
 from atune.compat.tilelang.notices import ArgumentError
 from atune.system.cores import usable_cores
+from atune.system.tilelang_cache import VARIABLE, before_import, is_own
 
 COMPILE_TIMEOUT_S = 120.0
 
 
 def _env() -> Any:
+    before_import()
     from tilelang import env
 
     return env
@@ -63,14 +65,18 @@ def compile_timeout_s() -> float:
 
 def caching() -> bool:
     """Tell whether results may be kept and used."""
-    env = _env()
-    return bool(env.is_cache_enabled()) and not env.is_autotune_cache_disabled()
+    return storing() and not _env().is_autotune_cache_disabled()
+
+
+def storing() -> bool:
+    """Tell whether libraries may be kept and used."""
+    return bool(_env().is_cache_enabled())
 
 
 def cache_root() -> Path | None:
-    """Return the folder for results that `TILELANG_CACHE_DIR` asks for; None where it is not set."""
-    named = os.environ.get("TILELANG_CACHE_DIR")
-    return Path(named).expanduser() / "atune" if named else None
+    """Return the folder for results and libraries that `TILELANG_CACHE_DIR` asks for; None where it is not set."""
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() / "atune" if named and not is_own(named) else None
 
 
 def default_target() -> Any:

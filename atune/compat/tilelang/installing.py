@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from atune.system.tilelang_cache import before_import
+
 NAMES = {
     "autotune": ("tilelang", "tilelang.autotuner", "tilelang.autotuner.tuner"),
     "AutoTuner": ("tilelang.autotuner", "tilelang.autotuner.tuner"),
@@ -23,6 +25,7 @@ _replaced: dict[tuple[str, str], Any] = {}
 
 def install() -> None:
     """Put atune's names under tilelang's own, until `uninstall`. Call it before the program imports those names."""
+    before_import()
     ours = importlib.import_module("atune.compat.tilelang")
     for name, places in NAMES.items():
         for place in places:

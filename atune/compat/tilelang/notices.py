@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from atune.errors import NoWinner, SpaceError, UsageError
+from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
 
 
 class CompatWarning(UserWarning):
@@ -17,6 +17,10 @@ class ConfigError(SpaceError, ValueError):
 
 class ArgumentError(UsageError, ValueError):
     """An argument cannot work as given. A ValueError too, as tilelang's tuner raises."""
+
+
+class ScalarMissing(InputsMissing, ValueError):
+    """A scalar parameter of the kernel has no value. A ValueError too, as tilelang's tuner raises."""
 
 
 class TuningFailed(NoWinner, RuntimeError):

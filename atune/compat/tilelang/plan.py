@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +46,6 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             raise ArgumentError(f"early_stop_factor must be >= 1.0, got {run.early_stop_factor}")
         if run.early_stop_factor != 2.0:  # tilelang's default
             warn_once("early_stop_factor", "has no effect: a candidate 1.5 times slower than the best gets 3 samples")
-    if compile_args.target_host is not None:
-        warn_once("target_host", "is not used: the host code is built for this machine")
     target = resolved_target(compile_args.target)
     return Plan(
         target=_text(target),
@@ -57,7 +57,9 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             group_size=_group_size(run),
             compile_timeout_s=environment.compile_timeout_s(),
             flags=compile_args.compile_flags or None,
-            backend=_backend(compile_args.execution_backend, target),
+            backend=backend_of(compile_args.execution_backend, target),
+            target_host=host_of(compile_args.target_host),
+            store=environment.storing(),
         ),
         benchmark=BenchmarkSettings(
             n_warmup=known.warmup if run.warmup is None else run.warmup,
@@ -113,8 +115,19 @@ def _group_size(run: RunArgs) -> int | None:
     return (size or 2) if run.enable_grouped_compile else 1
 
 
-def _backend(name: str, target: Target) -> Any:
-    fitting = "cython" if target.kind == "c" else "tvm_ffi"
-    if name not in ("auto", fitting):
-        warn_once(f"execution_backend={name!r}", f"is not used for target {target.kind}: {fitting} is")
+def backend_of(name: str, target: Target) -> Any:
+    """Return the engine's name of a backend of tilelang's; one that the target lacks warns, and the usual one is it."""
+    usual = "cython" if target.kind == "c" else "tvm_ffi"
+    if name in ("auto", usual):
+        return "auto"
+    if target.kind == "cuda" and name in ("cython", "nvrtc"):
+        return name
+    warn_once(f"execution_backend={name!r}", f"is not used for target {target.kind}: {usual} is")
     return "auto"
+
+
+def host_of(target_host: Any) -> str | None:
+    """Return a target of host code as the engine takes it: a text. tilelang takes a dict or a TVM target too."""
+    if target_host is None:
+        return None
+    return json.dumps(target_host) if isinstance(target_host, Mapping) else str(target_host)

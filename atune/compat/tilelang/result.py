@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atune.compat.tilelang.arguments import CompileArgs
 from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
+from atune.compat.tilelang.plan import backend_of, host_of
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact
 from atune.model.device import Target
@@ -142,6 +143,8 @@ def of_winner(
             out_idx=args.out_idx,
             pass_configs=args.pass_configs,
             flags=args.compile_flags or None,
+            execution_backend=backend_of(args.execution_backend, target),
+            target_host=host_of(args.target_host),
             latency_ms=latency,
             reference_ms=reference,
             verbose=args.verbose,

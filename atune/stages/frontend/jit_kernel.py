@@ -27,6 +27,7 @@ def jit_kernel(
     latency_ms: float | None = None,
     reference_ms: float | None = None,
     execution_backend: str | None = None,
+    target_host: str | None = None,
     verbose: bool | None = None,
 ) -> Any:
     """Return `kernel` with `config` as a `tilelang.JITKernel`, with its latency, configuration and reference set.
@@ -46,8 +47,8 @@ def jit_kernel(
         For every configuration; the configuration's own win.
     latency_ms, reference_ms
         What `JITKernel.latency` and `JITKernel.ref_latency` are to say, in ms.
-    execution_backend
-        tilelang's, for what is compiled here; None or ``auto`` for its usual one. A library has its own.
+    execution_backend, target_host
+        tilelang's, for what is compiled here; None (or ``auto``) for its usual ones. A library has its own.
 
     With `artifact` the kernel has a method `as_tilelang` more, which returns what tilelang compiles; see
     `atune.stages.frontend.measured.Measured`. Raises what elaborating and compiling raise, and `LoadError`.
@@ -62,7 +63,7 @@ def jit_kernel(
         chosen = list(CPU_FLAGS)  # as it was tuned: tilelang itself passes none
 
     def compiled() -> Any:
-        return _compiled(function, target, backend, out_idx, passes, chosen, verbose)
+        return _compiled(function, target, backend, target_host, out_idx, passes, chosen, verbose)
 
     if artifact is None:
         found = compiled()
@@ -79,6 +80,7 @@ def _compiled(
     function: Any,
     target: Target,
     backend: str,
+    target_host: str | None,
     out_idx: Sequence[int] | int | None,
     pass_configs: dict[str, Any],
     flags: list[str] | None,
@@ -92,6 +94,7 @@ def _compiled(
         out_idx=list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx,
         execution_backend=backend,
         target=target.tvm(),
+        target_host=target_host,
         verbose=verbose,
         pass_configs=pass_configs or None,
         compile_flags=flags,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.errors import WorkloadError, name_and_message
+from atune.errors import InputsMissing, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.stages.measure.guards import Guards
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
@@ -150,7 +150,7 @@ def drawn(
     import torch
 
     if param.shape is None:
-        raise WorkloadError(f"a {param.dtype} scalar parameter has no default value: give inputs")
+        raise InputsMissing(f"a {param.dtype} scalar parameter has no default value: give inputs")
     if strides is not None:
         return drawn(param, [extent(shape, strides)], device, supply).as_strided(shape, strides)
     dtype = torch_dtype(param.dtype)

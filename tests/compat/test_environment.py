@@ -1,0 +1,204 @@
+"""tilelang's environment variables, read-only homes, and the backends that the drop-in hands on."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilelang
+import torch
+from guide_kernels import few_blocks, scaled
+from tilelang import tvm
+
+from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, TuningFailed, autotune, environment
+from atune.compat.tilelang.arguments import RunArgs
+from atune.compat.tilelang.notices import forget_warnings
+from atune.compat.tilelang.plan import plan
+from atune.local.workers import process_folders, server_env
+from atune.system import tilelang_cache
+
+pytestmark = pytest.mark.timeout(170)
+ROOT = Path(__file__).parents[2]
+NO_HOME = "/dev/null/home"
+"""A home in which nobody, root too, can make a folder."""
+
+
+@pytest.fixture(autouse=True)
+def all_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_warnings()
+    monkeypatch.setattr(tilelang_cache, "_said", False)
+
+
+def tuned(n: int, target_host: Any = None) -> Any:
+    made = AutoTuner(scaled, [{"block": 16}, {"block": 32}])
+    made.set_compile_args(out_idx=[-1], target="c", target_host=target_host)
+    made.set_profile_args(warmup=1, rep=5).set_kernel_parameters(((n,), {}))
+    return made.run()
+
+
+def codes(cache: Path) -> set[str]:
+    return {file.name for file in (cache / "artifacts" / "codes").glob("*.json")}
+
+
+# ---- variables
+
+
+def test_every_variable_of_the_table_is_one_of_tilelangs() -> None:
+    source = inspect.getsource(sys.modules["tilelang.env"])
+    assert environment.__doc__ is not None
+    rows = [row.split("|")[1] for row in environment.__doc__.splitlines() if row.startswith("| `")]
+    variables = {name for row in rows for name in row.split("`")[1::2]}
+    assert "TILELANG_CACHE_DIR" in variables
+    assert {name for name in variables if f'"{name}"' not in source} == set()
+
+
+def test_workers_get_no_variable_that_tilelang_does_not_know(tmp_path: Path) -> None:
+    given = {name for name in process_folders(str(tmp_path)) if name.startswith("TILELANG_")}
+    assert given == {"TILELANG_CACHE_DIR"}
+
+
+def test_tilelangs_cache_folder_moves_results_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, theirs = tmp_path / "own", tmp_path / "theirs"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(theirs))
+    first = tuned(192)
+    assert len(codes(theirs / "atune")) == 2 and (theirs / "atune" / "results.sqlite3").exists()
+    assert not own.exists()
+    assert Path(first.tuning.artifact.path).is_relative_to(theirs)
+    again = tuned(192)
+    assert again.tuning.cache_hit
+    A = torch.randn(192)
+    assert torch.equal(again.tuning.kernel(A), A * 2), "found again, and loaded when the tuning was over"
+
+
+def test_libraries_in_tilelangs_cache_folder_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TILELANG_AUTO_TUNING_DISABLE_CACHE", "1")
+    tuned(224)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "atune" / "artifacts" / "codes").iterdir()}
+    tuned(224)
+    assert before == {file: file.stat().st_mtime_ns for file in before}, "nothing was compiled and kept again"
+    assert len(before) == 2
+    assert not (tmp_path / "atune" / "results.sqlite3").exists()
+
+
+def test_a_disabled_cache_keeps_nothing_of_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
+    found = tuned(160)
+    assert codes(tmp_path / "atune") == set() and not (tmp_path / "atune" / "results.sqlite3").exists()
+    A = torch.randn(160)
+    assert torch.equal(found.kernel(A), A * 2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "kept"), [("TILELANG_DISABLE_CACHE", False), ("TILELANG_AUTO_TUNING_DISABLE_CACHE", True)]
+)
+def test_the_tuners_own_variable_leaves_the_artifact_store_on(
+    variable: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert plan(CompileArgs(target="c"), None, RunArgs()).compile.store is kept
+    assert not environment.caching()
+
+
+# ---- a home folder that cannot be written
+
+
+def test_the_fork_server_gets_a_cache_folder_where_the_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", NO_HOME)
+    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
+    with pytest.warns(RuntimeWarning, match="tilelang/cache cannot be written, so tilelang keeps its files in") as said:
+        folder, again = server_env()["TILELANG_CACHE_DIR"], server_env()["TILELANG_CACHE_DIR"]
+    assert folder == again and len(said) == 1
+    assert Path(folder).is_relative_to(os.environ["TMPDIR"]) and str(os.getuid()) in folder
+    monkeypatch.setenv("TILELANG_CACHE_DIR", folder)
+    assert environment.cache_root() is None, "atune's own files stay where they are"
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    assert "TILELANG_CACHE_DIR" not in server_env()
+
+
+def test_the_fork_server_uses_tilelangs_own_folder_in_a_home_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
+    assert "TILELANG_CACHE_DIR" not in server_env() and not list(tmp_path.iterdir())
+
+
+PROGRAM = """
+import atune.compat.tilelang
+atune.compat.tilelang.install()
+import torch
+from compat_scale import tuned
+A = torch.ones(4096)
+assert torch.equal(tuned()(A), A * 3)
+print("tuned")
+"""
+
+
+def test_a_program_tunes_where_the_home_cannot_be_written(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    own = {"HOME": NO_HOME, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environ = {name: value for name, value in os.environ.items() if name != "TILELANG_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, str(program)], env={**environ, **own}, capture_output=True, text=True, timeout=150
+    )
+    assert done.stdout.endswith("tuned\n"), done.stderr
+    assert done.stderr.count("cannot be written, so tilelang keeps its files in") == 1
+
+
+# ---- backends and host targets
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "used"),
+    [
+        ("sm_90a", "auto", "auto"),
+        ("sm_90a", "tvm_ffi", "auto"),
+        ("sm_90a", "cython", "cython"),
+        ("sm_90a", "nvrtc", "nvrtc"),
+        ("c", "cython", "auto"),
+    ],
+)
+def test_backends_that_the_engine_has_are_handed_to_it(
+    target: str, name: str, used: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    assert plan(CompileArgs(target=target, execution_backend=name), None, RunArgs()).compile.backend == used
+    assert not [warning for warning in recwarn if issubclass(warning.category, CompatWarning)]
+
+
+@pytest.mark.parametrize("host", ["c", {"kind": "c"}, tvm.target.Target("c")], ids=["text", "dict", "target"])
+def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
+    asked = plan(CompileArgs(target="sm_90a", target_host=host), None, RunArgs()).compile.target_host
+    assert asked is not None and tvm.target.Target(asked).kind.name == "c"
+
+
+def test_a_host_target_reaches_the_candidates() -> None:
+    assert tuned(64, target_host={"kind": "c"}).tuning.measured == 2
+    with pytest.raises(TuningFailed, match="no_such_host"):
+        tuned(64, target_host="no_such_host")
+
+
+def test_what_tilelang_compiles_itself_gets_backend_and_host_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiled(Exception):
+        pass
+
+    def compiles(function: Any, **options: Any) -> Any:
+        raise Compiled(options["execution_backend"], options["target_host"])
+
+    jit = tilelang.jit(target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="nvrtc", target_host="c")
+    kernel = autotune(configs=[{"blocks": 1}])(jit(few_blocks))
+    monkeypatch.setattr(tilelang, "compile", compiles)
+    with pytest.warns(CompatWarning, match="nothing is tuned"), pytest.raises(Compiled) as asked:
+        kernel(1 << 10, 2.0, blocks=4)
+    assert asked.value.args == ("nvrtc", "c")

@@ -1,0 +1,227 @@
+"""The situations of tilelang's own published tests of its tuner, on the CPU target: what they read must be there."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from guide_kernels import doubled, scaled
+from tilelang.autotuner import param, tuner
+
+import atune.compat.tilelang as compat
+from atune.compat.tilelang import environment, set_autotune_inputs
+from atune.errors import WorkloadError
+from atune.storage.result_cache import ResultCache
+
+pytestmark = pytest.mark.timeout(170)
+ON_CPU = {"target": "c", "execution_backend": "cython"}
+BLOCKS = [{"block": 16}, {"block": 32}]
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+def lazy(configs: Any = BLOCKS, **options: Any) -> Any:
+    return tuner.autotune(configs=configs, warmup=1, rep=5, **options)(tilelang.jit(out_idx=[-1], **ON_CPU)(scaled))
+
+
+def eager() -> Any:
+    @tilelang.autotune(configs=BLOCKS, warmup=1, rep=5)
+    @tilelang.jit(**ON_CPU)
+    def kernel(A, block: int = 16):
+        n = T.const("n")
+        A: T.Tensor[[n], T.float32]
+        B = T.empty((n,), "float32")
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * 2.0
+        return B
+
+    return kernel
+
+
+# ---- a call that asks for the kernel
+
+
+def test_a_call_of_a_lazy_kernel_may_ask_for_the_kernel() -> None:
+    kernel = lazy()
+    found = kernel(64, __return_kernel=True)
+    A = torch.randn(64)
+    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
+    assert kernel(64) is found and kernel(64, __return_kernel=False) is found
+
+
+def test_a_call_of_an_eager_kernel_may_ask_for_the_kernel() -> None:
+    kernel, A = eager(), torch.randn(64)
+    found = kernel(A, __return_kernel=True)
+    assert isinstance(found, tilelang.JITKernel) and torch.equal(found(A), A * 2)
+    assert torch.equal(kernel(A), A * 2) and kernel.compile(A) is found
+
+
+# ---- scalars
+
+
+@tilelang.jit(**ON_CPU)
+def add_scalar(n: int = 64, block: int = 16) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), s: T.float32, B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] + s
+
+    return main
+
+
+def test_a_scalar_without_a_value_is_a_value_error_that_says_how_to_give_one() -> None:
+    kernel = tuner.autotune(configs=BLOCKS, warmup=1, rep=1)(add_scalar)
+    with pytest.raises(ValueError, match=r"float32 scalar .* `with set_autotune_inputs\(\.\.\.\)`") as refused:
+        kernel()
+    assert isinstance(refused.value, WorkloadError)
+    with set_autotune_inputs(torch.randn(64), 0.5, torch.empty(64)):
+        found = kernel()
+    A, B = torch.randn(64), torch.empty(64)
+    found(A, 0.5, B)
+    assert torch.equal(B, A + 0.5)
+
+
+def test_tunables_that_default_to_none_are_bound_before_the_kernel_is_made() -> None:
+    @tilelang.jit(out_idx=[-1], **ON_CPU)
+    def kernel(n: int = 64, block: Any = None) -> Any:
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, block)) as bx:
+                for i in T.serial(block):
+                    B[bx * block + i] = A[bx * block + i] * 2
+
+        return main
+
+    found = tuner.autotune(configs=BLOCKS, warmup=1, rep=5)(kernel)()
+    A = torch.randn(64)
+    assert found.config in BLOCKS and torch.equal(found(A), A * 2)
+
+
+# ---- the cache of a decorated kernel
+
+
+def test_the_cache_by_tuned_key_is_read_as_a_mapping() -> None:
+    kernel = lazy()
+    cache = kernel._tuner_cache
+    assert isinstance(cache, Mapping) and len(cache) == 0
+    first, second = kernel(64), kernel(128)
+    assert len(cache) == 2 and list(cache) == list(kernel.results)
+    assert list(cache.values()) == [(first, first.config), (second, second.config)]
+
+
+def test_a_cleared_cache_has_the_next_call_ask_again() -> None:
+    asked: list[int] = []
+
+    def configs(n: int) -> list[dict[str, Any]]:
+        asked.append(n)
+        return BLOCKS
+
+    kernel = lazy(configs)
+    kernel(64)
+    kernel._tuner_cache.clear()
+    assert len(kernel._tuner_cache) == 0
+    kernel(64)
+    assert asked == [64, 64] and len(kernel._tuner_cache) == 1
+
+
+@pytest.mark.filterwarnings("ignore:tunable parameters")
+@pytest.mark.parametrize(
+    ("call", "new"),
+    [({"n": 64, "factor": 3.0}, 0), ({"n": 128, "factor": 2.0}, 1), ({"n": 64, "factor": 2.0, "block": 32}, 1)],
+    ids=["one that does not specialize", "one that does", "a tunable"],
+)
+def test_parameters_that_do_not_specialize_make_no_entry(call: dict[str, Any], new: int) -> None:
+    kernel = lazy(do_not_specialize=["factor"])
+    kernel(n=64, factor=2.0)
+    kernel(**call)
+    assert len(kernel._tuner_cache) == 1 + new
+
+
+# ---- the key of a result
+
+
+def key(n: int = 64, **profile: Any) -> str | None:
+    made = cpu_tuner(n, **profile)
+    return made.generate_cache_key(inspect.signature(scaled).parameters, {})
+
+
+def cpu_tuner(n: int = 64, **profile: Any) -> Any:
+    made = tuner.AutoTuner(scaled, BLOCKS).set_compile_args(out_idx=[-1], target="c")
+    made.set_profile_args(warmup=1, rep=5, **profile)
+    made.set_kernel_parameters(((n,), {}))
+    return made
+
+
+def test_the_key_is_what_the_result_is_kept_under(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    made = cpu_tuner(96, ref_prog=doubled)
+    text = made.generate_cache_key(inspect.signature(scaled).parameters, {})
+    made.run()
+    [entry] = ResultCache(environment.cache_root()).entries(key=text)
+    assert entry.parts.text == text
+
+
+def test_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
+    keys = [
+        key(),
+        key(128),
+        key(skip_check=True),
+        key(cache_input_tensors=False),
+        key(supply_type=tilelang.TensorSupplyType.Integer),
+        key(ref_prog=doubled),
+        key(ref_prog=torch.abs),
+        key(supply_prog=lambda params: [torch.ones(64)]),
+        key(ref_prog=doubled, manual_check_prog=lambda ours, theirs: True),
+    ]
+    assert None not in keys and len(set(keys)) == len(keys)
+    assert key(ref_prog=doubled) == keys[5]
+    other = cpu_tuner()
+    other.compile_args = replace(other.compile_args, out_idx=[0])
+    assert other.generate_cache_key({}, {}) not in keys
+
+
+def test_arguments_that_were_assigned_count() -> None:
+    """As tilelang's test does it: the records are set, and not the setters called."""
+
+    def kernel(block_size: int = 128) -> int:
+        return block_size
+
+    def key_of(compile_args: Any = None, profile: Any = None) -> Any:
+        made = tuner.AutoTuner(kernel, configs=[{"block_size": 128}])
+        made.compile_args = replace(compile_args or param.CompileArgs(), target="c")
+        made.profile_args = profile or param.ProfileArgs()
+        return made.generate_cache_key(inspect.signature(kernel).parameters, {})
+
+    base = param.CompileArgs(out_idx=[0])
+    assert key_of(base) != key_of(replace(base, out_idx=[1]))
+    profile = param.ProfileArgs(skip_check=False, cache_input_tensors=False)
+    variants = (replace(profile, skip_check=True), replace(profile, cache_input_tensors=True))
+    assert all(key_of(profile=profile) != key_of(profile=variant) for variant in variants)
+
+
+@pytest.mark.parametrize("name", ["ref_prog", "supply_prog", "manual_check_prog"])
+def test_a_callback_that_no_other_process_can_get_has_no_key(name: str) -> None:
+    lock = threading.Lock()
+
+    def callback(value: Any) -> Any:
+        with lock:
+            return value
+
+    made = tuner.AutoTuner(scaled, BLOCKS)
+    made.profile_args = param.ProfileArgs(**{name: callback})
+    assert made.generate_cache_key({}, {}) is None
