@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIRST = 8
-"""Candidates drawn before the forest has a word."""
+"""Candidates drawn before the forest has a word; fewer under a small budget."""
 GOOD = 5
 """One of so many is good: the best fifth of what is known."""
 TREES = 50
-DRAWN = 1
-"""Candidates of a batch that are drawn, whatever the forest says."""
+EARLY, LEAST = 64, 4
+"""Until so many candidates were asked for, batches have `LEAST`: what is learnt counts most then. One candidate of
+each `BATCH` is drawn, whatever the forest says."""
 POLISHED = 0.15
 """Share of a budget that is kept for the neighbourhood of the best."""
 
@@ -43,13 +44,14 @@ class Forest(Learner):
         self._features = np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
 
     def propose(self, rng: random.Random) -> list[int]:
-        if len(self.asked) < FIRST or len(self.latencies) < 2:
-            return self.beginning(rng, BATCH)
+        first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
+        if len(self.asked) < first or len(self.latencies) < 2:
+            return self.beginning(rng, first)
         if (around := self._polish()) and self.best is not None:
             return around
-        drawn = self.drawn(rng, DRAWN)
-        chosen = self._chosen(rng, BATCH - DRAWN)
-        return [*chosen, *drawn]
+        size = LEAST if len(self.asked) < EARLY else BATCH
+        drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
+        return [*self._chosen(rng, size - len(drawn)), *drawn]
 
     def _polish(self) -> list[int]:
         """Return the new neighbours of the best, where the budget's end is near."""
