@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from atune.engine.strategy import Strategy
 from atune.model.candidate import Candidate
+from atune.search.guard import Guarded
 
 LookUp = Callable[[Sequence[int]], Awaitable[Sequence[Candidate | None]]]
 """Returns the candidates at the first of some places of a large space, one at least; None for one it refuses."""
@@ -22,12 +22,12 @@ class Listed:
 
     exhausted = False
 
-    def __init__(self, candidates: Mapping[int, Candidate], strategy: Strategy) -> None:
-        self.candidates, self._strategy = candidates, strategy
+    def __init__(self, candidates: Mapping[int, Candidate], ask: Callable[[], Awaitable[int | None]]) -> None:
+        self.candidates, self._ask = candidates, ask
 
     async def next(self) -> Candidate | None:
         """Return the next candidate; None where there is none."""
-        while (index := self._strategy.ask()) is not None:
+        while (index := await self._ask()) is not None:
             if index in self.candidates:  # else the space does not hold it any more
                 return self.candidates[index]
         self.exhausted = True
@@ -43,7 +43,7 @@ class LookedUp:
     def __init__(
         self,
         known: dict[int, Candidate],
-        strategy: Strategy,
+        strategy: Guarded,
         look_up: LookUp,
         stopping: Callable[[], bool],
         warn: Callable[[str], None],

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import IO
+from typing import IO, cast
 
 from atune.errors import JournalError
 
@@ -44,7 +44,7 @@ def _open(path: str, kind: str) -> IO[bytes]:
     if kind == "xz":
         return lzma.open(path, "rb")
     if kind == "gzip":
-        return gzip.open(path, "rb")
+        return cast(IO[bytes], gzip.open(path, "rb"))
     return _zstd(path) if kind == "zstd" else open(path, "rb")
 
 

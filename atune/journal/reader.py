@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from atune.errors import JournalError
-from atune.journal.packed import NotWhole, unpacked
 from atune.journal.events import (
     SCHEMA,
     AnyEvent,
@@ -26,6 +25,7 @@ from atune.journal.events import (
     RunStarted,
     decode,
 )
+from atune.journal.packed import NotWhole, unpacked
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused: no event is that large, and what a reader makes of a line takes many times its size."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
-from atune.search.interface import Searched, Strategy
+from atune.search.interface import Searched, Strategy, check_strategy
 from atune.search.orders import Exhaustive, Random
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, 
 LEARNING = ("local", "evolution", "forest")
 """Strategies that need the space's configurations, and propose by what they were told."""
 NAMES = (*ORDERS, *LEARNING)
+QUICK = ("exhaustive", "random", "local", "evolution")
+"""Strategies that answer within a millisecond or so."""
 
 
 def check_name(name: str) -> None:
@@ -27,7 +29,24 @@ def check_name(name: str) -> None:
 
         needs()
     elif name not in (*NAMES, AUTO):
-        raise UsageError(f"strategy {name!r} is unknown; there is {', '.join((AUTO, *NAMES))}")
+        raise UsageError(
+            f"strategy {name!r} is unknown; there is {', '.join((AUTO, *NAMES))}, or an object of your own"
+        )
+
+
+def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
+    """Raise `UsageError` for what is no strategy, is not installed, or cannot learn as candidates are not measured."""
+    if strategy is None:
+        return
+    if isinstance(strategy, str):
+        check_name(strategy)
+    else:
+        check_strategy(strategy)
+        if strategy.name in (AUTO, *NAMES):
+            raise UsageError(f"strategy {strategy.name!r}: atune's own has that name; give yours another")
+    if not pipeline and strategy not in (AUTO, *ORDERS):
+        name = strategy if isinstance(strategy, str) else strategy.name
+        raise UsageError(f"strategy {name!r} learns while others compile: leave out pipeline=False (--no-pipeline)")
 
 
 def make_order(name: str, total: int, seed: int, *, listed: bool = True) -> Exhaustive | Random:

@@ -75,7 +75,6 @@ class Forest(Learner):
 
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
         """Return how much each of `candidates` promises."""
-        import numpy as np
 
         known, labels, weights = self._lessons()
         forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from atune.errors import UsageError
 from atune.model.candidate import Config
 
+AHEAD = 2
+"""Candidates for each compile worker that a strategy which learns is asked for ahead of what it was told."""
 DUPLICATE = "duplicate"
 """Why a candidate without a latency has none: it compiles to the code of another, which has it. It did not fail."""
 
@@ -58,13 +60,10 @@ def check_strategy(strategy: object) -> None:
     name = getattr(strategy, "name", None)
     lacking = [method for method in ("ask", "tell") if not callable(getattr(strategy, method, None))]
     if isinstance(strategy, type):
-        raise UsageError(f"strategy {strategy.__name__} is a class: give an object of it, strategy={strategy.__name__}()")
+        raise UsageError(f"strategy {strategy.__name__} is a class: give an object of it, {strategy.__name__}(…)")
     if lacking or not (isinstance(name, str) and name):
         missing = [*lacking, *([] if isinstance(name, str) and name else ["name"])]
         raise UsageError(
-            f"strategy {strategy!r}: it has no {' and no '.join(missing)}; give a name, or an object with a name (text), "
-            "ask() and tell(index, latency_ms, reason)"
+            f"strategy {strategy!r}: it has no {' and no '.join(missing)}; give a name, or an object with a name "
+            "(text), ask() and tell(index, latency_ms, reason)"
         )
-
-
-Begin = Callable[[Searched], None]

@@ -76,7 +76,7 @@ class Learner(ABC):
     def propose(self, rng: random.Random) -> Sequence[int]:
         """Return at least one candidate that was not asked for; there is one."""
 
-    def learn(self, candidate: int) -> None:
+    def learn(self, candidate: int) -> None:  # noqa: B027
         """Take note that something was told of `candidate`."""
 
     def forget_batch(self) -> None:

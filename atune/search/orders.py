@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+
 from atune.model.permutation import Permutation
 
 NEIGHBOURHOOD = 8

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import heapq
 import math
+import multiprocessing
+import signal
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from atune.search.choosing import check_name, make_strategy
 from atune.search.guard import Guarded
-from atune.search.interface import Searched, Strategy
+from atune.search.interface import AHEAD, Searched, Strategy
 from atune.search.recording import Recording
 
-AHEAD = 2
-"""Candidates for each worker that a strategy which learns is asked for ahead of what it was told."""
 WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 
 
@@ -158,7 +161,39 @@ def simulate_seeds(
     prior: Mapping[int, float] | None = None,
 ) -> list[Trial]:
     """Play one run a seed."""
-    return [
-        simulate_run(recording, make, Searched(recording.configs, seed, budget, prior), workers=workers, devices=devices)
-        for seed in seeds
-    ]
+    searched = [Searched(recording.configs, seed, budget, prior) for seed in seeds]
+    return [simulate_run(recording, make, each, workers=workers, devices=devices) for each in searched]
+
+
+def simulate(
+    recording: Recording,
+    strategy: str,
+    *,
+    budget: int,
+    seeds: int = 100,
+    workers: int = 16,
+    devices: int = 1,
+    prior: Mapping[int, float] | None = None,
+    processes: int = 1,
+) -> tuple[Summary, list[Trial]]:
+    """Play the strategy of that name with the seeds from 0 on, in so many processes, and sum up.
+
+    Raises `UsageError` for a name that no strategy has, or whose library is not installed.
+    """
+    check_name(strategy)
+    make = partial(make_strategy, strategy)
+    play = partial(simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, prior=prior)
+    slices = [range(first, seeds, processes) for first in range(min(processes, seeds))]
+    if len(slices) == 1:
+        trials = play(seeds=slices[0])
+    else:
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(len(slices), mp_context=fork, initializer=_leave_signals) as pool:
+            played = [pool.submit(play, seeds=each) for each in slices]
+            parts = [future.result() for future in played]
+        trials = [parts[seed % processes][seed // processes] for seed in range(seeds)]
+    return summary_of(strategy, budget, trials, recording.best_ms), trials
+
+
+def _leave_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program that started us minds it
