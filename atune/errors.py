@@ -78,6 +78,10 @@ class TargetError(UsageError):
     """The target or device is not supported or not there. Choose another; `atune doctor` shows what there is."""
 
 
+class StrategyError(UsageError):
+    """A search strategy raised, or proposed what it must not. Mend it, or take another; what was measured stays."""
+
+
 class JournalError(UsageError):
     """The journal cannot be opened, written or read. What it holds already is untouched."""
 

@@ -30,7 +30,6 @@ from counted import empty_caches, run_counted
 from vs_tilelang import MODES, machine, make_tuner, space_of
 
 from atune.engine.engine import Engine
-from atune.engine.strategy import make_strategy
 from atune.errors import UsageError
 from atune.journal.events import (
     AnyEvent,
@@ -44,6 +43,7 @@ from atune.journal.events import (
 from atune.journal.recorder import Recorder
 from atune.local.backend import LocalBackend
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
+from atune.search.choosing import make_order
 from atune.testing import IdleDeviceWorker
 from atune.workload.workload import FileRef, parse_file_ref
 
@@ -89,7 +89,7 @@ def child_tilelang(job: dict[str, Any]) -> dict[str, Any]:
     from atune.workload.workload import load
 
     work = load(parse_file_ref(job["space"]))
-    drawn = make_strategy("random", len(work.candidates()), job["seed"])
+    drawn = make_order("random", len(work.candidates()), job["seed"])
     indices = [drawn.ask() for _ in range(job["candidates"])]
     tuner = make_tuner(work, check=False, rtol=0.02, target={"kind": "cuda", "arch": ARCH})
     tuner.configs = [tuner.configs[i] for i in indices if i is not None]

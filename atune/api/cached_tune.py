@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from atune.api.tuner import check_listener, run_blocking, tune
-from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
+from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, strategy_name
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
@@ -26,6 +26,7 @@ from atune.model.device import DeviceInfo, Target, device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
+from atune.search.choosing import AUTO
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import CacheEntry, ResultKey
@@ -65,7 +66,7 @@ class Work:
     @cached_property
     def key(self) -> ResultKey:
         compile, benchmark = msgspec.to_builtins(self.compile), msgspec.to_builtins(self.benchmark)
-        strategy = self.options.get("strategy", "exhaustive")
+        strategy = self.strategy
         return ResultKey(
             kernel=self.workload.name,
             source=kernel_fingerprint(self.workload.kernel),
@@ -81,11 +82,19 @@ class Work:
             search={
                 "strategy": strategy,
                 "seed": 0 if strategy == "exhaustive" else self.options.get("seed", 0),
-                "budget": msgspec.to_builtins(self.budget),
+                "budget": self.budget.as_data(),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
             },
             space=self.spec.identity(),
         )
+
+    @property
+    def strategy(self) -> str:
+        """What was asked for, by name."""
+        given = self.options.get("strategy")
+        if given is None:
+            return AUTO if self.budget.limited else "exhaustive"
+        return given if isinstance(given, str) else str(given.name)
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Tell whether a configuration is one of the space."""
@@ -136,13 +145,20 @@ class Work:
             arguments=self.spec.arguments,
             target=self.target,
             devices=tuple(device.id for device in self.devices),
-            strategy=self.options.get("strategy", "exhaustive"),
+            strategy=strategy_name(
+                self.options.get("strategy"),
+                None,
+                self.spec.total,
+                self.budget,
+                listed=self.spec.size is None,
+                learns=self.options.get("pipeline", True),
+            ),
             settings={
                 "compile": msgspec.to_builtins(self.compile),
                 "benchmark": msgspec.to_builtins(self.benchmark),
                 "pipeline": self.options.get("pipeline", True),
                 "seed": self.options.get("seed", 0),
-                "budget": msgspec.to_builtins(self.budget),
+                "budget": self.budget.as_data(),
             },
             versions=self.versions,
         )

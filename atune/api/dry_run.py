@@ -98,7 +98,8 @@ async def dry_run(
     space = await survey_space(workload)
     begun = _begun(journal, space)
     left = None if space.candidates is None else max(0, space.candidates - (begun.done if begun else 0))
-    allowed = None if budget.candidates is None else max(0, budget.candidates - (begun.done if begun else 0))
+    most = budget.candidates if space.candidates is None else budget.most(space.candidates)
+    allowed = None if most is None else max(0, most - (begun.done if begun else 0))
     to_do = min((number for number in (left, allowed) if number is not None), default=None)
     pace = _pace(workload, journal, space)
     return DryRun(

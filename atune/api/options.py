@@ -13,6 +13,7 @@ from atune.journal.events import Event
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import EventLog
+from atune.search.interface import Strategy
 from atune.workload.workload import Workload
 
 
@@ -21,7 +22,7 @@ class RunOptions(TypedDict, total=False):
 
     target: str
     devices: str | Sequence[str | int]
-    strategy: str
+    strategy: str | Strategy | None
     seed: int
     budget: int | str | Budget | None
     pipeline: bool

@@ -25,7 +25,6 @@ from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_setting
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
-from atune.engine.strategy import make_strategy
 from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
@@ -38,6 +37,8 @@ from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.reporting.log import EventLog, event_log
+from atune.search.choosing import check_given
+from atune.search.interface import Strategy
 from atune.storage.artifact_store import find, keep
 from atune.system.paths import cache_folder_at, chosen_cache_folder
 from atune.system.shortage import shortage_of
@@ -65,7 +66,7 @@ class Tuner:
         *,
         target: str = "auto",
         devices: str | Sequence[str | int] = "all",
-        strategy: str = "exhaustive",
+        strategy: str | Strategy | None = None,
         seed: int = 0,
         budget: int | str | Budget | None = None,
         journal: str | os.PathLike[str] | None = None,
@@ -84,7 +85,7 @@ class Tuner:
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
         accept = check_parts(force_parts)
-        make_strategy(strategy, 1, seed)
+        check_given(strategy, pipeline=pipeline)
         names = device_names(devices) if backend is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if backend is None:
@@ -325,10 +326,13 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive`` or ``random``; the seed decides the random order.
+        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``auto``, or
+        an object of your own with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive``
+        where the budget admits all, else ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto``
+        under a budget, else ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
     budget
-        Candidates (``40``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``, ``"1h"``) or a `Budget`; None
-        tries the whole space.
+        Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
+        ``"1h"``) or a `Budget`; None tries the whole space.
     journal
         Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.

@@ -26,7 +26,8 @@ def dry_run_command(
     """Print what tuning with `options` would do. Exit status 2 where nothing could be tuned."""
     asked = {name: options[name] for name in ASKED}
     found = anyio.run(partial(dry_run, workload, journal=journal, **asked))
-    say(json.dumps(as_data(found)) if arguments.json else "\n".join(lines_of(found, options["strategy"])))
+    strategy = options["strategy"] or ("auto" if options["budget"].limited else "exhaustive")
+    say(json.dumps(as_data(found)) if arguments.json else "\n".join(lines_of(found, strategy)))
     if found.space.candidates == 0:
         complain("the space is empty: no configuration satisfies the constraints")
     return USAGE if found.space.candidates == 0 or found.impossible else OK

@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from atune.search.choosing import AUTO, NAMES
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atune.journal.events import Event
     from atune.journal.result import TuneResult
+    from atune.search.recording import Recording
+    from atune.search.simulation import Summary
     from atune.system.signals import Interrupts
 
 
@@ -31,7 +35,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser = add("resume", _resume, "Go on with a run that was interrupted")
     parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
     parser.add_argument("--force-part", action="append", default=[], metavar="PART", help=_PARTS)
-    parser.add_argument("--budget", metavar="N|90s", help="candidates, or time (s, m or h), of all parts together")
+    parser.add_argument("--budget", metavar="N|10%|90s", help="candidates, a share, or time, of all parts together")
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -54,6 +58,18 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
     parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
+    parser = add("simulate", _simulate, "Play a strategy against an exhaustive journal; runs no code")
+    parser.add_argument("--strategy", choices=(AUTO, *NAMES), default=AUTO, help="which (auto)")
+    parser.add_argument("--budget", default="10%", metavar="N|10%", help="candidates, or a share of them (10 percent)")
+    parser.add_argument("--seeds", type=positive("seeds"), default=100, metavar="N", help="runs, from seed 0 on (100)")
+    parser.add_argument(
+        "--workers", type=positive("workers"), default=16, metavar="N", help="compile workers that there would be (16)"
+    )
+    parser.add_argument(
+        "--devices", type=positive("devices"), default=1, metavar="N", help="devices that there would be (1)"
+    )
+    parser.add_argument("--no-prior", action="store_true", help="without estimates of what is likely")
+
     parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
     parser.add_argument("--table", action="store_true", help="print every candidate")
@@ -62,6 +78,17 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel")
     parser.add_argument("--write", action="store_true", help="change the file (the diff is only printed)")
     parser.add_argument("--force", action="store_true", help="also where the kernel is not what was tuned")
+
+
+def positive(unit: str) -> Callable[[str], int]:
+    """Return an argparse type for a number of `unit`, one at least."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) > 0):
+            raise argparse.ArgumentTypeError(f"must be a whole number of {unit}, above zero, got {text!r}")
+        return int(text)
+
+    return parse
 
 
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
@@ -176,6 +203,54 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         write_output(arguments.output, data)
         _done(arguments, arguments.output, f"exported   {arguments.output}")
     return 0
+
+
+def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    import json
+
+    import msgspec
+
+    from atune.cli.printing import say
+    from atune.errors import UsageError
+    from atune.model.settings import Budget
+    from atune.search.recording import read_recording
+    from atune.search.simulation import simulate
+    from atune.system.cores import usable_cores
+
+    recording = read_recording(arguments.journal)
+    budget = Budget.parse(arguments.budget).most(len(recording.configs))
+    if budget is None:
+        raise UsageError(f"--budget {arguments.budget}: a simulation takes candidates (40) or a share of them (10%)")
+    summary, _ = simulate(
+        recording,
+        arguments.strategy,
+        budget=min(budget, len(recording.configs)),
+        seeds=arguments.seeds,
+        workers=arguments.workers,
+        devices=arguments.devices,
+        processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
+    )
+    say(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
+    return 0
+
+
+MANY_SEEDS = 8
+"""Seeds from which on several processes play them."""
+
+
+def _simulated(summary: Summary, recording: Recording) -> str:
+    """Return a simulation in a few lines for people."""
+    to_2pct = summary.evaluations_to_2pct_median
+    reached = f"after {to_2pct:g} candidates" if to_2pct is not None else "not reached"
+    return "\n".join(
+        (
+            f"strategy   {summary.strategy}: {summary.evaluations} of {len(recording.configs)} candidates, "
+            f"{summary.seeds} seeds",
+            f"within     1 % of the best: {summary.within_1pct:.0%} of seeds; 2 %: {summary.within_2pct:.0%}; "
+            f"5 %: {summary.within_5pct:.0%}",
+            f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; {summary.wall_s_median:.1f} s",
+        )
+    )
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

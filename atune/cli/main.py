@@ -14,6 +14,7 @@ from atune.cli.journal import add_journal_commands
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
+from atune.search.choosing import AUTO, NAMES
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
 from atune.version import __version__
@@ -214,12 +215,15 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
     group.add_argument(
         "--strategy",
-        choices=("exhaustive", "random"),
-        default="exhaustive",
-        help="order of the candidates (exhaustive)",
+        choices=(AUTO, *NAMES),
+        help="how candidates are chosen (exhaustive; auto under a budget, or what the journal began with)",
     )
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
-    group.add_argument("--budget", metavar="N|90s", help="stop after so many candidates, or so much time (s, m or h)")
+    group.add_argument(
+        "--budget",
+        metavar="N|10%|90s",
+        help="stop after so many candidates, a share of them, or so much time (s, m or h)",
+    )
     group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
     )

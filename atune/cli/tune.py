@@ -178,7 +178,7 @@ def _budget(arguments: argparse.Namespace) -> Budget:
     budget = Budget.parse(arguments.budget)
     if arguments.topk is None:
         return budget
-    if budget.candidates is not None:
+    if budget.candidates is not None or budget.percent is not None:
         raise UsageError("--topk and --budget N both limit the number of candidates: give one of them")
     return Budget(candidates=arguments.topk, seconds=budget.seconds)
 

@@ -20,12 +20,13 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectSendStream
 
+from atune.engine.asking import Asking
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
-from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
+from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed, strategy_name
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import Listed, LookedUp, endless, looked_up
 from atune.engine.recorded import Recorded
@@ -49,6 +50,8 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.search.choosing import QUICK
+from atune.search.interface import Strategy
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -72,7 +75,7 @@ class Engine:
         *,
         compile: CompileSettings,
         benchmark: BenchmarkSettings,
-        strategy: str = "exhaustive",
+        strategy: str | Strategy | None = None,
         seed: int = 0,
         budget: Budget | None = None,
         pipeline: bool = True,
@@ -82,7 +85,9 @@ class Engine:
     ) -> None:
         self.backend, self.recorder = backend, recorder
         self.compile, self.benchmark = compile, benchmark
-        self.strategy_name, self.seed = strategy, seed
+        self.strategy, self.seed = strategy, seed
+        self.strategy_name = ""
+        """As the header has it, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept = find, accept
         self._run = Run(recorder)
@@ -110,12 +115,13 @@ class Engine:
     async def _work(self, plan: Plan) -> None:
         """Compile and measure what is left to do, hold the final, and prove its winner."""
         run, backend = self._run, self.backend
-        run.outcomes.tell = plan.strategy.tell
         compile_workers, device_workers = backend.compile_workers(plan.to_compile), backend.device_workers()
         backend.on_change(run.wake)
         backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
+        asking = Asking(run, plan, scheduled)
+        run.outcomes.tell = asking.take_note
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
@@ -135,7 +141,7 @@ class Engine:
             syncing.start_soon(run.outcomes.keep_synced)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_time)
-                tasks.start_soon(self._propose, plan, scheduled, propose)
+                tasks.start_soon(self._propose, plan, scheduled, asking, propose)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
@@ -144,6 +150,7 @@ class Engine:
                 finalists.drop_overtaken()
                 proofs.drop_overtaken()
             await run.outcomes.acknowledge()
+            asking.tell()
             await ProofStage(run, proofs, measuring, compile_workers, final.hold).settle()
             syncing.cancel_scope.cancel()
 
@@ -169,9 +176,15 @@ class Engine:
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start; None where nothing is left of a run before."""
         state, budget = self.recorder.state, self.budget
+        self.strategy_name = strategy_name(
+            self.strategy, state.header, spec.total, budget, listed=spec.size is None, learns=self.pipeline
+        )
+        own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
+        quick = self.strategy_name in QUICK  # others may import libraries, and fit models
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            plan = await _computed(spec, partial(plan_new, spec, self.strategy_name, self.seed, budget))
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget)
+            plan = await _computed(spec, new, quick=quick)
             active, unused = self.backend.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
             for remark in (*spec.remarks, *endless(spec, budget)):
@@ -181,7 +194,8 @@ class Engine:
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
         known = await looked_up(places, self.backend.look_up)
-        plan = await _computed(spec, partial(plan_rest, state, now, devices, spec, budget, self.accept, known))
+        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own)
+        plan = await _computed(spec, rest, quick=quick)
         if finished(state, budget) and plan.empty:
             return None
         self._resume(state, plan, header["versions"])
@@ -194,7 +208,7 @@ class Engine:
             "benchmark": msgspec.to_builtins(self.benchmark),
             "pipeline": self.pipeline,
             "seed": self.seed,
-            "budget": msgspec.to_builtins(self.budget),
+            "budget": self.budget.as_data(),
         }
         return {
             "schema": SCHEMA,
@@ -235,18 +249,24 @@ class Engine:
         for index in plan.gone:
             emit(CandidatePruned, index=index, reason=GONE)
 
-    async def _propose(self, plan: Plan, scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]) -> None:
-        count, proposals = 0, self._proposals(plan)
+    async def _propose(
+        self, plan: Plan, scheduled: CompileState, asking: Asking, propose: MemoryObjectSendStream[Candidate]
+    ) -> None:
+        count, proposals = 0, self._proposals(plan, asking)
         with propose:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 self._run.wake()
             while count < plan.proposable and not self._run.stopping:
-                new = await proposals.next()
+                await asking.turn()
+                new = None if self._run.stopping else await proposals.next()
                 if new is None:
                     break
                 count += 1
-                self.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config)
+                asking.proposed(new.index)
+                self.recorder.emit(
+                    CandidateProposed, index=new.index, key=new.key, config=new.config, heard=asking.heard
+                )
                 await propose.send(new)
                 self._run.wake()
         scheduled.proposing = False
@@ -254,13 +274,13 @@ class Engine:
             self._counted = len(proposed(self.recorder.state))
             if not self._counted:
                 raise SpaceError("Space is empty: no configuration satisfies the constraints")
-        elif self.budget.candidates is not None and self.budget.candidates < plan.total:
+        elif (most := self.budget.most(plan.total)) is not None and most < plan.total:
             self._ended_by = "budget"
         self._run.wake()
 
-    def _proposals(self, plan: Plan) -> Listed | LookedUp:
+    def _proposals(self, plan: Plan, asking: Asking) -> Listed | LookedUp:
         if self._run.spec.size is None:
-            return Listed(plan.candidates, plan.strategy)
+            return Listed(plan.candidates, asking.ask)
         return LookedUp(
             plan.candidates, plan.strategy, self.backend.look_up,
             stopping=lambda: bool(self._run.stopping),
@@ -298,9 +318,9 @@ class Engine:
 T = TypeVar("T")
 
 
-async def _computed(spec: WorkloadSpec, compute: Callable[[], T]) -> T:
-    """Return what `compute` does: in a thread where the space is long, so that the event loop goes on meanwhile."""
-    if len(spec.configs) <= AT_ONCE:
+async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:
+    """Return what `compute` does: in a thread where that may take long, so that the event loop goes on meanwhile."""
+    if len(spec.configs) <= AT_ONCE and quick:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
 

@@ -12,13 +12,17 @@ from typing import Any
 
 import msgspec
 
-from atune.engine.strategy import Strategy, make_strategy
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
+from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
+from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
+from atune.search.guard import Guarded
+from atune.search.interface import Searched, Strategy
+from atune.search.recording import reason_of
 from atune.workload.workload import WorkloadSpec
 
 GONE = "the space does not hold it any more"
@@ -41,7 +45,7 @@ class Plan:
 
     candidates: dict[int, Candidate]
     """Those of the space; of a large one, those that were proposed."""
-    strategy: Strategy
+    strategy: Guarded
     proposable: int
     """Candidates that the strategy may still propose."""
     redo: list[Candidate] = field(default_factory=list)
@@ -65,12 +69,53 @@ class Plan:
         return not (self.proposable or self.redo or self.suspects or self.gone)
 
 
-def plan_new(spec: WorkloadSpec, strategy: str, seed: int, budget: Budget) -> Plan:
-    """Plan a run from its beginning."""
+def strategy_name(
+    given: str | Strategy | None, header: RunStarted | None, total: int, budget: Budget, **space: bool
+) -> str:
+    """Return the name of the strategy of a run over `total` candidates, as its header has it.
+
+    Where none is asked for, a run that goes on has its header's. `space`: as for `chosen`.
+    """
+    if given is not None and not isinstance(given, str):
+        return given.name
+    if given is not None and given != AUTO:
+        return given
+    if header is not None:
+        return header.strategy
+    return chosen(total, budget.most(total), limited=budget.limited, **space)
+
+
+def made(given: str | Strategy, searched: Searched) -> Strategy:
+    """Return the strategy of a listed space: the user's own, which is told what there is, or the one of that name."""
+    if isinstance(given, str):
+        return make_strategy(given, searched)
+    begin = getattr(given, "begin", None)
+    if begin is not None:
+        begin(searched)
+    return given
+
+
+def plan_new(spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget) -> Plan:
+    """Plan a run from its beginning. Raises `UsageError` where the strategy does not fit the space."""
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
-    proposes = make_strategy(strategy, total, seed, listed=listed)
-    return Plan(candidates, proposes, min(total, budget.candidates or total), total=total)
+    most = min(total, budget.most(total) or total)
+    proposes: Strategy
+    if isinstance(strategy, str) and strategy in ORDERS:
+        proposes = make_order(strategy, total, seed, listed=listed)
+    else:
+        proposes = made(strategy, _searched(spec, candidates, seed, most if budget.most(total) else None))
+    return Plan(candidates, Guarded(proposes, candidates if listed else range(total)), most, total=total)
+
+
+def _searched(spec: WorkloadSpec, candidates: Mapping[int, Candidate], seed: int, most: int | None) -> Searched:
+    """Return what a strategy that learns is told of the space. Raises `UsageError` for one that is too large."""
+    if spec.size is not None:
+        raise UsageError(
+            f"the space has {spec.size:,} points and is not listed, which strategies that learn need: take exhaustive "
+            "or random, or give fewer axes or values"
+        )
+    return Searched({index: candidate.config for index, candidate in candidates.items()}, seed, most)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -95,10 +140,12 @@ def plan_rest(
     budget: Budget,
     accept: Sequence[str],
     known: Mapping[int, Candidate] = {},
+    own: Strategy | None = None,
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
     `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
+    `own`: the user's own strategy, where the run has one.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
@@ -114,10 +161,18 @@ def plan_rest(
         found.append(("space", f"it had {state.total - len(gone)} candidates and has {size}"))
     _refuse([(part, text) for part, text in found if part not in accept])
     before = proposed(state)
+    most = min(size, budget.most(size + len(gone)) or size)
+    stages: list[Strategy]
+    if header.strategy in ORDERS:
+        stages = list(_stages(header, state, size))
+    else:
+        seed = int(header.settings.get("seed") or 0)
+        searched = _searched(spec, candidates, seed, most if budget.most(size) else None)
+        stages = [made(own or header.strategy, searched)]
     plan = Plan(
         candidates,
-        _Continued([e.index for e in before], _stages(header, state, size), state),
-        min(size, budget.candidates or size) - sum(e.index in candidates for e in before),
+        Guarded(_Continued(before, stages, state), range(MOST_POINTS)),
+        most - sum(e.index in candidates for e in before),
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
     )
@@ -164,7 +219,8 @@ def finished(state: State, budget: Budget) -> bool:
     if state.finished is None or state.finished.reason == "stopped":
         return False
     count = len(proposed(state))
-    used_up = budget.candidates is not None and count >= budget.candidates
+    most = budget.most(state.total)
+    used_up = most is not None and count >= most
     return count >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
 
 
@@ -237,11 +293,11 @@ def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
     """Yield the header's strategy over the space as it was, then over what was added each time."""
     low, seed = 0, int(header.settings.get("seed") or 0)
     if header.large:
-        yield make_strategy(header.strategy, header.total, seed, listed=False)
+        yield make_order(header.strategy, header.total, seed, listed=False)
         return
     for high in [*state.totals, total]:
         if high > low:
-            yield _Shifted(make_strategy(header.strategy, high - low, seed), low)
+            yield _Shifted(make_order(header.strategy, high - low, seed), low)
             low = high
 
 
@@ -255,31 +311,35 @@ class _Shifted:
         index = self.inner.ask()
         return None if index is None else index + self.low
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
-        self.inner.tell(index - self.low, latency_ms)
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self.inner.tell(index - self.low, latency_ms, reason)
 
 
 class _Continued:
     """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
 
-    A strategy that proposes by what it learns may have been told later than the journal says; what it would propose a
-    second time is left out.
+    Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
+    the space, the budget or an outcome is another now, is left out.
     """
 
-    def __init__(self, proposed: Sequence[int], stages: Iterable[Strategy], state: State) -> None:
-        self._stages = list(stages)
+    def __init__(self, before: Sequence[Entry], stages: Sequence[Strategy], state: State) -> None:
+        self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
-        self._seen, self._ahead = set(proposed), deque[int]()
-        for index in proposed:
+        self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
+        outcomes = {entry.index: state.outcome(entry.index) for entry in before}
+        untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
+        for entry in before:
+            while untold and untold[0][0] <= entry.heard:
+                self._tell_of(untold.popleft()[1], state)
             answer = self._next()
             if answer is not None and answer not in self._seen:
                 self._ahead.append(answer)
-            outcome = state.outcome(index)
-            if outcome is not None:
-                measured = isinstance(outcome, CandidateMeasured) and outcome.index == index
-                self.tell(
-                    index, outcome.timing.latency_ms if measured and isinstance(outcome, CandidateMeasured) else None
-                )
+        for _, index in untold:
+            self._tell_of(index, state)
+
+    @property
+    def most_outstanding(self) -> int:
+        return min((stage.limit(2**31) for stage in self._stages), default=1)
 
     def ask(self) -> int | None:
         if self._ahead:
@@ -289,11 +349,17 @@ class _Continued:
                 return index
         return None
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         for stage in reversed(self._stages):
-            if not isinstance(stage, _Shifted) or index >= stage.low:
-                stage.tell(index, latency_ms)
+            inner = stage.strategy
+            if not isinstance(inner, _Shifted) or index >= inner.low:
+                stage.tell(index, latency_ms, reason)
                 return
+
+    def _tell_of(self, index: int, state: State) -> None:
+        outcome, reason = state.outcome(index), reason_of(state, index)
+        own = isinstance(outcome, CandidateMeasured) and not reason
+        self.tell(index, outcome.timing.latency_ms if own and isinstance(outcome, CandidateMeasured) else None, reason)
 
     def _next(self) -> int | None:
         for stage in self._stages:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from atune.engine.strategy import Strategy
 from atune.model.candidate import Candidate
 from atune.model.settings import Budget
+from atune.search.guard import Guarded
 from atune.workload.workload import WorkloadSpec
 
 LookUp = Callable[[Sequence[int]], Awaitable[Sequence[Candidate | None]]]
@@ -24,12 +24,12 @@ class Listed:
 
     exhausted = False
 
-    def __init__(self, candidates: Mapping[int, Candidate], strategy: Strategy) -> None:
-        self.candidates, self._strategy = candidates, strategy
+    def __init__(self, candidates: Mapping[int, Candidate], ask: Callable[[], Awaitable[int | None]]) -> None:
+        self.candidates, self._ask = candidates, ask
 
     async def next(self) -> Candidate | None:
         """Return the next candidate; None where there is none."""
-        while (index := self._strategy.ask()) is not None:
+        while (index := await self._ask()) is not None:
             if index in self.candidates:  # else the space does not hold it any more
                 return self.candidates[index]
         self.exhausted = True
@@ -45,7 +45,7 @@ class LookedUp:
     def __init__(
         self,
         known: dict[int, Candidate],
-        strategy: Strategy,
+        strategy: Guarded,
         look_up: LookUp,
         stopping: Callable[[], bool],
         warn: Callable[[str], None],

@@ -14,8 +14,6 @@ from atune.model.artifact import Artifact
 from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
 
-Tell = Callable[[int, float | None], None]
-
 
 class Signals:
     """What the parts of one run wake each other by, and whether it is to end."""
@@ -72,12 +70,16 @@ class Run(Signals):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate's outcome that is recorded and not yet known to be on the disk."""
+    """A candidate's outcome that is recorded and not yet known to be on the disk. `seq`: its event's, or soon after."""
 
     index: int
+    seq: int
     latency_ms: float | None
     best: tuple[int, float] | None
     worker: str
+
+
+Tell = Callable[[Outcome], None]
 
 
 class Outcomes:
@@ -95,7 +97,7 @@ class Outcomes:
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
         """Acknowledge a candidate's outcome as soon as it is on the disk; the worker goes on meanwhile."""
-        self._unsynced.append(Outcome(index, latency_ms, best, worker))
+        self._unsynced.append(Outcome(index, self.recorder.state.last_seq, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
         else:
@@ -121,7 +123,7 @@ class Outcomes:
     def _tell(self, count: int) -> None:
         for _ in range(count):
             outcome = self._unsynced.popleft()
-            self.tell(outcome.index, outcome.latency_ms)
+            self.tell(outcome)
             if outcome.best is not None and self._still_counts(*outcome.best):
                 self.recorder.emit(
                     BestChanged, worker=outcome.worker, index=outcome.best[0], latency_ms=outcome.best[1]

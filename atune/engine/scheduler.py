@@ -90,6 +90,8 @@ class CompileState:
     group_size: int | None = None
     pipeline: bool = True
     proposing: bool = True
+    held: bool = False
+    """Whether nothing is proposed until outcomes come: what is there is compiled now, in whatever groups it makes."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     queues: Queues = field(default_factory=Queues)
     counts: Counts = field(default_factory=Counts)
@@ -153,7 +155,7 @@ class CompileState:
             return build
         if queues.waiting:
             return Lower(min(self._row(), queues.waiting))
-        if self.hints.builds == "all" and not self.proposing and queues.deferred:
+        if self.hints.builds == "all" and not self._coming and queues.deferred:
             return self._build_deferred(self.work.of)  # nothing else can be begun
         return None
 
@@ -209,11 +211,16 @@ class CompileState:
     @property
     def _left(self) -> int:
         """Count the candidates whose lowering has not begun, those to come included."""
-        return self.total - self.counts.seen - self.counts.lowering if self.proposing else self.queues.waiting
+        return self.total - self.counts.seen - self.counts.lowering if self._coming else self.queues.waiting
 
     @property
     def _more_to_lower(self) -> bool:
-        return bool(self.queues.waiting or self.counts.lowering or self.proposing)
+        return bool(self.queues.waiting or self.counts.lowering or self._coming)
+
+    @property
+    def _coming(self) -> bool:
+        """Whether more is proposed without anything having to be measured first."""
+        return self.proposing and not self.held
 
     def _ready_share(self) -> float:
         """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""

@@ -75,6 +75,8 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     index: int
     key: str
     config: dict[str, Any]
+    heard: int = 0
+    """`seq` up to which a strategy that learns had been told of outcomes."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):

@@ -25,6 +25,7 @@ from atune.journal.events import (
     RunStarted,
     decode,
 )
+from atune.journal.packed import NotWhole, unpacked
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A longer line is refused: no event is that large, and what a reader makes of a line takes many times its size."""
@@ -70,6 +71,8 @@ class JournalReader:
             yield from self._known(events) if self.salvage else events
         except OSError as error:
             raise cannot("read", self.path, error) from error
+        except NotWhole as error:
+            raise JournalError(f"{self.path}: {error}") from error
         if not self.whole_bytes:
             why = "its only line is incomplete" if self.torn else "it is empty"
             raise JournalError(f"{self.path} is no journal of atune: {why}")
@@ -78,7 +81,7 @@ class JournalReader:
         """Yield the events of whole lines."""
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise JournalError(f"{self.path} is no journal: it is not a regular file")
-        with open(self.path, "rb") as file:
+        with unpacked(self.path) as file:
             number, expected = 0, 0
             line = file.readline(MAX_LINE_BYTES + 1)
             if len(line) > MAX_LINE_BYTES:

@@ -56,6 +56,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """A smaller index with the same code."""
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    heard: int = 0
+    """As `CandidateProposed` has it."""
     place: Place | None = None
     """What it is ranked by, while it is measured."""
 
@@ -112,7 +114,7 @@ class State:
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
-                entry.key, entry.config = event.key, thaw(event.config)
+                entry.key, entry.config, entry.heard = event.key, thaw(event.config), event.heard
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from atune.errors import JournalError
 from atune.journal.events import AnyEvent, Event, encode
+from atune.journal.packed import kind_of
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot
 from atune.journal.reader import read as read
 from atune.system.paths import make_private_folder
@@ -74,6 +75,8 @@ class Journal:
         path = str(path)
         fd = _open_locked(path, 0)
         try:
+            if kind := kind_of(path):
+                raise JournalError(f"the journal {path} is compressed ({kind}), which is only read: unpack it to go on")
             reader = JournalReader(path)
             events = list(reader)
         except BaseException:

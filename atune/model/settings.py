@@ -248,19 +248,41 @@ def _method(name: Any) -> str:
     raise UsageError(f"BenchmarkSettings: method {name!r} is unknown: use {', '.join(METHODS)}")
 
 
+_BUDGETS = "give a number of candidates, such as 40, a share of them, such as 10%, or a time, such as 90s"
+
+
 class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
-    """When to stop proposing: after `candidates` proposals or after `seconds` of the run, whichever comes first."""
+    """When to stop proposing: what comes first of `candidates`, `percent` of the space's, and `seconds` of the run."""
 
     candidates: int | None = None
     seconds: float | None = None
+    percent: float | None = None
 
     def __post_init__(self) -> None:
         _positive("Budget", "candidates", self.candidates, optional=True, integral=True)
         _positive("Budget", "seconds", self.seconds, optional=True)
+        _positive("Budget", "percent", self.percent, optional=True)
+        if self.percent is not None and self.percent > 100:
+            raise UsageError(f"Budget: percent must be 100 at most, got {self.percent!r}")
+
+    @property
+    def limited(self) -> bool:
+        """Whether it limits anything."""
+        return not (self.candidates is self.seconds is self.percent is None)
+
+    def most(self, total: int) -> int | None:
+        """Return how many candidates of a space of `total` it admits, one at least; None where time alone decides."""
+        share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
+        return min((most for most in (self.candidates, share) if most is not None), default=None)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it as headers and keys have it; a share only where there is one, as they had none at first."""
+        share = {} if self.percent is None else {"percent": self.percent}
+        return {"candidates": self.candidates, "seconds": self.seconds, **share}
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates) or ``"90s"`` / ``"2m"`` (seconds). Raises `UsageError` on anything else."""
+        """Read ``40`` (candidates), ``"10%"`` or ``"90s"`` / ``"2m"`` (time). Raises `UsageError` on anything else."""
         if text is None:
             return cls()
         if isinstance(text, Budget):
@@ -268,12 +290,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta)
         if isinstance(text, int):
             return cls(candidates=text)
         if not isinstance(text, str):
-            raise UsageError(f"budget {text!r}: give a number of candidates, such as 40, or a time, such as '90s'")
+            raise UsageError(f"budget {text!r}: {_BUDGETS}")
         try:
             if text[-1:] in ("s", "m", "h"):
                 return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
-            return cls(candidates=int(text))
+            return cls(percent=float(text[:-1])) if text.endswith("%") else cls(candidates=int(text))
         except (TypeError, ValueError):
-            raise UsageError(
-                f"budget {text!r}: give a number of candidates, such as 40, or a time, such as 90s"
-            ) from None
+            raise UsageError(f"budget {text!r}: {_BUDGETS}") from None

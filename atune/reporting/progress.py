@@ -67,7 +67,7 @@ class Progress:
     @property
     def total(self) -> int:
         """Candidates that will be looked at."""
-        return min(self._state.total, self._budget.candidates or self._state.total)
+        return min(self._state.total, self._budget.most(self._state.total) or self._state.total)
 
     @property
     def compiled(self) -> int:

@@ -18,7 +18,6 @@ from fake_runs import Run, finish, valley
 from atune.api.tuner import Tuner, run, tune
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
-from atune.engine.strategy import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
 from atune.journal import writer as journals
 from atune.journal.events import (
@@ -47,6 +46,7 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeBackend, FakeClock, Script
 
 pytestmark = pytest.mark.anyio

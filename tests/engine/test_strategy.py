@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from atune.engine.strategy import GOLDEN, LARGE, NEIGHBOURHOOD, Exhaustive, Random, Strategy, make_strategy
+from atune.search.choosing import make_order
+from atune.search.interface import Strategy
+from atune.search.orders import GOLDEN, LARGE, NEIGHBOURHOOD, Exhaustive, Random
 
 SIZES = [0, 1, 5, LARGE, LARGE + 1, LARGE + 8, 100, 288, 1000, 4095, 50_001]
 
@@ -38,12 +40,12 @@ def test_listed_spaces_keep_the_orders_of_the_first_versions(total: int) -> None
 @pytest.mark.parametrize("name", ["exhaustive", "random"])
 @pytest.mark.parametrize("total", SIZES)
 def test_a_large_spaces_order_has_each_place_once(name: str, total: int) -> None:
-    assert sorted(drained(make_strategy(name, total, 1, listed=False))) == list(range(total))
+    assert sorted(drained(make_order(name, total, 1, listed=False))) == list(range(total))
 
 
 @pytest.mark.parametrize("name", ["exhaustive", "random"])
 def test_the_first_places_of_a_space_without_end_are_spread_over_it(name: str) -> None:
-    strategy = make_strategy(name, 2**62, 1, listed=False)
+    strategy = make_order(name, 2**62, 1, listed=False)
     first = list(itertools.islice(iter(strategy.ask, None), 800))
     assert len(set(first)) == 800
     assert {place * 10 // 2**62 for place in first} == set(range(10))

@@ -13,11 +13,12 @@ import anyio
 import pytest
 
 from atune.api.tuner import tune
-from atune.engine.strategy import STRATEGIES, Exhaustive
 from atune.errors import JournalError
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader
 from atune.journal.writer import read
+from atune.search.choosing import ORDERS
+from atune.search.orders import Exhaustive
 from atune.testing import FakeBackend, FakeClock, Script
 
 pytestmark = pytest.mark.anyio
@@ -48,14 +49,13 @@ class Listening(Exhaustive):
     disk: Disk
     told: list[tuple[int, int, int]]
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         self.told.append((index, self.disk.covered, self.disk.syncs))
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     Listening.disk, Listening.told = Disk(monkeypatch), []
-    monkeypatch.setitem(STRATEGIES, "listening", Listening)
     return Listening.disk
 
 
@@ -64,7 +64,7 @@ async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path
     path = tmp_path / "j"
     script = Script(fails={3: "compile", 5: "mismatch"}, code_key=lambda c: str(c["x"] % 25))
     clock = FakeClock(pace=0.01)
-    await tune(backend=FakeBackend(30, script, clock=clock), journal=path, strategy="listening")
+    await tune(backend=FakeBackend(30, script, clock=clock), journal=path, strategy=Listening(30))
     ends, size = {}, 0
     for line, event in zip(path.read_bytes().splitlines(keepends=True), read(path), strict=True):
         size += len(line)
@@ -77,13 +77,17 @@ async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path
     assert disk.covered == path.stat().st_size  # the last one is at the end, and covers RunFinished
 
 
-async def test_a_slow_disk_does_not_hold_the_device_up(tmp_path: Path, disk: Disk) -> None:
+async def test_a_slow_disk_does_not_hold_the_device_up(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each sync takes 0.2 s; twenty candidates are measured during a few of them, which they share."""
     disk.slow_s = 0.2
+    monkeypatch.setattr(Listening, "name", "exhaustive")  # which is not waited for
+    monkeypatch.setitem(ORDERS, "exhaustive", Listening)
     path = tmp_path / "j"
     events: list[Event] = []
     with anyio.fail_after(20):
-        await tune(backend=FakeBackend(20), journal=path, strategy="listening", on_event=events.append)
+        await tune(backend=FakeBackend(20), journal=path, on_event=events.append)
     assert len(Listening.told) == 20 and disk.syncs <= 6
     assert sum(isinstance(e, CandidateMeasured) for e in events) == 20
     first_best = next(i for i, e in enumerate(events) if isinstance(e, BestChanged))

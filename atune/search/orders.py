@@ -1,27 +1,10 @@
-"""Which candidate next: ask and tell, by index into the space."""
+"""Orders of a space that learn nothing: all of it, spread, and shuffled."""
 
 from __future__ import annotations
 
 import random
-from typing import Protocol
 
-from atune.errors import UsageError
 from atune.model.permutation import Permutation
-
-
-class Strategy(Protocol):
-    """Proposes candidates. `ask` and `tell` are called from one task, never at the same time."""
-
-    name: str
-
-    def ask(self) -> int | None:
-        """Return the index to try next, each at most once, or None when there is nothing more to propose."""
-        ...
-
-    def tell(self, index: int, latency_ms: float | None) -> None:
-        """Learn a candidate's latency; None when it failed, was pruned, or duplicates another."""
-        ...
-
 
 NEIGHBOURHOOD = 8
 """Candidates that follow each other in the space and are proposed in a row: they may share work."""
@@ -55,7 +38,7 @@ class Exhaustive:
             index = next(self._row)
         return index
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
 
 
@@ -111,18 +94,5 @@ class Random:
         self._asked += 1
         return self._order[self._asked - 1]
 
-    def tell(self, index: int, latency_ms: float | None) -> None:
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
-
-
-STRATEGIES: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
-
-
-def make_strategy(name: str, total: int, seed: int, *, listed: bool = True) -> Strategy:
-    """Return the strategy called `name` over `total` candidates. Raises `UsageError` for an unknown name.
-
-    `listed`: whether the space is; the order in which a journal's run took a listed space is never another.
-    """
-    if name not in STRATEGIES:
-        raise UsageError(f"strategy {name!r} is unknown; there is {', '.join(STRATEGIES)}")
-    return STRATEGIES[name](total, seed, listed=listed)

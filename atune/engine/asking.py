@@ -1,0 +1,63 @@
+"""The strategy in a run: told and asked in turn, by one task, and no further ahead than what it learns allows."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio.to_thread
+
+from atune.engine.plan import Plan
+from atune.engine.run_state import Outcome, Run
+from atune.engine.scheduler import CompileState
+from atune.search.choosing import ORDERS, QUICK
+from atune.search.interface import AHEAD
+from atune.search.recording import reason_of
+
+
+class Asking:
+    """Tells the strategy of outcomes, and asks it for candidates. What is not known to be quick works in a thread."""
+
+    def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
+        self._run, self._strategy, self._scheduled = run, plan.strategy, scheduled
+        self.learns = plan.strategy.name not in ORDERS
+        self._quick = plan.strategy.name in QUICK
+        self._most = AHEAD * scheduled.workers
+        self._outstanding = {candidate.index for candidate in plan.redo}
+        self._news = deque[Outcome]()
+        self.heard = 0
+        """`seq` up to which the strategy was told, where it learns."""
+
+    def take_note(self, outcome: Outcome) -> None:
+        """Tell of an outcome before the strategy is asked again."""
+        self._news.append(outcome)
+        self._outstanding.discard(outcome.index)
+        self._run.wake()
+
+    def proposed(self, index: int) -> None:
+        self._outstanding.add(index)
+
+    async def turn(self) -> None:
+        """Wait until the strategy may be asked, or the run is stopping. Whatever is proposed is compiled meanwhile."""
+        self.tell()
+        while self.learns and not self._run.stopping and len(self._outstanding) >= self._strategy.limit(self._most):
+            if not self._scheduled.held:
+                self._scheduled.held = True
+                self._run.wake()
+            await self._run.changed()
+            self.tell()
+        self._scheduled.held = False
+
+    async def ask(self) -> int | None:
+        """Return the next index, or None. Raises `StrategyError`."""
+        if self._quick:
+            return self._strategy.ask()
+        return await anyio.to_thread.run_sync(self._strategy.ask, abandon_on_cancel=True)
+
+    def tell(self) -> None:
+        """Tell the strategy what is new. Raises `StrategyError`."""
+        while self._news:
+            outcome = self._news.popleft()
+            reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
+            self._strategy.tell(outcome.index, outcome.latency_ms, reason)
+            if self.learns:
+                self.heard = outcome.seq

@@ -1,0 +1,125 @@
+"""Configurations as numbers, and their neighbours along the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.model.candidate import Config
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ABSENT = object()
+"""Stands on an axis for configurations that have no such name."""
+
+
+class Axis:
+    """One name's values in order: numbers by size, others as they first occur."""
+
+    def __init__(self, name: str, configs: Sequence[Config]) -> None:
+        self.name = name
+        values: dict[bytes, Any] = {}
+        for config in configs:
+            value = config.get(name, _ABSENT)
+            values.setdefault(_text(value), value)
+        self.ordered = all(isinstance(v, (int, float)) for v in values.values())
+        """Whether all values are numbers, truth among them."""
+        ranked = sorted(values, key=lambda text: values[text]) if self.ordered else list(values)
+        self.values = [values[text] for text in ranked]
+        self._positions = {text: position for position, text in enumerate(ranked)}
+
+    def position(self, config: Config) -> int:
+        return self._positions[_text(config.get(self.name, _ABSENT))]
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.ordered and self.values[0] > 0
+
+
+class Encoding:
+    """Candidates 0 … n-1 as they stand in `configs`, on the axes that have more than one value.
+
+    Numbers become numbers, positive ones their logarithm to base 2; every other axis has a column for each value.
+    """
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        names = dict.fromkeys(name for config in configs for name in config)
+        axes = [Axis(name, configs) for name in names]
+        self.axes = [axis for axis in axes if len(axis.values) > 1]
+        self.places = [tuple(axis.position(config) for axis in self.axes) for config in configs]
+        """Each candidate's position on each axis."""
+        self.at: dict[tuple[int, ...], int] = {}
+        for candidate, place in enumerate(self.places):
+            self.at.setdefault(place, candidate)
+
+    def neighbours(self, candidate: int) -> list[int]:
+        """Return the candidates that differ in one axis: the next one each way along numbers, any along others."""
+        place = self.places[candidate]
+        found = dict[int, None]()
+        for number, axis in enumerate(self.axes):
+            for way in self._ways(axis, place[number]):
+                for step in way:
+                    there = self.at.get((*place[:number], step, *place[number + 1 :]))
+                    if there is not None:
+                        found[there] = None
+                        break
+        found.pop(candidate, None)
+        return list(found)
+
+    def _ways(self, axis: Axis, here: int) -> Iterator[Sequence[int]]:
+        if axis.ordered:
+            yield range(here - 1, -1, -1)
+            yield range(here + 1, len(axis.values))
+        else:
+            yield from ([other] for other in range(len(axis.values)) if other != here)
+
+    @cached_property
+    def features(self) -> NDArray[np.float64]:
+        """A row for each candidate."""
+        import numpy as np
+
+        places = np.array(self.places, dtype=np.int64).reshape(len(self.places), len(self.axes))
+        columns = []
+        for number, axis in enumerate(self.axes):
+            if axis.ordered:
+                values = np.array([float(value) for value in axis.values])
+                columns.append((np.log2(values) if axis.logarithmic else values)[places[:, number]][:, None])
+            else:
+                columns.append(np.eye(len(axis.values))[places[:, number]])
+        return np.concatenate(columns, axis=1) if columns else np.zeros((len(self.places), 1))
+
+
+def more_columns(
+    indices: Sequence[int], prior: Mapping[int, float] | None, facts: Mapping[int, Mapping[str, float]]
+) -> NDArray[np.float64]:
+    """Return columns for the prior's estimates, by rank, and for facts; what is not known is below all that is."""
+    import numpy as np
+
+    columns: list[list[float]] = []
+    if prior is not None:
+        ranks = {index: float(rank) for rank, index in enumerate(by_prior(indices, prior))}
+        columns.append([ranks[index] for index in indices])
+    for name in sorted({name for known in facts.values() for name in known}):
+        values = [float(facts.get(index, {}).get(name, float("nan"))) for index in indices]
+        least = min((value for value in values if value == value), default=0.0)
+        columns.append([value if value == value else least - 1.0 for value in values])
+    return np.array(columns, dtype=np.float64).T if columns else np.zeros((len(indices), 0))
+
+
+def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
+    """Return `indices` by their estimate, the best first; those without one (or NaN) last, in order."""
+
+    def estimate(index: int) -> float:
+        value = float(prior.get(index, float("inf")))
+        return value if value == value else float("inf")
+
+    return sorted(indices, key=estimate)
+
+
+def _text(value: Any) -> bytes:
+    return b"" if value is _ABSENT else msgspec.json.encode(value, order="deterministic")

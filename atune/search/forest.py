@@ -1,0 +1,117 @@
+"""A random forest that tells good candidates from bad ones, as likelihood-free Bayesian optimisation.
+
+Song, Yu, Neiswanger and Ermon, A General Recipe for Likelihood-free Bayesian Optimization (ICML 2022): what a
+classifier of the best so far against the rest gives, weighted by how much better they are, is the expected
+improvement. It needs no model of how latencies are distributed, and failures are bad ones like others.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+from atune.errors import UsageError
+from atune.search.encoding import more_columns
+from atune.search.interface import Searched
+from atune.search.learner import BATCH, Learner
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIRST = 8
+"""Candidates drawn before the forest has a word; fewer under a small budget."""
+GOOD = 5
+"""One of so many is good: the best fifth of what is known."""
+TREES = 50
+EARLY, LEAST = 64, 4
+"""Until so many candidates were asked for, batches have `LEAST`: what is learnt counts most then. One candidate of
+each `BATCH` is drawn, whatever the forest says."""
+POLISHED = 0.15
+"""Share of a budget that is kept for the neighbourhood of the best."""
+
+
+class Forest(Learner):
+    name = "forest"
+
+    def __init__(self, searched: Searched) -> None:
+        super().__init__(searched)
+        self._make = _classifier()
+        import numpy as np
+
+        more = more_columns(self.indices, searched.prior, searched.facts)
+        self._features = np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
+
+    def propose(self, rng: random.Random) -> list[int]:
+        first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
+        if len(self.asked) < first or len(self.latencies) < 2:
+            return self.beginning(rng, first)
+        if (around := self._polish()) and self.best is not None:
+            return around
+        size = LEAST if len(self.asked) < EARLY else BATCH
+        drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
+        return [*self._chosen(rng, size - len(drawn)), *drawn]
+
+    def _polish(self) -> list[int]:
+        """Return the new neighbours of the best, where the budget's end is near."""
+        if self.budget is None or self.best is None:
+            return []
+        rest = self.budget - len(self.asked)
+        if rest > max(BATCH // 2, POLISHED * self.budget):
+            return []
+        around = self.new_neighbours(self.best)
+        if not around:
+            return []
+        scores = self._scores(random.Random(self.seed), around)
+        return [around[i] for i in sorted(range(len(around)), key=lambda i: -scores[i])][:BATCH]
+
+    def _chosen(self, rng: random.Random, count: int) -> list[int]:
+        left = self.left()
+        scores = self._scores(rng, left)
+        ties = [rng.random() for _ in left]
+        order = sorted(range(len(left)), key=lambda i: (-scores[i], ties[i]))
+        return [left[i] for i in order[:count]]
+
+    def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
+        """Return how much each of `candidates` promises."""
+
+        known, labels, weights = self._lessons()
+        forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)
+        forest.fit(self._features[known], labels, sample_weight=weights)
+        found: NDArray[np.float64] = forest.predict_proba(self._features[candidates])[:, -1]
+        return found
+
+    def _lessons(self) -> tuple[list[int], list[int], list[float]]:
+        """Return what is known, whether it is good, and its weight: of a good one how much better it is."""
+        ranked = sorted(self.latencies, key=lambda c: (self.latencies[c], c))
+        known = [*ranked, *self.failures]
+        good = max(1, min(len(ranked) - 1, math.ceil(len(known) / GOOD)))
+        least = math.log(self.latencies[ranked[good]])
+        gains = [max(least - math.log(self.latencies[c]), 0.0) for c in ranked[:good]]
+        mean = sum(gains) / good
+        weights = [(gain / mean if mean > 0 else 1.0) + 1e-3 for gain in gains]
+        return known, [1] * good + [0] * (len(known) - good), weights + [1.0] * (len(known) - good)
+
+
+def available() -> bool:
+    """Tell whether scikit-learn is installed; it is not imported."""
+    from importlib.util import find_spec
+
+    return find_spec("sklearn") is not None
+
+
+def needs() -> None:
+    """Raise `UsageError`, with what to install, where scikit-learn is missing."""
+    if not available():
+        raise UsageError(
+            "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take local "
+            "or evolution"
+        )
+
+
+def _classifier() -> Any:
+    needs()
+    from sklearn.ensemble import RandomForestClassifier
+
+    return RandomForestClassifier

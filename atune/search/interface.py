@@ -1,0 +1,69 @@
+"""What a strategy is asked and told, and what it knows of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from atune.errors import UsageError
+from atune.model.candidate import Config
+
+AHEAD = 2
+"""Candidates for each compile worker that a strategy which learns is asked for ahead of what it was told."""
+DUPLICATE = "duplicate"
+"""Why a candidate without a latency has none: it compiles to the code of another, which has it. It did not fail."""
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """Proposes candidates by index. No two of its methods are ever called at the same time.
+
+    What it asks for depends on its seed, and on what it asked for and was told before, alone: a run that goes on tells
+    a new one the same. Two attributes are optional. `begin` gets the `Searched` before anything else is called.
+    `most_outstanding`, an int, is how many candidates may be asked for and not told of at that moment.
+    """
+
+    name: str
+
+    def ask(self) -> int | None:
+        """Return the index to try next, each at most once, or None when there is nothing more to propose."""
+        ...
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        """Learn a candidate's latency; None where it has none of its own, for `reason`.
+
+        That is the kind of its failure, such as ``timeout``, ``mismatch`` or ``compile``, ``pruned`` where it is over
+        a limit of the device, or `DUPLICATE`. A candidate may be told of again, with another figure, which counts.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What there is to search, by the candidates' indices.
+
+    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
+    milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
+    candidates beside their axes.
+    """
+
+    configs: Mapping[int, Config]
+    seed: int = 0
+    budget: int | None = None
+    prior: Mapping[int, float] | None = None
+    facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def check_strategy(strategy: object) -> None:
+    """Raise `UsageError` where `strategy` is no object that keeps the protocol."""
+    name = getattr(strategy, "name", None)
+    lacking = [method for method in ("ask", "tell") if not callable(getattr(strategy, method, None))]
+    if isinstance(strategy, type):
+        raise UsageError(f"strategy {strategy.__name__} is a class: give an object of it, {strategy.__name__}(…)")
+    if lacking or not (isinstance(name, str) and name):
+        missing = [*lacking, *([] if isinstance(name, str) and name else ["name"])]
+        raise UsageError(
+            f"strategy {strategy!r}: it has no {' and no '.join(missing)}; give a name, or an object with a name "
+            "(text), ask() and tell(index, latency_ms, reason)"
+        )

@@ -1,0 +1,111 @@
+"""What strategies that learn have in common: what was asked and told, and batches that follow from it alone."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+
+from atune.search.encoding import Encoding, by_prior
+from atune.search.interface import DUPLICATE, Searched
+
+BATCH = 8
+"""Candidates that are proposed at once, between which nothing is learnt."""
+OF_TOLD = 4
+"""A candidate more may be outstanding for each so many that are known."""
+
+
+class Learner(ABC):
+    """Proposes in batches. A batch depends on the seed, on what was asked and on what was told before it, alone.
+
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    """
+
+    name: str
+
+    def __init__(self, searched: Searched) -> None:
+        self.indices = list(searched.configs)
+        self.encoding = Encoding(list(searched.configs.values()))
+        self.seed, self.budget = searched.seed, searched.budget
+        self._positions = {index: position for position, index in enumerate(self.indices)}
+        ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
+        self.ranked = [self._positions[index] for index in ranked]
+        """All candidates by the prior, the best first; empty without one."""
+        self.asked = dict[int, None]()
+        """In order."""
+        self.latencies = dict[int, float]()
+        self.failures = dict[int, str]()
+        """Why those failed that did."""
+        self._told = set[int]()
+        self._batch = deque[int]()
+
+    @property
+    def most_outstanding(self) -> int:
+        return max(BATCH, len(self._told) // OF_TOLD)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.asked) - len(self._told)
+
+    def ask(self) -> int | None:
+        while len(self.asked) < len(self.indices):
+            if not self._batch:
+                self._batch.extend(dict.fromkeys(self.propose(self._random())))
+            candidate = self._batch.popleft()
+            if candidate not in self.asked:
+                self.asked[candidate] = None
+                return self.indices[candidate]
+        return None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        candidate = self._positions.get(index)
+        if candidate is None:
+            return  # the space does not hold it any more
+        self.asked[candidate] = None
+        self._told.add(candidate)
+        self.latencies.pop(candidate, None)
+        self.failures.pop(candidate, None)
+        if latency_ms is not None:
+            self.latencies[candidate] = latency_ms
+        elif reason != DUPLICATE:
+            self.failures[candidate] = reason
+        self.learn(candidate)
+
+    @abstractmethod
+    def propose(self, rng: random.Random) -> Sequence[int]:
+        """Return at least one candidate that was not asked for; there is one."""
+
+    def learn(self, candidate: int) -> None:  # noqa: B027
+        """Take note that something was told of `candidate`."""
+
+    def forget_batch(self) -> None:
+        """Have the next `ask` propose anew."""
+        self._batch.clear()
+
+    @property
+    def best(self) -> int | None:
+        """The fastest so far; of equals the first in the space."""
+        return min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate), default=None)
+
+    def left(self) -> list[int]:
+        """Return what was not asked for, in order."""
+        return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
+
+    def beginning(self, rng: random.Random, count: int) -> list[int]:
+        """Return what to begin with: `count` candidates by the prior, one of them drawn, else all drawn."""
+        if not self.ranked:
+            return self.drawn(rng, count)
+        best = [candidate for candidate in self.ranked if candidate not in self.asked]
+        return [*best[: max(1, count - 1)], *self.drawn(rng, 1)]
+
+    def drawn(self, rng: random.Random, count: int) -> list[int]:
+        """Draw up to `count` candidates that were not asked for, without replacement."""
+        left = self.left()
+        return rng.sample(left, min(count, len(left)))
+
+    def new_neighbours(self, candidate: int) -> list[int]:
+        return [other for other in self.encoding.neighbours(candidate) if other not in self.asked]
+
+    def _random(self) -> random.Random:
+        return random.Random(f"{self.seed} {len(self.asked)}")

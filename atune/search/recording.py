@@ -1,0 +1,119 @@
+"""A recorded space: what each candidate of a journal turned out to be, and what finding that out took."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atune.errors import UsageError
+from atune.journal.events import (
+    ArtifactBuilt,
+    BenchmarkFailed,
+    BenchmarkStarted,
+    CandidateLowered,
+    CandidateMeasured,
+    CandidateProposed,
+    DeviceReady,
+    Event,
+    RunFinished,
+)
+from atune.journal.reader import JournalReader
+from atune.journal.state import State
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import Config
+from atune.search.interface import DUPLICATE
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of one candidate. `reason`: why it has no latency of its own. Seconds are of one worker or device."""
+
+    latency_ms: float | None
+    reason: str = ""
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a journal tells of a space. `start_s`: until workers and devices are ready; `end_s`: final and proof."""
+
+    configs: dict[int, Config]
+    tried: dict[int, Tried]
+    facts: dict[int, StaticFacts]
+    total: int
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def best_ms(self) -> float:
+        return min((t.latency_ms for t in self.tried.values() if t.latency_ms is not None), default=math.inf)
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran."""
+    return recording_of(JournalReader(path), str(path))
+
+
+def recording_of(events: Iterable[Event], where: str) -> Recording:
+    """Fold `events`. A library's compile is charged in equal parts to its members, whoever else shared it."""
+    state, begun = State(), dict[int, float]()
+    lower_s, compile_s, device_s = (defaultdict[int, float](float) for _ in range(3))
+    start_s, settled_s = 0.0, 0.0
+    for event in events:
+        state.apply(event)
+        match event:
+            case CandidateProposed() if not start_s:
+                start_s = event.mono
+            case CandidateLowered():
+                lower_s[event.index] = event.seconds
+            case ArtifactBuilt():
+                for index in event.indices:
+                    compile_s[index] = max(compile_s[index], event.seconds / len(event.indices))
+            case DeviceReady() if not begun:
+                start_s = max(start_s, event.mono)
+            case BenchmarkStarted():
+                begun[event.index] = event.mono
+            case CandidateMeasured():
+                device_s[event.index], settled_s = event.seconds, event.mono
+            case BenchmarkFailed():
+                device_s[event.index] = event.mono - begun.get(event.index, event.mono)
+                settled_s = event.mono
+            case RunFinished():
+                pass
+    tried = {}
+    for entry in state.entries.values():
+        outcome = state.outcome(entry.index)
+        if entry.key and outcome is not None:
+            latency_ms = outcome.timing.latency_ms if isinstance(outcome, CandidateMeasured) else None
+            reason = reason_of(state, entry.index)
+            first = state.first(entry.index).index == entry.index
+            tried[entry.index] = Tried(
+                latency_ms if first else None,
+                reason,
+                lower_s[entry.index],
+                compile_s[entry.index] if first else 0.0,
+                device_s[entry.index] if first else 0.0,
+            )
+    if not any(t.latency_ms is not None for t in tried.values()):
+        raise UsageError(f"{where}: no candidate was measured there, so that nothing can be simulated")
+    configs = {index: state.entries[index].config for index in sorted(tried)}
+    facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
+    return Recording(configs, tried, facts, state.total, start_s, max(0.0, state.last_mono - settled_s))
+
+
+def reason_of(state: State, index: int) -> str:
+    """Return why candidate `index` has no latency of its own, in the words that strategies are told; empty if it has.
+
+    A failure's kind; ``pruned``; or `DUPLICATE`.
+    """
+    outcome = state.outcome(index)
+    if state.first(index).index != index:
+        return DUPLICATE
+    if outcome is None or isinstance(outcome, CandidateMeasured):
+        return ""
+    return getattr(outcome, "kind", "pruned")
