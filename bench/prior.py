@@ -1,0 +1,2 @@
+"""What the prior makes of the recordings: where it puts the best candidates of each space.
+"""
