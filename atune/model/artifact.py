@@ -61,6 +61,8 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     dtype: str
     policy: int = 0
     """How warps share the tile, as tilelang numbers it: 0 square, 1 each has whole rows, 2 each has whole columns."""
+    in_registers: bool = False
+    """Whether its first operand is in registers, and not in shared memory."""
 
     @property
     def flops(self) -> float:

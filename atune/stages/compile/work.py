@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from atune.model.artifact import Access, Gemm, Work
 
 MOST_BLOCKS = 4096
@@ -220,9 +222,11 @@ class _Reader:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
         if not all(isinstance(size, int) for size in (m, n, k)) or place.parallel:
             raise _Unknown("a product of unknown shape")
-        dtype = _text(_region(call.args[0])[0].dtype)
+        first = _region(call.args[0])[0]
+        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))  # type: ignore[arg-type]
+        in_registers = str(first.scope()).startswith("local")
         policy = policy if isinstance(policy, int) else 0
-        self.gemms.append(Gemm(m=m, n=n, k=k, calls=place.times, dtype=dtype, policy=policy))  # type: ignore[arg-type]
+        self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
         self.steps = max(self.steps, place.times)
 
     def _copy(self, call: Any, place: _Place) -> None:
