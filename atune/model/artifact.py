@@ -106,8 +106,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Iterations of that loop, or of the longest one around a copy or a product."""
     threads: int = 1
     """Threads of a block, as the kernel asks for them."""
-    tensor_bytes: int = 0
-    """Bytes of all tensors together."""
+    tensor_bytes: int | None = None
+    """Bytes of all tensors together; None where a call decides."""
     block_order: str = ""
     """How blocks follow each other, as tilelang names it and its panel: ``rasterization2DRow 8``; empty for plainly."""
 
@@ -134,6 +134,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     threads: int | None = None
     """Threads a block really has, producer warps of warp specialisation included."""
     grid: tuple[int, ...] = ()
+    """Blocks along each axis; empty where a call decides."""
     accumulators: int | None = None
     """Largest fragment a thread holds, in 32-bit registers."""
     source_bytes: int | None = None

@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from atune.errors import UsageError
-from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.errors import UsageError, name_and_message
+from atune.model.artifact import Gemm, StaticFacts, Work
 from atune.search.devices import Figures
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
 """A user's own: from a configuration and what lowering told of it to milliseconds, or to a rank; less is better."""
+Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
+"""Configurations and what lowering told of them, by index."""
 
 SHARED_BYTES = 128
 """That shared memory of an SM moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
@@ -45,6 +47,71 @@ LOST = 4.0
 """How much longer everything takes, at least, where one fragment alone does not fit in registers."""
 SHARPNESS = 4
 """Of several bounds the largest decides, and the others count a little: this is the exponent of their norm."""
+
+
+def estimates(candidates: Candidates, figures: Figures | None) -> dict[int, float]:
+    """Return an estimate in milliseconds for each candidate of which enough is known; none without figures."""
+    if figures is None:
+        return {}
+    found = {index: estimate(facts, figures) for index, (_, facts) in candidates.items()}
+    return {index: ms for index, ms in found.items() if ms is not None}
+
+
+def asked(prior: Prior, candidates: Candidates) -> dict[int, float]:
+    """Return what a user's `prior` says of each candidate.
+
+    Raises `UsageError` where it raises, returns what is no finite number, or the same for all candidates.
+    """
+    found = {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
+    if len(found) > 1 and len(set(found.values())) == 1:
+        raise UsageError(
+            f"prior {_called(prior)} returns {next(iter(found.values()))!r} for all {len(found)} candidates: "
+            "return milliseconds or a rank that tells them apart, or leave prior= out"
+        )
+    return found
+
+
+def _answer(prior: Prior, config: Mapping[str, Any], facts: StaticFacts) -> float:
+    place = ", ".join(f"{name}={value!r}" for name, value in config.items())
+    try:
+        answer = prior(dict(config), facts)
+    except Exception as error:
+        raise UsageError(f"prior {_called(prior)} raised {name_and_message(error)} at {place}") from error
+    try:
+        number = math.nan if isinstance(answer, (str, bytes)) else float(answer)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(
+            f"prior {_called(prior)} returned {answer!r} at {place}: return a finite number, milliseconds or a rank"
+        )
+    return number
+
+
+def _called(prior: Prior) -> str:
+    return getattr(prior, "__qualname__", "") or type(prior).__name__
+
+
+def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
+    """Return numbers that a model may learn from, beside the axes; those that are not known are left out."""
+    work = facts.work
+    counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
+    found = {name: float(count) for name, count in counts.items() if count is not None}
+    if work is None or not facts.grid or not facts.threads:
+        return found
+    blocks, load = math.prod(facts.grid), load_of(work, facts.threads, figures)
+    resident = residency(facts, work, figures)
+    return found | {
+        "resident_blocks": float(resident),
+        "rounds": blocks / (figures.sms * resident),
+        "grid_tensor_clocks": load.tensor * blocks,
+        "grid_arithmetic_clocks": load.arithmetic * blocks,
+        "grid_shared_clocks": load.shared * blocks,
+        "grid_read_bytes": work.read_bytes * blocks,
+        "fragment_registers": float(work.fragment_registers),
+        "stages": float(work.stages),
+        "steps": work.steps,
+    }
 
 
 class Load(NamedTuple):
@@ -168,9 +235,7 @@ def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:
     return gemm.calls * gemm.k * size * (first + gemm.n * again)
 
 
-def round_clocks(
-    work: Work, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures
-) -> float:
+def round_clocks(work: Work, facts: StaticFacts, load: Load, resident: int, blocks: int, figures: Figures) -> float:
     """Return the clocks of one round of `blocks` blocks, `resident` of them on each SM."""
     steps = max(work.steps, 1.0)
     busy_sms = min(figures.sms, blocks)
@@ -199,28 +264,36 @@ def distinct_bytes(work: Work, grid: tuple[int, ...], blocks: int, figures: Figu
     total = 0.0
     for access in (*work.reads, *work.writes):
         total += access.n_bytes * math.prod(near[axis] for axis in access.axes)
-    if work.tensor_bytes < figures.l2_bytes:  # each byte comes once for the whole grid
+    if (
+        work.tensor_bytes is not None and work.tensor_bytes < figures.l2_bytes
+    ):  # each byte comes once for the whole grid
         total = min(total, work.tensor_bytes * blocks / math.prod(grid))
     return total
 
 
 def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, float]:
     """Return over how many places of each axis of the grid `blocks` successive blocks reach."""
-    x, y, z = (*grid, 1, 1, 1)[:3]
-    blocks_xy = min(blocks, x * y)
+    x, y = (*grid, 1, 1)[:2]
+    layers = max(1.0, blocks / (x * y))
+    plane = float(min(blocks, x * y))
     kind, _, panel = order.partition(" ")
-    if panel.isdigit() and int(panel) > 0 and "Column" in kind:
-        across = min(int(panel), x)
-        down = min(y, blocks_xy / across)
-        return {"x": min(x, max(across, blocks_xy / y)), "y": down, "z": max(1, blocks / (x * y))}
-    if panel.isdigit() and int(panel) > 0:
-        down = min(int(panel), y)
-        across = min(x, blocks_xy / down)
-        return {"x": across, "y": min(y, max(down, blocks_xy / x)), "z": max(1, blocks / (x * y))}
-    across = min(x, blocks_xy)
-    return {"x": across, "y": min(y, max(1, blocks_xy / across)), "z": max(1, blocks / (x * y))}
+    width = int(panel) if panel.isdigit() and int(panel) > 0 else 0
+    if width and "Column" in kind:
+        across, down = _strip(x, y, plane, width)
+    elif width:
+        down, across = _strip(y, x, plane, width)
+    else:
+        down, across = _strip(y, x, plane, 1)
+    return {"x": across, "y": down, "z": layers}
+
+
+def _strip(short: int, long: int, blocks: float, width: int) -> tuple[float, float]:
+    """Return how far `blocks` blocks reach that fill panels of `width` places, each as long as the grid."""
+    first = min(width, short)
+    along = min(float(long), blocks / first)
+    return min(float(short), max(first, blocks / long)), along
 
 
 def _norm(*values: float) -> float:
     most = max(values)
-    return most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS)
+    return float(most * sum((value / most) ** SHARPNESS for value in values) ** (1 / SHARPNESS))

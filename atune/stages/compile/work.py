@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class _Unknown(Exception):
 def work_of(function: Any) -> Work | None:
     """Return the work of a block of `function`, an elaborated PrimFunc; None where any of it is not known."""
     try:
-        reader = _Reader(tensors={buffer.data: buffer for buffer in function.buffer_map.values()})
+        reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
         return reader.work()
     except _Unknown:
@@ -83,9 +83,9 @@ class _Place:
 class _Reader:
     """Walks the statements and sums up what they do."""
 
-    tensors: Mapping[Any, Any]
-    grid: dict[Any, tuple[str, int]] = field(default_factory=dict)
-    """Variables of the grid: their axis, and its extent."""
+    tensors: Sequence[Any]
+    grid: dict[Any, int] = field(default_factory=dict)
+    """Variables of the grid, and their extents; without those that a call decides."""
     blocks: dict[Any, Any] = field(default_factory=dict)
     """For each of those, and what is computed of them, an array of its values over the blocks."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
@@ -117,9 +117,15 @@ class _Reader:
             stages=self.stages,
             steps=self.pipelined or self.steps,
             threads=self.threads,
-            tensor_bytes=sum(_size(b.shape) * _bits(b.dtype) // 8 for b in self.tensors.values()),
+            tensor_bytes=self.tensor_bytes(),
             block_order=self.order,
         )
+
+    def tensor_bytes(self) -> int | None:
+        try:
+            return sum(_size(buffer.shape) * _bits(buffer.dtype) // 8 for buffer in self.tensors)
+        except _Unknown:
+            return None
 
     # ---- statements
 
@@ -183,11 +189,12 @@ class _Reader:
     def _bound(self, node: Any, place: _Place) -> None:
         """Read a loop over the blocks, or threads, of one axis."""
         tag, extent = str(node.thread_binding.thread_tag), self.value(node.extent)
-        if not tag.startswith("blockIdx.") or not isinstance(extent, int):
+        if not tag.startswith("blockIdx."):
             raise _Unknown(tag)
-        self.grid[node.loop_var] = (tag[-1], extent)
         self.axes[node.loop_var] = {tag[-1]}
-        self.blocks.update(_values(self.grid))
+        if isinstance(extent, int):
+            self.grid[node.loop_var] = extent
+            self.blocks.update(_values(self.grid))
         self.statement(node.body, place)
 
     def _IfThenElse(self, node: Any, place: _Place) -> None:
@@ -223,7 +230,7 @@ class _Reader:
         if not all(isinstance(size, int) for size in (m, n, k)) or place.parallel:
             raise _Unknown("a product of unknown shape")
         first = _region(call.args[0])[0]
-        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))  # type: ignore[arg-type]
+        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))
         in_registers = str(first.scope()).startswith("local")
         policy = policy if isinstance(policy, int) else 0
         self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
@@ -315,15 +322,15 @@ def _plain(value: Any) -> Any:
     return int(value)
 
 
-def _values(grid: Mapping[Any, tuple[str, int]]) -> dict[Any, Any]:
+def _values(grid: Mapping[Any, int]) -> dict[Any, Any]:
     """Return each grid variable's values over the blocks, or over evenly spaced ones of a large grid."""
     import numpy as np
 
-    whole = math.prod(extent for _, extent in grid.values()) <= MOST_BLOCKS
+    whole = math.prod(grid.values()) <= MOST_BLOCKS
     most = MOST_BLOCKS if whole else int(MOST_BLOCKS ** (1 / len(grid)))
     points = [
         np.arange(extent) if extent <= most else np.linspace(0, extent - 1, most).round().astype("int64")
-        for _, extent in grid.values()
+        for extent in grid.values()
     ]
     return dict(zip(grid, (axis.ravel() for axis in np.meshgrid(*points, indexing="ij")), strict=True))
 
