@@ -1,7 +1,8 @@
 """What a block of a kernel does, read off the kernel as it is before lowering: products, copies and arithmetic.
 
 Statements are counted as often as the loops around them run. How often may depend on the block: then it is the average
-over the grid. What depends on values that only a call has, or on a thread's own number, is not known.
+over the grid. What depends on the variables of loops, such as a guard at a tensor's end, is estimated from a sample.
+What depends on values that only a call has, or on a thread's own number, is not known.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def work_of(function: Any) -> Work | None:
         return reader.work()
     except _Unknown:
         return None
+    except Exception:  # a kernel that is not understood here is lowered all the same
+        return None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class _Reader:
     """Variables of the grid, and their extents; without those that a call decides."""
     blocks: dict[Any, Any] = field(default_factory=dict)
     """For each of those, and what is computed of them, an array of its values over the blocks."""
+    loops: dict[Any, Any] = field(default_factory=dict)
+    """Variables of the loops, and their extents."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
     """Axes of the grid that bound names depend on."""
     own: set[Any] = field(default_factory=set)
@@ -175,6 +180,7 @@ class _Reader:
         extent = self.value(node.extent)
         if extent is None:
             raise _Unknown(f"a loop of {node.extent}")
+        self.loops[node.loop_var] = extent
         if node.kind in (PARALLEL, VECTORIZED):
             if not isinstance(extent, int):
                 raise _Unknown(f"a parallel loop of {node.extent}")
@@ -295,6 +301,8 @@ class _Reader:
         if kind == "IntImm":
             return int(node.value)
         if kind in ("Var", "SizeVar"):
+            if node in self.loops and node not in self.blocks:
+                self.blocks[node] = _sample(self.loops[node], len(self.loops), self._points())
             return self.blocks.get(node)
         if kind == "Cast":
             return self.value(node.value)
@@ -302,6 +310,10 @@ class _Reader:
             a, b = self.value(node.a), self.value(node.b)
             return None if a is None or b is None else _combined(kind, a, b)
         return None
+
+    def _points(self) -> int:
+        """Return how many blocks, or points of a sample, arrays have."""
+        return next((len(array) for array in self.blocks.values() if getattr(array, "ndim", 0)), MOST_BLOCKS)
 
 
 def _combined(kind: str, a: Any, b: Any) -> Any:
@@ -332,7 +344,17 @@ def _values(grid: Mapping[Any, int]) -> dict[Any, Any]:
         np.arange(extent) if extent <= most else np.linspace(0, extent - 1, most).round().astype("int64")
         for extent in grid.values()
     ]
-    return dict(zip(grid, (axis.ravel() for axis in np.meshgrid(*points, indexing="ij")), strict=True))
+    planes = [axis.ravel() for axis in np.meshgrid(*points, indexing="ij")]
+    again = max(1, MOST_BLOCKS // len(planes[0]))  # so that a sample of loops has points enough
+    return dict(zip(grid, (np.repeat(plane, again) for plane in planes), strict=True))
+
+
+def _sample(extent: Any, number: int, points: int) -> Any:
+    """Return values of a loop's variable, spread evenly over its extent; other than those of another `number`."""
+    import numpy as np
+
+    spread = (np.arange(points) + 0.5) * math.sqrt(number + 1.25) % 1.0
+    return np.floor(spread * np.maximum(extent, 0)).astype("int64")
 
 
 def _at_least_none(extent: Any) -> Any:
