@@ -48,17 +48,99 @@ class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     strides: tuple[int | str, ...] | None = None
 
 
+class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One `T.gemm` of a kernel. `m`, `n`, `k`: the shape of a call, in elements.
+
+    `calls`: how often a block calls it, on average over the grid. `dtype`: its operands', such as ``bfloat16``.
+    """
+
+    m: int
+    n: int
+    k: int
+    calls: float
+    dtype: str
+    policy: int = 0
+    """How warps share the tile, as tilelang numbers it: 0 square, 1 each has whole rows, 2 each has whole columns."""
+    in_registers: bool = False
+    """Whether its first operand is in registers, and not in shared memory."""
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations a block: a product and a sum each."""
+        return 2.0 * self.m * self.n * self.k * self.calls
+
+
+class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a block reads or writes of one tensor at one place of the kernel.
+
+    `n_bytes`: bytes a block, on average over the grid; tiles past the tensor's end count whole. `axes`: the axes of the
+    grid (of ``xyz``) that the place depends on; blocks that differ in the others alone access the same.
+    """
+
+    n_bytes: float
+    axes: str = ""
+    steps: float = 1.0
+    """How often a block does it."""
+    width: int | None = None
+    """Bytes that a thread is asked to move at once; None where tilelang chooses."""
+
+
+class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one block of a kernel does, as the kernel's own statements tell before lowering: averages over the grid."""
+
+    gemms: tuple[Gemm, ...] = ()
+    reads: tuple[Access, ...] = ()
+    """Of global memory; so are `writes`."""
+    writes: tuple[Access, ...] = ()
+    shared_bytes: float = 0.0
+    """Bytes that copies and parallel loops move into or out of shared memory; those that `gemms` read are not in it."""
+    scalar_ops: float = 0.0
+    """Arithmetic outside of tensor cores, operations of one element; `special_ops` are not in it."""
+    special_ops: float = 0.0
+    """Exponentials, roots, logarithms and quotients, of one element."""
+    fragment_registers: int = 0
+    """32-bit registers a thread that all fragments and local arrays would take, if they all lived at once."""
+    stages: int = 0
+    """Stages of the deepest `T.Pipelined` loop; 0 where none has any."""
+    steps: float = 1.0
+    """Iterations of that loop, or of the longest one around a copy or a product."""
+    threads: int = 1
+    """Threads of a block, as the kernel asks for them."""
+    tensor_bytes: int | None = None
+    """Bytes of all tensors together; None where a call decides."""
+    block_order: str = ""
+    """How blocks follow each other, as tilelang names it and its panel: ``rasterization2DRow 8``; empty for plainly."""
+
+    @property
+    def tensor_flops(self) -> float:
+        """Floating-point operations that a block has tensor cores do."""
+        return sum(gemm.flops for gemm in self.gemms)
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes that a block reads of global memory."""
+        return sum(access.n_bytes for access in self.reads)
+
+    @property
+    def write_bytes(self) -> float:
+        """Bytes that a block writes to global memory."""
+        return sum(access.n_bytes for access in self.writes)
+
+
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What lowering tells about a kernel before it is compiled. None: not applicable to the target."""
+    """What lowering tells about a kernel before it is compiled. None: not applicable to the target, or not known."""
 
     smem_bytes: int | None = None
     threads: int | None = None
     """Threads a block really has, producer warps of warp specialisation included."""
     grid: tuple[int, ...] = ()
+    """Blocks along each axis; empty where a call decides."""
     accumulators: int | None = None
     """Largest fragment a thread holds, in 32-bit registers."""
     source_bytes: int | None = None
     """Length of the generated device source."""
+    work: Work | None = None
+    """What a block does; None where any of it depends on values that only a call has."""
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):

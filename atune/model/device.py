@@ -50,6 +50,12 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     arch: str = ""
     memory_bytes: int = 0
     limits: DeviceLimits = DeviceLimits()
+    sms: int = 0
+    """Multiprocessors that work; this and what follows as the device says itself, 0 where it does not."""
+    clock_hz: float = 0.0
+    """The highest clock of its multiprocessors."""
+    memory_bytes_s: float = 0.0
+    """Bytes a second of its memory at the highest clock."""
 
 
 SMEM_BYTES_PER_BLOCK = {

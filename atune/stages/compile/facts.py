@@ -10,6 +10,7 @@ from atune.model.artifact import KernelParam, StaticFacts
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
 )
+_BLOCKS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _BYTES = {"double": 8, "half_t": 2, "bfloat16_t": 2, "signed char": 1, "uchar": 1}
 
 
@@ -17,14 +18,17 @@ def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
     """Read facts off a lowered device module and its source. `kind`: ``cuda`` or ``c``."""
     if kind == "c":
         return StaticFacts(source_bytes=len(source))
-    smem, threads, grid = 0, 1, (1, 1, 1)
+    smem, threads = 0, 1
+    grid: tuple[int, ...] = (1, 1, 1)
     for function in device.functions.values():
         attrs = dict(function.attrs or {})
-        extent = {str(k): int(v) for k, v in dict(attrs.get("thread_extent", {})).items() if str(v).isdigit()}
+        extents = dict(attrs.get("thread_extent", {}))
+        extent = {str(k): int(v) for k, v in extents.items() if str(v).isdigit()}
+        unknown = {str(k) for k in extents}.difference(extent)
         smem = max(smem, int(attrs.get("dyn_shared_memory_buf", 0)))
         block = [extent.get(f"threadIdx.{axis}", 1) for axis in "xyz"]
         threads = max(threads, block[0] * block[1] * block[2])
-        grid = (extent.get("blockIdx.x", 1), extent.get("blockIdx.y", 1), extent.get("blockIdx.z", 1))
+        grid = () if unknown.intersection(_BLOCKS) else tuple(extent.get(axis, 1) for axis in _BLOCKS)
     local = max((int(n) * _BYTES.get(t, 4) // 4 for t, n in _LOCAL_ARRAY.findall(source)), default=0)
     return StaticFacts(smem_bytes=smem, threads=threads, grid=grid, accumulators=local, source_bytes=len(source))
 

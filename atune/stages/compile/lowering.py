@@ -18,6 +18,7 @@ from atune.model.settings import CompileSettings
 from atune.stages.compile import facts, keys
 from atune.stages.compile.keys import digest
 from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
+from atune.stages.compile.work import work_of
 from atune.stages.frontend import elaboration
 from atune.stages.session.session import session, workload
 
@@ -93,6 +94,8 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
     function = function.with_attr("global_symbol", symbol)
     ir_key = key_of(function, how)
     if (found := known(ir_key)) is not None:
+        if found.facts.work is None and how.kind == "cuda":  # an older version left it
+            found = msgspec.structs.replace(found, facts=msgspec.structs.replace(found.facts, work=work_of(function)))
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = normalize_pass_configs(dict(how.pass_configs))
@@ -166,6 +169,9 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         function=pickle.dumps(function) if how.adapter else b"",
         accelerators=how.accelerators,
     )
+    told = facts.static_facts(how.kind, modules.device, source)
+    if not on_cpu:
+        told = msgspec.structs.replace(told, work=work_of(function))
     attributes = sorted(map(str, dict(modules.device.attrs or {}).items()))
     together = (how.target, how.flags, how.pass_configs, keys.preamble(source), attributes)
     return Lowered(
@@ -174,7 +180,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         store_key=digest((code_key, *how.way())),
         merge_key=digest((how.adapter and symbol, *together)),
         params=parameters,
-        facts=facts.static_facts(how.kind, modules.device, source),
+        facts=told,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
         compile_key=digest((common, together, parameters)) if (common := steps.common(source, symbol)) else "",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -158,7 +160,26 @@ def _gpu(nvml: Any, handle: Any) -> DeviceInfo:
         arch=arch,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         limits=default_limits(Target("cuda", arch)),
+        **_figures(nvml, handle, arch),
     )
+
+
+def _figures(nvml: Any, handle: Any, arch: str) -> dict[str, Any]:
+    """Return what NVML tells of a GPU's multiprocessors, clock and memory; without what it does not."""
+    cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
+    asked: dict[str, Callable[[], float]] = {
+        "sms": lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle)) // cores,
+        "clock_hz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+        "memory_bytes_s": lambda: (
+            nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 2e6  # twice a clock
+            * nvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
+        ),
+    }  # fmt: skip
+    found = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(Exception):  # an older driver, or a part of a GPU
+            found[name] = ask()
+    return found
 
 
 def _cpu_name() -> str:

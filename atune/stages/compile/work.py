@@ -1,0 +1,421 @@
+"""What a block of a kernel does, read off the kernel as it is before lowering: products, copies and arithmetic.
+
+Statements are counted as often as the loops around them run. How often may depend on the block: then it is the average
+over the grid. What depends on the variables of loops, such as a guard at a tensor's end, is estimated from a sample.
+What depends on values that only a call has, or on a thread's own number, is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from atune.model.artifact import Access, Gemm, Work
+
+MOST_BLOCKS = 4096
+"""The average is over all blocks of a grid up to this size, and over evenly spaced ones of a larger grid."""
+PARALLEL, VECTORIZED, BOUND = 1, 2, 4
+"""tilelang's kinds of loops, beside serial and unrolled ones: over threads, over lanes, and over blocks or threads."""
+COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
+GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
+IN_REGISTERS = frozenset({
+    "tl.tileop.fill", "tl.tileop.reduce", "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
+    "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2",
+})  # fmt: skip
+"""Operations on tiles that move nothing between global memory and the block."""
+SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
+                     "sigmoid", "erf"})  # fmt: skip
+THREAD = frozenset({"tl.launch_thread_idx"})
+HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
+"""Parts of the names of intrinsics whose work is not told here."""
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+    "EQ": operator.eq, "NE": operator.ne,
+}  # fmt: skip
+
+
+class _Unknown(Exception):
+    """Something of the kernel's work is told by its calls, or not at all."""
+
+
+def work_of(function: Any) -> Work | None:
+    """Return the work of a block of `function`, an elaborated PrimFunc; None where any of it is not known."""
+    try:
+        reader = _Reader(tensors=list(function.buffer_map.values()))
+        reader.statement(function.body, _Place())
+        return reader.work()
+    except _Unknown:
+        return None
+    except Exception:  # a kernel that is not understood here is lowered all the same
+        return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a statement stands. `serial`: how often a block comes by; an array of it has an element for each block.
+
+    `parallel`: extents of the parallel loops around it by variable; `threads`: how often threads repeat it by
+    themselves; `width`: elements that a thread is asked to move at once.
+    """
+
+    serial: Any = 1
+    parallel: Mapping[Any, int] = field(default_factory=dict)
+    width: int | None = None
+
+    def elements(self, variables: set[Any]) -> float:
+        """Return how many elements a statement names whose indices are in `variables`."""
+        return math.prod(extent for variable, extent in self.parallel.items() if variable in variables)
+
+    @property
+    def times(self) -> float:
+        """How often a block does it."""
+        return _mean(self.serial)
+
+    @property
+    def all_elements(self) -> int:
+        return math.prod(self.parallel.values())
+
+
+@dataclass
+class _Reader:
+    """Walks the statements and sums up what they do."""
+
+    tensors: Sequence[Any]
+    grid: dict[Any, int] = field(default_factory=dict)
+    """Variables of the grid, and their extents; without those that a call decides."""
+    blocks: dict[Any, Any] = field(default_factory=dict)
+    """For each of those, and what is computed of them, an array of its values over the blocks."""
+    loops: dict[Any, Any] = field(default_factory=dict)
+    """Variables of the loops, and their extents."""
+    axes: dict[Any, set[str]] = field(default_factory=dict)
+    """Axes of the grid that bound names depend on."""
+    own: set[Any] = field(default_factory=set)
+    """Names that depend on a thread's number."""
+    threads: int = 1
+    gemms: list[Gemm] = field(default_factory=list)
+    reads: list[Access] = field(default_factory=list)
+    writes: list[Access] = field(default_factory=list)
+    shared_bytes: float = 0.0
+    ops: float = 0.0
+    special: float = 0.0
+    registers: int = 0
+    stages: int = 0
+    steps: float = 1.0
+    pipelined: float = 0.0
+    order: str = ""
+
+    def work(self) -> Work:
+        return Work(
+            gemms=tuple(self.gemms),
+            reads=tuple(self.reads),
+            writes=tuple(self.writes),
+            shared_bytes=self.shared_bytes,
+            scalar_ops=self.ops,
+            special_ops=self.special,
+            fragment_registers=-(-self.registers // (4 * self.threads)),
+            stages=self.stages,
+            steps=self.pipelined or self.steps,
+            threads=self.threads,
+            tensor_bytes=self.tensor_bytes(),
+            block_order=self.order,
+        )
+
+    def tensor_bytes(self) -> int | None:
+        try:
+            return sum(_size(buffer.shape) * _bits(buffer.dtype) // 8 for buffer in self.tensors)
+        except _Unknown:
+            return None
+
+    # ---- statements
+
+    def statement(self, node: Any, place: _Place) -> None:
+        kind = type(node).__name__
+        visit = getattr(self, f"_{kind}", None)
+        if visit is None:
+            raise _Unknown(kind)
+        visit(node, place)
+
+    def _SeqStmt(self, node: Any, place: _Place) -> None:
+        for one in node.seq:
+            self.statement(one, place)
+
+    def _SBlockRealize(self, node: Any, place: _Place) -> None:
+        self.statement(node.block, place)
+
+    def _SBlock(self, node: Any, place: _Place) -> None:
+        threads = node.annotations.get("tl.launch_threads")
+        if threads is not None:
+            self.threads = math.prod(int(n) for n in threads)
+        for buffer in node.alloc_buffers:
+            size = _size(buffer.shape) * _bits(buffer.dtype) // 8
+            scope = str(buffer.scope())
+            self.registers += size if scope == "local.fragment" else 0
+            self.registers += size * self.threads if scope == "local" else 0
+        self.statement(node.body, place)
+
+    def _AttrStmt(self, node: Any, place: _Place) -> None:
+        if node.attr_key == "threadblock_swizzle_pattern":
+            self.order = " ".join(_text(argument) for argument in node.value.args)
+        self.statement(node.body, place)
+
+    def _Bind(self, node: Any, place: _Place) -> None:
+        value = self.value(node.value)
+        if value is not None:
+            self.blocks[node.var] = value
+        self.axes[node.var] = self.axes_of(node.value)
+        if _name(node.value) in THREAD or self.own.intersection(_variables(node.value)):
+            self.own.add(node.var)
+        else:
+            self.expression(node.value, place)
+
+    def _For(self, node: Any, place: _Place) -> None:
+        if node.thread_binding is not None:
+            return self._bound(node, place)
+        extent = self.value(node.extent)
+        if extent is None:
+            raise _Unknown(f"a loop of {node.extent}")
+        self.loops[node.loop_var] = extent
+        if node.kind in (PARALLEL, VECTORIZED):
+            if not isinstance(extent, int):
+                raise _Unknown(f"a parallel loop of {node.extent}")
+            width = node.annotations.get("coalesced_width")
+            inner = replace(place, parallel={**place.parallel, node.loop_var: extent})
+            return self.statement(node.body, inner if width is None else replace(inner, width=int(width)))
+        inner = replace(place, serial=place.serial * _at_least_none(extent))
+        if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
+            self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
+        self.statement(node.body, inner)
+
+    def _bound(self, node: Any, place: _Place) -> None:
+        """Read a loop over the blocks, or threads, of one axis."""
+        tag, extent = str(node.thread_binding.thread_tag), self.value(node.extent)
+        if not tag.startswith("blockIdx."):
+            raise _Unknown(tag)
+        self.axes[node.loop_var] = {tag[-1]}
+        if isinstance(extent, int):
+            self.grid[node.loop_var] = extent
+            self.blocks.update(_values(self.grid))
+        self.statement(node.body, place)
+
+    def _IfThenElse(self, node: Any, place: _Place) -> None:
+        condition = self.value(node.condition)
+        if condition is None:
+            raise _Unknown(f"a branch on {node.condition}")
+        self.expression(node.condition, place)
+        self.statement(node.then_case, replace(place, serial=place.serial * condition))
+        if node.else_case is not None:
+            self.statement(node.else_case, replace(place, serial=place.serial * (1 - condition)))
+
+    def _BufferStore(self, node: Any, place: _Place) -> None:
+        self.touch(node.buffer, node.indices, place, store=True)
+        for part in (node.value, *node.indices):
+            self.expression(part, place)
+
+    def _Evaluate(self, node: Any, place: _Place) -> None:
+        call = node.value
+        if type(call).__name__ != "Call":
+            return
+        name = _name(call)
+        if name in GEMMS:
+            self._gemm(call, place)
+        elif name in COPIES:
+            self._copy(call, place)
+        elif name in IN_REGISTERS:
+            self.ops += place.times * place.all_elements * _size(_region(call.args[0])[1])
+        else:
+            self.expression(call, place)
+
+    def _gemm(self, call: Any, place: _Place) -> None:
+        m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
+        if not all(isinstance(size, int) for size in (m, n, k)) or place.parallel:
+            raise _Unknown("a product of unknown shape")
+        first = _region(call.args[0])[0]
+        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))
+        in_registers = str(first.scope()).startswith("local")
+        policy = policy if isinstance(policy, int) else 0
+        self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
+        self.steps = max(self.steps, place.times)
+
+    def _copy(self, call: Any, place: _Place) -> None:
+        regions = [_region(argument) for argument in call.args[:2]]
+        elements = min(_size(extents) for _, extents, _ in regions)
+        for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
+            n_bytes = place.times * place.all_elements * elements * _bits(buffer.dtype) / 8
+            self._moved(buffer, indices, n_bytes, place, store)
+
+    # ---- expressions
+
+    def expression(self, node: Any, place: _Place) -> None:
+        """Count the loads and the arithmetic in `node`."""
+        kind = type(node).__name__
+        if kind == "BufferLoad":
+            self.touch(node.buffer, node.indices, place, store=False)
+            return  # arithmetic of indices is mostly folded
+        if kind == "Call":
+            name = _name(node)
+            if name.startswith("tl.tileop.") or any(part in name for part in HIDDEN):
+                raise _Unknown(name)
+            self._count(place, special=name.rpartition(".")[2] in SPECIAL)
+        elif kind not in ("Var", "SizeVar", "IntImm", "FloatImm", "StringImm"):
+            self._count(place, special=kind == "Div")
+        for part in _parts(node):
+            self.expression(part, place)
+
+    def _count(self, place: _Place, special: bool) -> None:
+        times = place.times * place.all_elements
+        self.special += times if special else 0.0
+        self.ops += 0.0 if special else times
+
+    def touch(self, buffer: Any, indices: Any, place: _Place, store: bool) -> None:
+        """Count the elements of `buffer` that one statement names."""
+        variables = {variable for index in indices for variable in _variables(index)}
+        if self.own & variables:
+            raise _Unknown("what each thread does by itself")
+        n_bytes = place.times * place.elements(variables) * _bits(buffer.dtype) / 8
+        self._moved(buffer, indices, n_bytes, place, store)
+
+    def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
+        scope = str(buffer.scope())
+        if scope.startswith("shared"):
+            self.shared_bytes += n_bytes
+        if scope != "global":
+            return
+        axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
+        width = None if place.width is None else place.width * _bits(buffer.dtype) // 8
+        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
+        (self.writes if store else self.reads).append(access)
+        self.steps = max(self.steps, place.times)
+
+    def axes_of(self, node: Any) -> set[str]:
+        return set().union(*(self.axes.get(variable, set()) for variable in _variables(node)))
+
+    def value(self, node: Any) -> Any:
+        """Return an expression's value: an int, an array over the blocks, or None where it is not known."""
+        kind = type(node).__name__
+        if kind == "IntImm":
+            return int(node.value)
+        if kind in ("Var", "SizeVar"):
+            if node in self.loops and node not in self.blocks:
+                self.blocks[node] = _sample(self.loops[node], len(self.loops), self._points())
+            return self.blocks.get(node)
+        if kind == "Cast":
+            return self.value(node.value)
+        if kind in _BINARY or kind in ("Min", "Max", "And", "Or"):
+            a, b = self.value(node.a), self.value(node.b)
+            return None if a is None or b is None else _combined(kind, a, b)
+        return None
+
+    def _points(self) -> int:
+        """Return how many blocks, or points of a sample, arrays have."""
+        return next((len(array) for array in self.blocks.values() if getattr(array, "ndim", 0)), MOST_BLOCKS)
+
+
+def _combined(kind: str, a: Any, b: Any) -> Any:
+    if kind in ("FloorDiv", "FloorMod") and isinstance(b, int) and b == 0:
+        return None
+    if kind in _BINARY:
+        return _plain(_BINARY[kind](a, b))
+    import numpy as np
+
+    chosen = {"Min": np.minimum, "Max": np.maximum, "And": np.logical_and, "Or": np.logical_or}[kind]
+    return _plain(chosen(a, b))
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers as ints, and arrays of truths as arrays of ints."""
+    if getattr(value, "ndim", 0):
+        return value.astype("int64")
+    return int(value)
+
+
+def _values(grid: Mapping[Any, int]) -> dict[Any, Any]:
+    """Return each grid variable's values over the blocks, or over evenly spaced ones of a large grid."""
+    import numpy as np
+
+    whole = math.prod(grid.values()) <= MOST_BLOCKS
+    most = MOST_BLOCKS if whole else int(MOST_BLOCKS ** (1 / len(grid)))
+    points = [
+        np.arange(extent) if extent <= most else np.linspace(0, extent - 1, most).round().astype("int64")
+        for extent in grid.values()
+    ]
+    planes = [axis.ravel() for axis in np.meshgrid(*points, indexing="ij")]
+    again = max(1, MOST_BLOCKS // len(planes[0]))  # so that a sample of loops has points enough
+    return dict(zip(grid, (np.repeat(plane, again) for plane in planes), strict=True))
+
+
+def _sample(extent: Any, number: int, points: int) -> Any:
+    """Return values of a loop's variable, spread evenly over its extent; other than those of another `number`."""
+    import numpy as np
+
+    spread = (np.arange(points) + 0.5) * math.sqrt(number + 1.25) % 1.0
+    return np.floor(spread * np.maximum(extent, 0)).astype("int64")
+
+
+def _at_least_none(extent: Any) -> Any:
+    return max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)
+
+
+def _mean(times: Any) -> float:
+    return float(times if isinstance(times, int) else times.mean())
+
+
+def _region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Return the buffer, the extents and the indices of a part of a tensor."""
+    kind = type(node).__name__
+    if _name(node) == "tl.region":
+        load, _, *extents = node.args
+        return load.buffer, tuple(extents), load.indices
+    if kind == "BufferRegion":
+        return node.buffer, tuple(r.extent for r in node.region), tuple(r.min for r in node.region)
+    raise _Unknown(f"a region as {kind}")
+
+
+def _name(node: Any) -> str:
+    """Return the name of the operation that an expression calls; empty for other expressions."""
+    return str(getattr(node.op, "name", node.op)) if type(node).__name__ == "Call" else ""
+
+
+def _size(extents: Any) -> int:
+    if not all(type(extent).__name__ in ("IntImm", "int") for extent in extents):
+        raise _Unknown(f"a shape of {extents}")
+    return math.prod(int(extent) for extent in extents)
+
+
+def _bits(dtype: Any) -> int:
+    from tilelang import tvm
+
+    kind = tvm.DataType(_text(dtype))
+    return int(kind.bits) * int(kind.lanes)
+
+
+def _text(value: Any) -> str:
+    inner = getattr(value, "value", value)
+    return "".join(str(inner))
+
+
+def _parts(node: Any) -> Iterator[Any]:
+    """Yield the expressions that an expression is made of."""
+    if type(node).__name__ == "Call":
+        yield from (argument for argument in node.args if hasattr(argument, "dtype"))
+        return
+    for name in ("a", "b", "value", "condition", "true_value", "false_value"):
+        part = getattr(node, name, None)
+        if hasattr(part, "dtype"):
+            yield part
+
+
+def _variables(node: Any) -> Iterator[Any]:
+    if type(node).__name__ in ("Var", "SizeVar"):
+        yield node
+    elif type(node).__name__ == "BufferLoad":
+        for index in node.indices:
+            yield from _variables(index)
+    else:
+        for part in _parts(node):
+            yield from _variables(part)

@@ -1,0 +1,230 @@
+"""Where the prior puts the best candidates of the recorded spaces, beside chance.
+
+    python bench/prior.py --out bench/results/prior
+    python bench/prior.py --read          # facts of the recordings anew; without a GPU and without compiling
+
+What lowering told of each candidate lies beside its recording, NAME.facts.json.xz: what the journal has of it, and what
+a block does, read off the kernel. So the prior is judged, and searches are simulated, without lowering anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from common import ROOT, report
+from spaces import FOLDER, SPACES, opened
+
+from atune import TuneResult, replay
+from atune.model.artifact import StaticFacts
+from atune.model.device import DeviceInfo, Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.search.devices import figures_of
+from atune.search.prior import estimates
+from atune.system.folders import whole_file
+
+GEMM288 = ROOT / "bench" / "results" / "gemm288" / "atune.jsonl"
+REFS = {"gemm288": f"{ROOT / 'examples' / 'gemm.py'}:WORKLOAD", **{name: space.ref for name, space in SPACES.items()}}
+SHAPED = ("gemm288", "gemm_skinny", "attention_causal")
+"""The prior's constants were chosen with these before it saw any other."""
+SHARE = 0.05
+"""Of the candidates, within which the goal for matrix products is to be met."""
+NEAR = 1.02
+HEAD = ["space", "seen", "candidates", "within 2 %", "best at", "to 2 %", "at worst", "share", "by 5 %", "chance",
+        "chance by 5 %", "rho"]  # fmt: skip
+
+
+@contextmanager
+def journal_of(name: str) -> Iterator[Path]:
+    if name == "gemm288":
+        yield GEMM288
+    else:
+        with opened(name) as journal:
+            yield journal
+
+
+def recorded(name: str) -> TuneResult:
+    with journal_of(name) as journal:
+        return replay(journal)
+
+
+# ---- facts
+
+
+def facts_path(name: str) -> Path:
+    return FOLDER / f"{name}.facts.json.xz"
+
+
+def facts_of(name: str) -> dict[int, StaticFacts]:
+    """Return what lowering tells of each candidate of a recording, by index."""
+    with lzma.open(facts_path(name)) as packed:
+        return msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
+
+
+def scores_of(name: str, device: DeviceInfo | None = None) -> dict[int, float]:
+    """Return the prior's estimate for each candidate of a recording, in milliseconds; `device`: the recording's."""
+    result = recorded(name)
+    configs = {record.index: record.config for record in result.records}
+    figures = figures_of(device or result.devices[0])
+    return estimates({index: (configs[index], facts) for index, facts in facts_of(name).items()}, figures)
+
+
+def read(name: str) -> tuple[int, float]:
+    """Write the facts of a recording. Returns how many there are, and milliseconds of reading one kernel's work."""
+    from atune.stages.compile.lowering import elaborated, workload
+    from atune.stages.compile.steps import backend_context
+    from atune.stages.compile.work import work_of
+
+    found, seconds = {}, 0.0
+    result = recorded(name)
+    with working_on(REFS[name]):
+        work, target = workload(), backend_context().target
+        for record in result.records:
+            if record.facts is not None:
+                function = elaborated(work.kernel, work.arguments, record.config, target)
+                started = time.perf_counter()
+                told = work_of(function)
+                seconds += time.perf_counter() - started
+                found[record.index] = msgspec.structs.replace(record.facts, work=told)
+    with whole_file(facts_path(name)) as part, lzma.open(part, "wb", preset=9) as packed:
+        packed.write(msgspec.json.encode(found))
+    facts_path(name).chmod(0o644)
+    return len(found), seconds / max(1, len(found)) * 1e3
+
+
+@contextmanager
+def working_on(ref: str) -> Iterator[None]:
+    """Make this process a compile worker for a workload meanwhile."""
+    from atune.processes.messages import Session
+    from atune.stages.session import session
+    from atune.workload.workload import FileRef, load
+
+    path, _, name = ref.rpartition(":")
+    reference = FileRef(path, name)
+    with tempfile.TemporaryDirectory(prefix="prior-") as folder:
+        settings = CompileSettings(), BenchmarkSettings()
+        session._state.session = Session(reference, Target("cuda", "sm_90a"), *settings, folder)
+        session._state.workload = load(reference)
+        yield
+
+
+# ---- judging
+
+
+class Judged(NamedTuple):
+    """How the prior did on one space. Places begin at 1; where estimates are equal, a seed decides the order."""
+
+    candidates: int
+    near: int
+    """Candidates within 2 % of the best."""
+    best_at: float
+    first: float
+    """The place of the first within 2 %, the median of the seeds; `worst`: that which nine of ten seeds keep."""
+    worst: float
+    by_share: float
+    """The share of seeds that have one by 5 % of the candidates."""
+    chance: float
+    """Where the first of them is by chance, on average; `chance_by_share`: how likely it is by 5 %."""
+    chance_by_share: float
+    rho: float
+    """Spearman's rank correlation of estimates and latencies."""
+
+
+def judge(scores: Mapping[int, float], latencies: Mapping[int, float | None], seeds: int) -> Judged:
+    """Judge `scores` by what was measured. `latencies`: None for a candidate that failed."""
+    measured = {index: latency for index, latency in latencies.items() if latency is not None}
+    best = min(measured.values())
+    near = {index for index, latency in measured.items() if latency <= best * NEAR}
+    most, count = math.ceil(SHARE * len(latencies)), len(latencies)
+    places, firsts = [], []
+    for seed in range(seeds):
+        drawn = random.Random(seed)
+        order = sorted(latencies, key=lambda index: (scores.get(index, math.inf), drawn.random()))
+        places.append(next(n for n, index in enumerate(order, 1) if measured.get(index) == best))
+        firsts.append(next(n for n, index in enumerate(order, 1) if index in near))
+    both = [index for index in measured if index in scores]
+    return Judged(
+        candidates=count,
+        near=len(near),
+        best_at=statistics.median(places),
+        first=statistics.median(firsts),
+        worst=sorted(firsts)[math.ceil(0.9 * seeds) - 1],
+        by_share=sum(first <= most for first in firsts) / seeds,
+        chance=(count + 1) / (len(near) + 1),
+        chance_by_share=1 - math.comb(count - len(near), most) / math.comb(count, most),
+        rho=statistics.correlation(ranks([scores[i] for i in both]), ranks([measured[i] for i in both])),
+    )
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Return the place of each value among all; equal ones share the mean of theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found, start = [0.0] * len(values), 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for place in order[start:end]:
+            found[place] = (start + end - 1) / 2
+        start = end
+    return found
+
+
+def cells(name: str, one: Judged) -> list[str]:
+    return [
+        name,
+        "shaped on" if name in SHAPED else "first seen after",
+        str(one.candidates),
+        str(one.near),
+        f"{one.best_at:g}",
+        f"{one.first:g}",
+        f"{one.worst:g}",
+        f"{one.first / one.candidates:.1%}",
+        f"{one.by_share:.0%}",
+        f"{one.chance:.0f}",
+        f"{one.chance_by_share:.0%}",
+        f"{one.rho:.2f}",
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--spaces", default=",".join(REFS), help=f"of {', '.join(REFS)} (all)")
+    made.add_argument("--seeds", type=int, default=100, help="orders of candidates with equal estimates (100)")
+    made.add_argument("--read", action="store_true", help="read the kernels' facts anew first")
+    made.add_argument("--out", type=Path, help="folder for the results as JSON")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    names = [name for name in map(str.strip, options.spaces.split(",")) if name]
+    if unknown := [name for name in names if name not in REFS]:
+        raise SystemExit(f"--spaces: {unknown[0]!r} is none of {', '.join(REFS)}")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    rows, results = [HEAD], dict[str, Any]()
+    for name in names:
+        if options.read:
+            count, ms = read(name)
+            print(f"{name}: {count} kernels, {ms:.2f} ms each", flush=True)
+        latencies = {record.index: record.latency_ms for record in recorded(name).records}
+        judged = judge(scores_of(name), latencies, options.seeds)
+        results[name] = {"shaped": name in SHAPED, **judged._asdict()}
+        rows.append(cells(name, judged))
+    report(options, "prior", rows, json.loads(json.dumps(results)))
+
+
+if __name__ == "__main__":
+    main()

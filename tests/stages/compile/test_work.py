@@ -1,0 +1,132 @@
+"""What lowering tells of a block's work: counted by hand, and not told where only a call or a thread decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from stage_runs import session_of
+
+from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.stages.accelerators import registry
+from atune.stages.compile.lowering import lower
+from atune.workload.workload import FileRef
+
+KERNELS = Path(__file__).parents[2] / "work_kernels.py"
+FLOAT32, FLOAT16 = 4, 2
+
+
+Lowering = Callable[[str], list[StaticFacts]]
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
+    """What lowering tells of a workload's candidates, each lowered once."""
+
+    @cache
+    def facts(name: str) -> list[StaticFacts]:
+        with session_of(FileRef(str(KERNELS), name), tmp_path_factory.mktemp("run")) as candidates:
+            return [lower(candidate, registry.compose(())).facts for candidate in candidates]
+
+    return facts
+
+
+def work(facts: list[StaticFacts]) -> list[Work]:
+    found = [one.work for one in facts if one.work is not None]
+    assert len(found) == len(facts)
+    return found
+
+
+def test_a_product_has_the_work_that_is_counted_by_hand(lowered: Lowering) -> None:
+    one = lowered("PRODUCT")[0]
+    assert one.work is not None and one.grid == (3, 4, 1)
+    assert one.work.gemms == (Gemm(m=64, n=128, k=32, calls=16.0, dtype="float16"),)
+    assert one.work.tensor_flops * 12 == 2 * 256 * 384 * 512  # of all blocks: tiles divide the problem
+    a, b = one.work.reads
+    assert a == Access(n_bytes=64 * 512 * FLOAT16, axes="y", steps=16.0)
+    assert b == Access(n_bytes=512 * 128 * FLOAT16, axes="x", steps=16.0)
+    assert one.work.writes == (Access(n_bytes=64 * 128 * FLOAT32, axes="xy"),)
+    assert one.work.read_bytes == 512 * (64 + 128) * FLOAT16 and one.work.write_bytes == 64 * 128 * FLOAT32
+    assert one.work.shared_bytes == one.work.read_bytes
+    assert one.work.fragment_registers == 64 * 128 // 128 == one.accumulators
+    assert one.work.steps == 16 and one.work.threads == 128
+    assert one.work.tensor_bytes == (256 * 512 + 512 * 384) * FLOAT16 + 256 * 384 * FLOAT32
+
+
+def test_stages_and_block_orders_are_told_apart(lowered: Lowering) -> None:
+    plain, ordered, staged, both = work(lowered("PRODUCT"))
+    assert (plain.stages, staged.stages) == (0, 3)
+    assert (plain.block_order, ordered.block_order) == ("", "rasterization2DRow 4")
+    assert msgspec.structs.replace(both, stages=0, block_order="") == plain
+
+
+def test_producer_warps_are_not_among_the_threads_asked_for(lowered: Lowering) -> None:
+    staged = lowered("PRODUCT")[2]
+    assert staged.work is not None and staged.threads is not None and staged.threads > staged.work.threads == 128
+
+
+def test_a_kernel_that_moves_has_its_bytes_and_their_width(lowered: Lowering) -> None:
+    narrow, wide = work(lowered("MOVED"))
+    x, w = wide.reads
+    assert x == Access(n_bytes=4 * 384 * FLOAT32, axes="x", width=4 * FLOAT32)
+    assert w == Access(n_bytes=384 * FLOAT32, axes="", width=4 * FLOAT32), "the rows of a block share it"
+    assert wide.writes == (Access(n_bytes=4 * 384 * FLOAT16, axes="x", width=4 * FLOAT16),)
+    assert narrow.reads[0].width == 2 * FLOAT32
+    assert wide.gemms == () and wide.tensor_flops == 0 and wide.stages == 0
+    assert wide.scalar_ops >= 2 * 4 * 384 and wide.special_ops == 0
+
+
+def test_loops_that_depend_on_the_block_count_with_their_average(lowered: Lowering) -> None:
+    all_write, half_write = work(lowered("TRIANGLE"))
+    tiles = sum(range(1, 9)) / 8
+    assert all_write.read_bytes == tiles * 128 * FLOAT32 and all_write.reads[0].steps == tiles
+    assert all_write.write_bytes == 128 * FLOAT32
+    assert half_write.write_bytes == 128 * FLOAT32 / 2
+
+
+def test_where_a_call_decides_how_many_blocks_there_are_one_block_is_known(lowered: Lowering) -> None:
+    facts = lowered("ANY_ROWS")[0]
+    assert facts.grid == () and facts.work is not None
+    assert facts.work.read_bytes == facts.work.write_bytes == 64 * 384 * FLOAT32
+    assert facts.work.tensor_bytes is None
+
+
+def test_a_guard_at_the_end_of_a_row_counts_what_it_lets_through(lowered: Lowering) -> None:
+    [one] = work(lowered("GUARDED"))
+    assert one.write_bytes == pytest.approx(384 * FLOAT32 / 4, rel=0.02)  # four blocks share a row
+
+
+@pytest.mark.parametrize("name", ["ANY_LENGTH", "BY_THREAD", "BY_VALUE"])
+def test_work_that_a_call_a_thread_or_a_value_decides_is_not_known(name: str, lowered: Lowering) -> None:
+    facts = lowered(name)[0]
+    assert facts.work is None and facts.threads == 128
+
+
+def test_a_kernel_that_is_not_understood_is_lowered_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("atune.stages.compile.work._region", lambda node: node.no_such_field)
+    with session_of(FileRef(str(KERNELS), "ANY_ROWS"), tmp_path) as candidates:
+        facts = lower(candidates[0], registry.compose(())).facts
+    assert facts.work is None and facts.threads == 128
+
+
+def test_what_an_older_version_kept_of_a_kernel_gets_its_work(tmp_path: Path) -> None:
+    with session_of(FileRef(str(KERNELS), "MOVED"), tmp_path) as candidates:
+        now = lower(candidates[0], registry.compose(()))
+        older = msgspec.structs.replace(now, facts=msgspec.structs.replace(now.facts, work=None))
+        found = lower(candidates[0], registry.compose(()), known=lambda key: older)
+    assert now.facts.work is not None and found.facts == now.facts
+
+
+def test_facts_of_an_older_journal_are_read() -> None:
+    facts = msgspec.json.decode(b'{"smem_bytes":1024,"threads":128,"grid":[4,1,1]}', type=StaticFacts)
+    assert facts.work is None and facts.grid == (4, 1, 1)
+
+
+def test_a_journal_gives_back_the_work_that_it_was_given(lowered: Lowering) -> None:
+    facts = lowered("PRODUCT")[3]
+    assert msgspec.json.decode(msgspec.json.encode(facts), type=StaticFacts) == facts

@@ -1,0 +1,137 @@
+"""Kernels whose blocks' work is counted by hand, and some whose work only a call, or a thread, decides.
+
+Annotations are evaluated: they name local values.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+import atune
+
+M, N, K = 256, 384, 512
+
+
+def product(block_M: int = 64, block_N: int = 128, block_K: int = 32, num_stages: int = 2, order: int = 0) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+            A_shared = T.alloc_shared((block_M, block_K), "float16")
+            B_shared = T.alloc_shared((block_K, block_N), "float16")
+            C_local = T.alloc_fragment((block_M, block_N), "float32")
+            T.use_swizzle(max(order, 1), enable=order > 0)
+            T.clear(C_local)
+            for ko in T.Pipelined(K // block_K, num_stages=num_stages):
+                T.copy(A[by * block_M, ko * block_K], A_shared)
+                T.copy(B[ko * block_K, bx * block_N], B_shared)
+                T.gemm(A_shared, B_shared, C_local)
+            T.copy(C_local, C[by * block_M, bx * block_N])
+
+    return main
+
+
+def moved(width: int = 4) -> Any:
+    """Y = 2 X + W, a row a block, where W is of a row's length."""
+    at_once = T.int32(width)
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), "float32"), W: T.Tensor((N,), "float32"), Y: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(M, 4), threads=128) as bx:
+            for i, j in T.Parallel(4, N, coalesced_width=at_once):
+                Y[bx * 4 + i, j] = X[bx * 4 + i, j] * 2.0 + W[j]
+
+    return main
+
+
+def triangle(half: bool = False) -> Any:
+    """A block reads as many tiles as its number says, and one more; with `half` one in two blocks writes."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8, 1024), "float32"), Y: T.Tensor((8, 128), "float32")):
+        with T.Kernel(8, threads=128) as bx:
+            tile = T.alloc_shared((128,), "float32")
+            for n in T.serial(bx + 1):
+                T.copy(X[bx, n * 128 : (n + 1) * 128], tile)
+            if half:
+                if bx % 2 == 0:
+                    T.copy(tile, Y[bx, :])
+            else:
+                T.copy(tile, Y[bx, :])
+
+    return main
+
+
+def of_any_rows(tile: int = 64) -> Any:
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, N), "float32"), Y: T.Tensor((rows, N), "float32")):
+        with T.Kernel(T.ceildiv(rows, tile), threads=128) as bx:
+            shared = T.alloc_shared((tile, N), "float32")
+            T.copy(X[bx * tile, 0], shared)
+            T.copy(shared, Y[bx * tile, 0])
+
+    return main
+
+
+def of_any_length(tile: int = 64) -> Any:
+    length = T.dynamic("length")
+
+    @T.prim_func
+    def main(X: T.Tensor((M, length), "float32"), Y: T.Tensor((M, length), "float32")):
+        with T.Kernel(M, threads=128) as bx:
+            shared = T.alloc_shared((tile,), "float32")
+            for n in T.serial(T.ceildiv(length, tile)):
+                T.copy(X[bx, n * tile], shared)
+                T.copy(shared, Y[bx, n * tile])
+
+    return main
+
+
+def by_thread(step: int = 1) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
+        with T.Kernel(M, threads=128) as bx:
+            tx = T.get_thread_binding()
+            place = tx * step
+            Y[bx, place] = X[bx, place] * 2.0
+
+    return main
+
+
+def guarded(tile: int = 100) -> Any:
+    """Copy as many of a row's elements as there are: the last tile is not full."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, tile), M, threads=128) as (bx, by):
+            for i in T.Parallel(tile):
+                if bx * tile + i < N:
+                    Y[by, bx * tile + i] = X[by, bx * tile + i]
+
+    return main
+
+
+def by_value(tile: int = 128) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
+        with T.Kernel(M, threads=128) as bx:
+            for i in T.Parallel(tile):
+                if X[bx, i] > 0.0:
+                    Y[bx, i] = X[bx, i]
+
+    return main
+
+
+def workload(kernel: Any, **axes: Any) -> atune.Workload:
+    return atune.Workload(kernel, atune.Space(**axes))
+
+
+PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
+MOVED = workload(moved, width=[2, 4])
+TRIANGLE = workload(triangle, half=[False, True])
+ANY_ROWS = workload(of_any_rows, tile=[64])
+ANY_LENGTH = workload(of_any_length, tile=[64])
+BY_THREAD = workload(by_thread, step=[1])
+BY_VALUE = workload(by_value, tile=[128])
+GUARDED = workload(guarded, tile=[100])
