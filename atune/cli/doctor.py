@@ -194,9 +194,8 @@ def _cache() -> Check:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        return Check(
-            "cache folder", False, f"{folder} cannot be written", "set ATUNE_CACHE_DIR to a folder that can be"
-        )
+        advice = "set ATUNE_CACHE_DIR to a folder that can be"
+        return Check("cache folder", False, f"{folder} cannot be written", advice)
     free = shutil.disk_usage(there).free / 2**30
     advice = "under 1 GiB is free: compiled kernels may not fit" if free < 1 else ""
     return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
