@@ -32,10 +32,16 @@ class Finished:
     """What it wrote to stdout and stderr."""
 
 
-def adopt_orphans() -> None:
-    """Have processes whose parents died become ours: waited for here, their CPU time counts."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Have processes whose parents died meanwhile become ours: waited for here, their CPU time counts."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeout_s: float) -> Finished:
@@ -43,13 +49,18 @@ def run_counted(command: Sequence[str], *, env: dict[str, str], cwd: Path, timeo
 
     All are killed too when this is interrupted: they are in process groups of their own, and no terminal reaches them.
     """
-    adopt_orphans()
     before = _children_cpu_s()
     log = cwd / "output.txt"
-    with log.open("wb") as output:
+    with adopting_orphans(), log.open("wb") as output:
         started, clock = time.time(), time.perf_counter()
         process = subprocess.Popen(
-            command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         timed_out = False
         try:

@@ -24,7 +24,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 
 
 def python(code: str, timeout_s: float = 60) -> str:
-    """Run `code` in a process of its own: counting makes the process adopt orphans, for good."""
+    """Run `code` in a process of its own: counting has the process adopt orphans, and wait for all its children."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, timeout=timeout_s
