@@ -12,9 +12,12 @@ from atune.errors import StrategyError
 from atune.journal.events import CandidateProposed, Event
 from atune.journal.reader import read
 from atune.journal.replay import replay
+from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.search.interface import Searched
 from atune.testing import FakeBackend, Script
+
+pytestmark = pytest.mark.anyio
 
 CONFIGS = [{"tile": 16 << t, "stages": s, "order": o} for t in range(5) for s in range(5) for o in ("row", "column")]
 
@@ -88,15 +91,13 @@ async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and
 
 @pytest.mark.parametrize("group_size", [None, 1, 16])
 async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_size: int | None) -> None:
-    from atune.model.settings import CompileSettings
-
     settings = CompileSettings(group_size=group_size)
     result = await tune(backend=fake(1), strategy="local", compile=settings)
     assert not result.remaining and result.measured == 48
 
 
 async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match="strategy 'own': ask.* returned 0 a second time"):
+    with pytest.raises(StrategyError, match=r"strategy 'own': ask.* returned 0 a second time"):
         await tune(backend=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
     assert replay(tmp_path / "j").measured >= 10
     result = await resume(tmp_path / "j", backend=fake(), strategy=Own())
