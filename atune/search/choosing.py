@@ -18,6 +18,8 @@ ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, 
 LEARNING = ("local", "evolution", "forest")
 """Strategies that need the space's configurations, and propose by what they were told."""
 NAMES = (*ORDERS, *LEARNING)
+FEW = 8
+"""Candidates of which nothing is learnt that helps to choose the next."""
 QUICK = ("exhaustive", "random", "local", "evolution")
 """Strategies that answer within a millisecond or so."""
 
@@ -83,7 +85,7 @@ def chosen(total: int, budget: int | None, *, limited: bool, listed: bool = True
 
     if not limited or (budget is not None and budget >= total):
         return "exhaustive"
-    if not listed or not learns:
+    if not listed or not learns or (budget is not None and budget <= FEW):
         return "random"
     return "forest" if available() else "evolution"
 

@@ -305,7 +305,7 @@ async def test_the_final_can_be_left_out() -> None:
 
 async def test_a_budget_in_candidates() -> None:
     backend = FakeBackend(30)
-    run = await finish(backend, budget=7)
+    run = await finish(backend, strategy="exhaustive", budget=7)
     assert len(run.of(CandidateProposed)) == 7 == run.result.measured and run.result.remaining == 23
     assert run.events[-1].reason == "budget" and backend.lowered == list(range(7))  # type: ignore[attr-defined]
 

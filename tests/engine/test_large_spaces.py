@@ -145,7 +145,7 @@ async def test_candidates_that_a_new_constraint_refuses_are_gone(tmp_path: Path)
     def tighter(d8: int) -> bool:
         return d8 % 2 == 0
 
-    await tune(backend=fake(), budget=16, journal=tmp_path / "j")
+    await tune(backend=fake(), strategy="exhaustive", budget=16, journal=tmp_path / "j")
     with pytest.raises(JournalError, match="8 candidates of the journal are no longer in the space"):
         await resume(tmp_path / "j", backend=fake(tighter), budget=20)
     result = await resume(tmp_path / "j", backend=fake(tighter), budget=20, force_parts=["space"])
@@ -185,5 +185,5 @@ async def test_long_spaces_are_planned_for_beside_the_event_loop(monkeypatch: py
 
     monkeypatch.setattr(engine, "plan_new", noted)
     for count in (engine.AT_ONCE, engine.AT_ONCE + 1):
-        await tune(backend=FakeBackend(count), budget=3)
+        await tune(backend=FakeBackend(count), strategy="exhaustive", budget=3)
     assert (threads[0] == threading.get_ident()) and threads[1] != threading.get_ident()

@@ -308,7 +308,7 @@ async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path, shared: bool) -> N
 
 async def test_a_larger_budget_has_its_winner_proven_anew(tmp_path: Path) -> None:
     journal, script = tmp_path / "j", Script(latency_ms=lambda c: 9.0 - c["x"], accelerated=True)
-    assert (await tune(backend=FakeBackend(N, script), journal=journal, budget=3)).proven
+    assert (await tune(backend=FakeBackend(N, script), journal=journal, strategy="exhaustive", budget=3)).proven
     backend = FakeBackend(N, script)
     result = await resume(journal, backend=backend, budget=None)
     assert result.proven and result.best_config == {"x": 7} and 7 in backend.proved

@@ -144,7 +144,7 @@ async def test_a_finished_journal_returns_at_once(tmp_path: Path) -> None:
 
 async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    await tune(backend=fake(), journal=journal, budget=15)
+    await tune(backend=fake(), journal=journal, strategy="exhaustive", budget=15)
     assert (await resume(journal, backend=fake())).remaining == 25
     result = await resume(journal, backend=fake(), budget=30)
     assert result.remaining == 10 and len(result.records) == 30

@@ -1,0 +1,30 @@
+"""Budgets: candidates, a share of the space, or time."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atune import Budget, UsageError
+
+
+@pytest.mark.parametrize(("text", "total", "most"), [("10%", 288, 29), ("10%", 5, 1), ("0.1%", 80, 1), ("100%", 7, 7)])
+def test_a_share_is_rounded_up(text: str, total: int, most: int) -> None:
+    assert Budget.parse(text).most(total) == most
+
+
+def test_the_smaller_limit_counts() -> None:
+    assert Budget(candidates=5, percent=50).most(8) == 4 and Budget(candidates=5, percent=50).most(80) == 5
+    assert Budget(seconds=3).most(8) is None and Budget(seconds=3).limited and not Budget().limited
+
+
+@pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten"])
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="budget|Budget"):
+        Budget.parse(text)
+
+
+def test_budgets_without_a_share_are_written_as_they_always_were() -> None:
+    """The result cache has them in its keys."""
+    assert Budget(candidates=4).as_data() == {"candidates": 4, "seconds": None}
+    assert msgspec.convert(Budget(percent=10).as_data(), Budget) == Budget(percent=10)

@@ -1,0 +1,231 @@
+"""Strategies by themselves: same seed, same tells, same asks; good ones soon; bad ones told in one message."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from atune.errors import StrategyError, UsageError
+from atune.model.candidate import Config
+from atune.search import choosing, forest
+from atune.search.choosing import LEARNING, NAMES, check_given, chosen, make_strategy
+from atune.search.encoding import Encoding
+from atune.search.guard import Guarded
+from atune.search.interface import DUPLICATE, Searched, Strategy
+
+CONFIGS: dict[int, Config] = {
+    10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}
+    for i, (tile, stages, policy, swizzle) in enumerate(
+        (tile, stages, policy, swizzle)
+        for tile in (16, 32, 64, 128, 256, 512)
+        for stages in range(5)
+        for policy in ("row", "column", None)
+        for swizzle in (True, False)
+        if tile * stages <= 1024
+    )
+}
+"""Indices are not positions: a space that has grown has gaps."""
+BEST: Config = {"tile": 128, "stages": 3, "policy": "column", "swizzle": True}
+
+
+def latency_of(config: Config) -> float | None:
+    if config["tile"] == 512 and config["stages"] > 1:
+        return None
+    far = abs(config["tile"].bit_length() - 8) + abs(config["stages"] - 3)
+    return 1.0 + 0.3 * far + 0.2 * (config["policy"] != "column") + 0.1 * (not config["swizzle"])
+
+
+def told(index: int) -> tuple[int, float | None, str]:
+    latency = latency_of(CONFIGS[index])
+    return index, latency, "" if latency is not None else "timeout"
+
+
+def play(strategy: Strategy, tries: int, behind: int = 3) -> Iterator[tuple[str, Any]]:
+    """Ask and tell with `behind` candidates outstanding, and yield each call."""
+    outstanding: list[int] = []
+    for _ in range(tries):
+        index = strategy.ask()
+        if index is None:
+            return
+        yield "ask", index
+        outstanding.append(index)
+        if len(outstanding) > behind:
+            yield "tell", (heard := told(outstanding.pop(0)))
+            strategy.tell(*heard)
+
+
+def made(name: str, seed: int = 0, **options: Any) -> Strategy:
+    return make_strategy(name, Searched(CONFIGS, seed, **options))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
+    one, other = (list(play(made(name, 5, budget=50), 60)) for _ in range(2))
+    assert one == other
+    if name != "exhaustive":
+        assert one != list(play(made(name, 6, budget=50), 60))
+
+
+@pytest.mark.parametrize("cut", [1, 13, 30])
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_strategy_told_the_past_goes_on_as_the_uninterrupted_one(name: str, cut: int) -> None:
+    whole = list(play(made(name, 1, budget=50), 50))
+    resumed = made(name, 1, budget=50)
+    for call, what in whole[:cut]:
+        if call == "ask":
+            assert resumed.ask() == what
+        else:
+            resumed.tell(*what)
+    for call, what in whole[cut:]:
+        if call == "ask":
+            assert resumed.ask() == what
+        else:
+            resumed.tell(*what)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_asked_for_once_and_then_nothing(name: str) -> None:
+    asked = [what for call, what in play(made(name), 10_000) if call == "ask"]
+    assert sorted(asked) == sorted(CONFIGS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("configs", [{}, {7: {}}, {7: {"x": 1}}, {0: {"x": 1}, 1: {"x": None}, 2: {"y": (1, 2)}}])
+def test_spaces_with_next_to_nothing_to_choose_from(name: str, configs: dict[int, Config]) -> None:
+    strategy = make_strategy(name, Searched(configs))
+    asked = []
+    while (index := strategy.ask()) is not None:
+        asked.append(index)
+        strategy.tell(index, None, "compile")
+    assert sorted(asked) == sorted(configs)
+
+
+def found(name: str, seed: int, tries: int) -> bool:
+    asked = [what for call, what in play(made(name, seed, budget=tries), tries) if call == "ask"]
+    return any(CONFIGS[index] == BEST for index in asked)
+
+
+@pytest.mark.parametrize(("name", "least"), [("local", 12), ("evolution", 10), ("forest", 15)])
+def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it(name: str, least: int) -> None:
+    """Drawn blindly, a third of the seeds would find it: 7 of 20."""
+    assert sum(found(name, seed, len(CONFIGS) // 3) for seed in range(20)) >= least
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_prior_orders_the_first_batch(name: str) -> None:
+    prior = {index: latency_of(config) or float("nan") for index, config in CONFIGS.items()}
+    asked = made(name, prior=prior).ask()
+    assert asked is not None and CONFIGS[asked] == BEST
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_failures_and_duplicates_alone_do_not_stop_it(name: str) -> None:
+    strategy = made(name)
+    for n in range(40):
+        index = strategy.ask()
+        assert index is not None
+        strategy.tell(index, None, DUPLICATE if n % 2 else "mismatch")
+
+
+def test_the_forest_counts_failures_as_bad_and_duplicates_not_at_all() -> None:
+    strategy = forest.Forest(Searched(CONFIGS))
+    indices = list(CONFIGS)
+    for n, index in enumerate(indices[:10]):
+        strategy.tell(index, 1.0 + n, "")
+    strategy.tell(indices[10], None, "timeout")
+    strategy.tell(indices[11], None, DUPLICATE)
+    known, labels, weights = strategy._lessons()
+    assert sorted(known) == list(range(11)) and sum(labels) == 3
+    assert labels[known.index(10)] == 0 and weights[0] > weights[1] > weights[2]
+
+
+def test_neighbours_follow_the_order_of_numbers_and_skip_what_constraints_refuse() -> None:
+    configs: list[Config] = [{"a": a, "b": b} for a, b in ((16, "x"), (128, "x"), (32, "x"), (32, "y"), (64, "z"))]
+    encoding = Encoding(configs)
+    assert {configs[n]["a"] for n in encoding.neighbours(2) if configs[n]["b"] == "x"} == {16, 128}
+    assert 3 in encoding.neighbours(2) and 4 not in encoding.neighbours(2)
+    assert encoding.features.shape == (5, 4)
+
+
+class Bad:
+    """A user's strategy that answers `answers` in turn; an exception is raised."""
+
+    name = "bad"
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def ask(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        raise ValueError("no memory of that")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ((3,), r"ask\(\) returned 3, which is no candidate's index"),
+        (("0",), "returned '0', which is no"),
+        ((True,), "returned True, which is no"),
+        ((0, 10, 0), "returned 0 a second time"),
+        ((RuntimeError("out of ideas"),), r"ask\(\) raised RuntimeError: out of ideas"),
+    ],
+)
+def test_a_bad_strategy_is_said_in_one_message(answers: tuple[Any, ...], words: str) -> None:
+    guarded = Guarded(Bad(*answers), CONFIGS)
+    with pytest.raises(StrategyError, match=f"strategy 'bad': .*{words}"):
+        for _ in answers:
+            guarded.ask()
+
+
+def test_a_strategy_that_raises_when_told_is_said() -> None:
+    with pytest.raises(StrategyError, match=r"tell\(10, None, 'timeout'\) raised ValueError: no memory of that"):
+        Guarded(Bad(), CONFIGS).tell(10, None, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("best", "strategy 'best' is unknown; there is auto, exhaustive"),
+        (Bad, "strategy Bad is a class"),
+        (object(), "it has no ask and no tell and no name"),
+        (type("Named", (Bad,), {"name": "forest"})(), "atune's own has that name"),
+    ],
+)
+def test_what_is_no_strategy_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_given(given, pipeline=True)
+
+
+def test_a_strategy_that_learns_needs_to_measure_meanwhile() -> None:
+    with pytest.raises(UsageError, match="--no-pipeline"):
+        check_given("local", pipeline=False)
+
+
+def test_without_scikit_learn_the_forest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forest, "available", lambda: False)
+    with pytest.raises(UsageError, match=r"pip install 'atune\[search\]'"):
+        check_given("forest", pipeline=True)
+    assert chosen(1000, 100, limited=True) == "evolution"
+
+
+def test_auto_takes_what_fits_the_budget() -> None:
+    assert chosen(1000, None, limited=False) == "exhaustive"
+    assert chosen(1000, 1000, limited=True) == "exhaustive"
+    assert chosen(1000, 100, limited=True) == "forest" == chosen(1000, None, limited=True)
+    assert chosen(1000, choosing.FEW, limited=True) == "random"
+    assert chosen(10**9, 100, limited=True, listed=False) == "random"
+    assert chosen(1000, 100, limited=True, learns=False) == "random"
+
+
+def test_asks_depend_on_no_global_randomness() -> None:
+    one = list(play(made("forest", 2), 30))
+    random.seed(99)
+    assert one == list(play(made("forest", 2), 30))
