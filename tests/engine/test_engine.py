@@ -324,7 +324,9 @@ async def test_a_budget_in_seconds(pipeline: bool) -> None:
     events: list[Event] = []
     with anyio.fail_after(10):
         try:
-            result = await tune(backend=backend, budget="0.4s", pipeline=pipeline, on_event=events.append)
+            result = await tune(
+                backend=backend, budget="0.4s", strategy="exhaustive", pipeline=pipeline, on_event=events.append
+            )
         except NoWinner as error:
             result = error.result
             assert not pipeline  # nothing was measured when the time was up

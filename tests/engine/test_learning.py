@@ -26,9 +26,9 @@ def latency(config: dict[str, Any]) -> float:
     return 1.0 + abs(config["tile"].bit_length() - 8) + 0.5 * abs(config["stages"] - 3) + (config["order"] == "row")
 
 
-def fake(lanes: int = 3, **script: Any) -> FakeBackend:
+def fake(workers: int = 3, **script: Any) -> FakeBackend:
     return FakeBackend(
-        CONFIGS, Script(latency_ms=latency, **{"fails": {3: "timeout", 9: "compile"}, **script}), lanes=lanes
+        CONFIGS, Script(latency_ms=latency, **{"fails": {3: "timeout", 9: "compile"}, **script}), workers=workers
     )
 
 
