@@ -55,3 +55,12 @@ def test_equal_values_share_their_rank() -> None:
 def test_an_unknown_space_is_told_of() -> None:
     with pytest.raises(SystemExit, match="'nowhere' is none of gemm288"):
         main(["--spaces", "nowhere"])
+
+
+def test_the_page_says_what_was_found() -> None:
+    page = (RESULTS.parents[3] / "docs" / "design" / "prior.md").read_text()
+    for name, one in json.loads(RESULTS.read_text()).items():
+        figures = (
+            f"{one['candidates']} | {one['first']:g} | {one['chance']:.0f} | {one['by_share']:.0%} | {one['rho']:.2f}"
+        )
+        assert f"| {name} | {'yes' if one['shaped'] else 'no'} | {figures} |" in page
