@@ -19,8 +19,9 @@ from atune.model.artifact import Access, Gemm, Work
 
 MOST_BLOCKS = 4096
 """The average is over all blocks of a grid up to this size, and over evenly spaced ones of a larger grid."""
-PARALLEL, VECTORIZED, BOUND = 1, 2, 4
-"""tilelang's kinds of loops, beside serial and unrolled ones: over threads, over lanes, and over blocks or threads."""
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+PARALLEL, VECTORIZED = 1, 2
+"""tilelang's kinds of loops over threads and over lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
 IN_REGISTERS = frozenset({
@@ -353,7 +354,8 @@ def _sample(extent: Any, number: int, points: int) -> Any:
     """Return values of a loop's variable, spread evenly over its extent; other than those of another `number`."""
     import numpy as np
 
-    spread = (np.arange(points) + 0.5) * math.sqrt(number + 1.25) % 1.0
+    step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed
+    spread = (np.arange(points) + 0.5) * step % 1.0
     return np.floor(spread * np.maximum(extent, 0)).astype("int64")
 
 

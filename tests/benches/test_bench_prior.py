@@ -1,0 +1,66 @@
+"""`bench/prior.py`: what the prior makes of the recordings, from the facts that lie beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from prior import REFS, judge, main, ranks, recorded, scores_of, working_on
+
+from atune.stages.compile.lowering import lower, workload
+from atune.stages.compile.steps import Steps
+
+PRODUCTS = [name for name in REFS if name.startswith("gemm")]
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "prior" / "prior.json"
+
+
+@pytest.mark.parametrize("name", REFS)
+def test_the_prior_does_on_a_recording_what_is_stored(name: str) -> None:
+    latencies = {record.index: record.latency_ms for record in recorded(name).records}
+    judged = judge(scores_of(name), latencies, seeds=100)
+
+    assert judged._asdict().items() <= json.loads(RESULTS.read_text())[name].items()
+    assert judged.first < judged.chance
+    if name in PRODUCTS:
+        assert judged.by_share >= 0.9
+
+
+def test_stored_facts_are_those_that_lowering_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prior import facts_of
+
+    from atune.stages.session import session
+
+    monkeypatch.setattr(session._state, "workload", None)
+    monkeypatch.setattr(session._state, "session", None, raising=False)
+    for name in ("gemm_odd", "attention_causal", "rms_norm"):
+        with working_on(REFS[name]):
+            candidate = list(workload().candidates())[7]
+            assert lower(candidate, Steps()).facts == facts_of(name)[7], name
+
+
+def test_judging_counts_places_ties_and_failures() -> None:
+    latencies = {0: 1.0, 1: None, 2: 1.01, 3: 2.0, 4: 3.0}
+    right = judge({0: 1.0, 1: 5.0, 2: 2.0, 3: 3.0, 4: 4.0}, latencies, seeds=10)
+    assert (right.candidates, right.near, right.best_at, right.first, right.rho) == (5, 2, 1, 1, 1.0)
+    assert right.chance == 2.0 and right.by_share == 1.0 and right.chance_by_share == pytest.approx(0.4)
+    wrong = judge({0: 4.0, 1: 0.0, 2: 3.0, 3: 2.0, 4: 1.0}, latencies, seeds=10)
+    assert (wrong.best_at, wrong.first, wrong.rho) == (5, 4, -1.0)
+
+
+def test_equal_values_share_their_rank() -> None:
+    assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
+
+
+def test_an_unknown_space_is_told_of() -> None:
+    with pytest.raises(SystemExit, match="'nowhere' is none of gemm288"):
+        main(["--spaces", "nowhere"])
+
+
+def test_the_page_says_what_was_found() -> None:
+    page = (RESULTS.parents[3] / "docs" / "design" / "prior.md").read_text()
+    for name, one in json.loads(RESULTS.read_text()).items():
+        figures = (
+            f"{one['candidates']} | {one['first']:g} | {one['chance']:.0f} | {one['by_share']:.0%} | {one['rho']:.2f}"
+        )
+        assert f"| {name} | {'yes' if one['shaped'] else 'no'} | {figures} |" in page

@@ -1,0 +1,195 @@
+"""The prior: what makes its estimate longer, what it says nothing of, and what users' own priors may return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from atune.errors import UsageError
+from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.model.device import DeviceInfo
+from atune.search import prior
+from atune.search.devices import ARCHITECTURES, SHEETS, Figures, figures_of
+
+H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
+
+
+def figures(device: DeviceInfo = H200) -> Figures:
+    found = figures_of(device)
+    assert found is not None
+    return found
+
+
+def product(
+    *, m: int = 128, n: int = 256, k: int = 64, stages: int = 3, threads: int = 256, blocks: int = 512, sums: int = 0
+) -> StaticFacts:
+    """What lowering tells of a product of bfloat16 with a sum over 4096. `sums`: registers of them, if not all."""
+    steps = 4096 / k
+    work = Work(
+        gemms=(Gemm(m=m, n=n, k=k, calls=steps, dtype="bfloat16"),),
+        reads=(Access(n_bytes=m * 8192.0, axes="y", steps=steps), Access(n_bytes=n * 8192.0, axes="x", steps=steps)),
+        writes=(Access(n_bytes=m * n * 2.0, axes="xy"),),
+        shared_bytes=(m + n) * 8192.0,
+        fragment_registers=sums or m * n // threads,
+        stages=stages,
+        steps=steps,
+        threads=threads,
+        tensor_bytes=100 << 20,
+    )
+    smem = max(1, stages) * (m + n) * k * 2
+    producers = 128 if stages else 0
+    grid = (16, blocks // 16, 1)
+    return StaticFacts(smem, threads + producers, grid, accumulators=sums or m * n // threads, work=work)
+
+
+def ms(facts: StaticFacts, device: DeviceInfo = H200) -> float:
+    found = prior.estimate(facts, figures(device))
+    assert found is not None and found > 0
+    return found
+
+
+def test_more_blocks_take_longer() -> None:
+    times = [ms(product(blocks=blocks)) for blocks in (16, 256, 512, 1024, 4096)]
+    assert times == sorted(times) and len(set(times)) == 5
+
+
+def test_stages_hide_latency() -> None:
+    times = [ms(product(stages=stages)) for stages in (4, 3, 2, 1)]
+    assert times[0] <= times[1] <= times[2] < times[3]
+
+
+def test_a_faster_device_is_faster() -> None:
+    slower = msgspec.structs.replace(H200, sms=66)
+    assert ms(product(), slower) > ms(product())
+    idle = msgspec.structs.replace(H200, memory_bytes_s=1e11)
+    assert ms(product(), idle) > ms(product())
+
+
+def test_sums_that_no_thread_can_hold_come_last() -> None:
+    spilling = [ms(product(sums=sums)) for sums in (240, 256, 512)]
+    assert min(spilling) > 3 * ms(product())
+    assert spilling == sorted(spilling)
+
+
+def test_a_product_is_not_faster_than_tensor_cores_nor_a_copy_than_memory() -> None:
+    flops = 2 * 128 * 256 * 4096 * 512
+    assert ms(product()) >= flops / 989e12 * 1e3
+    work = Work(reads=(Access(n_bytes=16384.0, axes="x"),), writes=(Access(n_bytes=16384.0, axes="x"),), threads=128)
+    copy = StaticFacts(smem_bytes=0, threads=128, grid=(65536, 1, 1), accumulators=32, work=work)
+    assert ms(copy) >= 65536 * 32768 / 4.8e12 * 1e3
+
+
+def test_what_many_blocks_read_comes_from_memory_once() -> None:
+    facts = product()
+    assert facts.work is not None
+    shared = prior.distinct_bytes(facts.work, facts.grid, 128, figures())
+    apart = msgspec.structs.replace(
+        facts.work, reads=tuple(msgspec.structs.replace(read, axes="xy") for read in facts.work.reads)
+    )
+    assert shared < prior.distinct_bytes(apart, facts.grid, 128, figures())
+
+
+def test_panels_of_blocks_are_read_in_their_order() -> None:
+    grid = (64, 64, 1)
+    assert prior.neighbourhood(grid, 128, "") == {"x": 64, "y": 2, "z": 1}
+    assert prior.neighbourhood(grid, 128, "rasterization2DRow 8") == {"x": 16, "y": 8, "z": 1}
+    assert prior.neighbourhood(grid, 128, "rasterization2DColumn 8") == {"x": 8, "y": 16, "z": 1}
+    assert prior.neighbourhood((4, 4, 8), 32, "") == {"x": 4, "y": 4, "z": 2}
+
+
+def test_an_sm_holds_as_many_blocks_as_its_resources_let_it() -> None:
+    work, of = Work(threads=128, fragment_registers=8), figures()
+    facts = StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+    assert prior.residency(facts, work, of) == 65536 // (128 * (8 + prior.OTHER_REGISTERS))
+    assert prior.residency(msgspec.structs.replace(facts, smem_bytes=100 << 10), work, of) == 2
+    assert prior.residency(msgspec.structs.replace(facts, threads=1024), work, of) == 1
+
+
+@pytest.mark.parametrize("lacking", [{"work": None}, {"grid": ()}, {"threads": None}])
+def test_of_what_is_not_known_enough_there_is_no_estimate(lacking: dict[str, Any]) -> None:
+    facts = msgspec.structs.replace(product(), **lacking)
+    assert prior.estimate(facts, figures()) is None
+    assert prior.estimates({0: ({}, facts), 1: ({}, product())}, figures()).keys() == {1}
+    assert all(math.isfinite(number) for number in prior.features(facts, figures()).values())
+
+
+def test_without_figures_there_are_no_estimates() -> None:
+    assert figures_of(DeviceInfo("cpu", "CPU")) is None
+    assert prior.estimates({0: ({}, product())}, None) == {}
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "sheet"),
+    [
+        ("NVIDIA H100 80GB HBM3", "sm_90a", "H100"),
+        ("NVIDIA H100 PCIe", "sm_90a", "H100 PCIE"),
+        ("NVIDIA A100-SXM4-80GB", "sm_80", "A100"),
+        ("NVIDIA GeForce RTX 4090", "sm_89", "RTX 4090"),
+        ("NVIDIA A10", "sm_86", "A10"),
+        ("NVIDIA L4", "sm_89", "L4"),
+        ("Another board", "sm_90a", "H100"),
+        ("Another board", "sm_87", "RTX 3090"),
+    ],
+)
+def test_a_device_has_the_figures_of_its_sheet(name: str, arch: str, sheet: str) -> None:
+    found, told = figures(DeviceInfo("0", name, arch=arch)), SHEETS[sheet]
+    assert (found.sms, found.clock_hz, found.memory_bytes_s) == (told.sms, told.clock_hz, told.memory_bytes_s)
+
+
+def test_what_a_device_says_of_itself_wins_over_its_sheet() -> None:
+    found = figures(msgspec.structs.replace(H200, sms=60, clock_hz=1.98e9, memory_bytes_s=4.9e12))
+    assert (found.sms, found.clock_hz, found.memory_bytes_s) == (60, 1.98e9, 4.9e12)
+
+
+@pytest.mark.parametrize(("name", "tflops"), [("H200", 989), ("A100", 312), ("RTX 4090", 165), ("L40S", 362)])
+def test_peaks_of_tensor_cores_are_those_of_the_data_sheets(name: str, tflops: float) -> None:
+    sheet = SHEETS[name]
+    flops = sheet.tensor_flops or ARCHITECTURES[sheet.capability].tensor_flops
+    assert sheet.sms * sheet.clock_hz * flops / 1e12 == pytest.approx(tflops, rel=0.02)
+
+
+def test_a_device_without_figures_of_its_own_architecture() -> None:
+    assert figures_of(DeviceInfo("0", "Tesla V100", arch="sm_70")) is None
+    assert figures_of(None, "sm_90a") == figures(DeviceInfo("0", "", arch="sm_90a"))
+
+
+# ---- users' own
+
+
+CANDIDATES = {0: ({"x": 1}, product()), 1: ({"x": 2}, product(stages=2))}
+
+
+def test_a_users_prior_gets_configurations_and_facts() -> None:
+    def mine(config: Mapping[str, Any], facts: StaticFacts) -> float:
+        assert facts.work is not None
+        return config["x"] * 10 + facts.work.stages
+
+    assert prior.asked(mine, CANDIDATES) == {0: 13.0, 1: 22.0}
+
+
+def test_a_users_prior_that_raises_is_told_of_with_the_configuration() -> None:
+    with pytest.raises(UsageError, match=r"prior .*mine raised KeyError: 'y' at x=1"):
+
+        def mine(config: Mapping[str, Any], facts: StaticFacts) -> float:
+            return float(config["y"])
+
+        prior.asked(mine, CANDIDATES)
+
+
+@pytest.mark.parametrize("answer", [math.nan, math.inf, None, "1", 1j])
+def test_a_users_prior_returns_finite_numbers(answer: Any) -> None:
+    with pytest.raises(UsageError, match=r"returned .* at x=1: return a finite number"):
+        prior.asked(lambda config, facts: answer, CANDIDATES)
+
+
+def test_a_users_prior_that_tells_nothing_apart_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"returns 3\.0 for all 2 candidates"):
+        prior.asked(lambda config, facts: 3, CANDIDATES)
+    assert prior.asked(lambda config, facts: 3, {0: CANDIDATES[0]}) == {0: 3.0}

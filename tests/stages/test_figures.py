@@ -1,0 +1,38 @@
+"""What NVML tells of a GPU's figures; a driver that knows fewer of them takes no GPU away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atune.stages.session import session
+
+
+def nvml(**functions: Any) -> SimpleNamespace:
+    told = {
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
+        "nvmlDeviceGetUUID": lambda handle: "GPU-1",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=1 << 37),
+    }
+    return SimpleNamespace(**told, **functions)
+
+
+def test_a_gpu_tells_its_multiprocessors_clock_and_memory_rate() -> None:
+    full = nvml(
+        nvmlDeviceGetNumGpuCores=lambda handle: 16896,
+        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1980, 2: 3201}[clock],
+        nvmlDeviceGetMemoryBusWidth=lambda handle: 6144,
+    )
+    found = session._gpu(full, "handle")
+    assert (found.name, found.sms, found.clock_hz) == ("NVIDIA H200", 132, 1.98e9)
+    assert found.memory_bytes_s == pytest.approx(4.917e12, rel=1e-3)
+
+
+def test_a_driver_that_tells_none_of_them_still_has_its_gpu() -> None:
+    found = session._gpu(nvml(), "handle")
+    assert (found.name, found.sms, found.clock_hz, found.memory_bytes_s) == ("NVIDIA H200", 0, 0.0, 0.0)
