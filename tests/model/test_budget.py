@@ -20,7 +20,7 @@ def test_the_smaller_limit_counts() -> None:
 
 @pytest.mark.parametrize("text", ["%", "x%", "-1%", "0%", "101%", "ten"])
 def test_what_is_no_budget_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="[Bb]udget"):
+    with pytest.raises(UsageError, match=r"[Bb]udget"):
         Budget.parse(text)
 
 
