@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from atune.errors import MachineError as MachineError
     from atune.errors import NoWinner as NoWinner
     from atune.errors import SpaceError as SpaceError
+    from atune.errors import StrategyError as StrategyError
     from atune.errors import TargetError as TargetError
     from atune.errors import UsageError as UsageError
     from atune.errors import WorkerError as WorkerError
@@ -132,6 +133,7 @@ __all__ = [
     "RunStarted",
     "Space",
     "SpaceError",
+    "StrategyError",
     "TargetError",
     "Timing",
     "TuneResult",
@@ -232,6 +234,7 @@ _HOME = {
         "MachineError",
         "NoWinner",
         "SpaceError",
+        "StrategyError",
         "TargetError",
         "UsageError",
         "WorkerError",

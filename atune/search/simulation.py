@@ -20,7 +20,7 @@ from functools import partial
 
 import msgspec
 
-from atune.search.choosing import check_name, make_strategy
+from atune.search.choosing import ORDERS, check_name, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import AHEAD, Searched, Strategy
 from atune.search.recording import Recording
@@ -62,12 +62,13 @@ def simulate_run(recording: Recording, make: Make, searched: Searched, *, worker
     strategy = Guarded(make(searched), recording.configs)
     line = _Line(recording, workers, devices)
     most = len(recording.configs) if searched.budget is None else searched.budget
+    ahead = AHEAD * workers if strategy.name not in ORDERS else most
     order: list[int] = []
     curve: list[float] = []
     best = math.inf
     more = True
     while more or line.outstanding:
-        while more and line.outstanding < strategy.limit(AHEAD * workers):
+        while more and line.outstanding < strategy.limit(ahead):
             index = strategy.ask() if len(order) < most else None
             if index is None:
                 more = False
