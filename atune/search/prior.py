@@ -26,15 +26,16 @@ SHARED_BYTES = 128
 L2_BYTES = 64
 """That an SM gets of the L2 cache a clock, at most («A100 Tensor Core GPU Architecture»: as of the V100)."""
 L2_SHARE = 0.6
-"""Of that, what all SMs at once get (M. Luo et al., https://arxiv.org/abs/2402.13499, table of L2 throughput)."""
+"""Of that, what all SMs at once get. Chosen: no sheet tells of it."""
 MEMORY_SHARE = 0.92
-"""Of the memory's nominal rate, what a copy reaches."""
+"""Of the memory's nominal rate, what a copy reaches. Chosen."""
 SLOTS = 1.8
 """Instructions of an operation, with the conversions, predicates and addresses that it needs. Fitted to recordings."""
 SPECIAL_LANES = 16
 """Exponentials and the like, of an SM a clock (CUDA C++ Programming Guide, table of arithmetic instructions)."""
 LATENCY = 700.0
-"""Clocks until a load of the memory arrives (M. Luo et al., table of latencies; through TMA)."""
+"""Clocks until a load of the memory arrives. Chosen, as are the next two; of the order that M. Luo et al. measure on an
+H100, https://arxiv.org/abs/2402.13499."""
 TURN = 120.0
 """Clocks in which a warp group waits for its products, and for the barrier after them."""
 START = 1500.0
@@ -223,7 +224,7 @@ def filling(gemm: Gemm, work: Work, figures: Figures) -> float:
         rows, _ = split(gemm, work.threads, figures)
         part = gemm.m / rows
         return part / (math.ceil(part / 64) * 64)
-    return 0.6 if figures.architecture.warp_groups else 1.0  # the older way reaches that on sm_90 (M. Luo et al.)
+    return 0.6 if figures.architecture.warp_groups else 1.0  # mma on sm_90 reaches about that (M. Luo et al.)
 
 
 def operand_bytes(gemm: Gemm, threads: int, figures: Figures) -> float:
