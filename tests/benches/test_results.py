@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atune.api.resume import read_state
+from atune.journal.reader import read
 from atune.journal.result import TuneResult
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -160,3 +161,20 @@ def test_loop_delay() -> None:
     slow = [name for name, found in now.items() if isinstance(found, dict) and found["p99_ms"] >= 10]
     assert slow == [resumed]
     says("loop_delay", f"that last one: {now[resumed]['p99_ms']:.1f} ms")
+
+
+def test_search() -> None:
+    def after_start_s(name: str) -> float:
+        events = read(RESULTS / f"search/{name}.jsonl.xz")
+        return events[-1].mono - events[0].mono
+
+    whole = journal("search/all_square.jsonl.xz")
+    parts = [journal(f"search/five_square_{seed}.jsonl.xz") for seed in (1, 2)]
+    first, second = (after_start_s(f"five_square_{seed}") for seed in (1, 2))
+    says("search", f"{first:.1f} and {second:.1f} s after the start", f"{after_start_s('all_square'):.1f} s")
+    assert all(part.latency_ms is not None for part in (*parts, whole))
+    says("search", f"{parts[0].latency_ms:.4f} and {parts[1].latency_ms:.4f} ms", f"{whole.latency_ms:.4f} ms")
+    best = min(journal(f"search/all288_{n}.jsonl.xz").latency_ms or 0 for n in (1, 2, 3))
+    off = [100 * ((journal(f"search/ten288_{n}.jsonl.xz").latency_ms or 0) / best - 1) for n in (1, 2, 3)]
+    assert sorted(o > 2 for o in off) == [False, False, True]
+    says("search", f"the best by {max(off):.0f} %")
