@@ -60,6 +60,10 @@ def compared(folder: str) -> None:
     says(folder, f"{middle} ({low}–{high})")
 
 
+def test_vs_tilelang() -> None:
+    compared("vs_tilelang")
+
+
 def test_gemm288() -> None:
     compared("gemm288")
 
