@@ -25,8 +25,8 @@ from atune.system.cores import usable_cores
 from atune.system.paths import cache_folder
 
 TESTED = {
-    "tilelang": ((0, 1, 15), (0, 1, 16)),
-    "torch": ((2, 11), (2, 14)),
+    "tilelang": ((0, 1, 14), (0, 1, 16)),
+    "torch": ((2, 11), (3,)),
     "anyio": ((4, 12), (5,)),
     "msgspec": ((0, 20), (0, 23)),
     "structlog": ((25, 1), (27,)),
