@@ -21,7 +21,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_settings
+from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
@@ -33,6 +33,7 @@ from atune.journal.writer import Journal
 from atune.local.backend import LocalBackend
 from atune.local.patience import machine_error
 from atune.model.device import device_names, parse_target
+from atune.model.former_names import RUN
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
@@ -59,7 +60,7 @@ class Tuner:
     mistakes that it raises `UsageError` for.
     """
 
-    @named_options("Tuner", ELSEWHERE)
+    @named_options("Tuner", ELSEWHERE, RUN)
     def __init__(
         self,
         workload: Workload | FileRef | str | None = None,
@@ -76,7 +77,7 @@ class Tuner:
         on_event: Callable[[Event], None] | None = None,
         log: EventLog | None = None,
         progress: bool = False,
-        force_parts: Sequence[str] = (),
+        accept: Sequence[str] = (),
         backend: Backend | None = None,
     ) -> None:
         if backend is None:
@@ -84,7 +85,7 @@ class Tuner:
         check_listener(on_event)
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
-        accept = check_parts(force_parts)
+        accept = check_parts(accept)
         check_given(strategy, pipeline=pipeline)
         names = device_names(devices) if backend is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
@@ -346,7 +347,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A logger of structlog: each event is an entry of its name and fields, see `atune.reporting.log.event_log`.
     progress
         Show progress on stderr.
-    force_parts
+    accept
         Parts of the work in which an existing journal may differ; see `resume`.
     backend
         Brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
@@ -355,8 +356,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     not; `NoWinner` when no candidate worked; `DevicesLost` when no device is left. Cancelling it kills every worker
     and compiler within a second; the journal keeps what was measured.
     """
-    check_names("tune", options)
-    make = partial(Tuner, workload, **options)  # fingerprints and pickles the workload, which may be large
+    given = named("tune", options)
+    make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
     return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
 
 
@@ -379,10 +380,10 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
 
     Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
     """
-    check_names("run", options)
+    given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
-    return run_blocking(_finished, Tuner(workload, **options))
+    return run_blocking(_finished, Tuner(workload, **given))
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:

@@ -150,7 +150,7 @@ async def test_gpus_may_be_given_by_number() -> None:
         (lambda: BenchmarkSettings(cache_inputs="on"), r"cache_inputs must be True or False"),
         (lambda: BenchmarkSettings(mixed_devices=0), r"mixed_devices must be .*, got 0: did you mean False?"),
         (lambda: BenchmarkSettings(standby="off"), r"standby must be True or False, got 'off': did you mean False?"),
-        (lambda: BenchmarkSettings(seed="x"), r"BenchmarkSettings: seed must be a whole number, got 'x'"),
+        (lambda: BenchmarkSettings(input_seed="x"), r"BenchmarkSettings: input_seed must be a whole number, got 'x'"),
         (lambda: BenchmarkSettings(method=["cupti"]), r"method \['cupti'\] is unknown: use auto"),
     ],
 )  # fmt: skip

@@ -200,15 +200,15 @@ def same_as_call(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> boo
     return torch.equal(inputs[0], torch.arange(64.0)) and torch.equal(outputs[0], inputs[0] + 1)
 
 
-def test_setup_and_verify(tuned: Any) -> None:
-    result = tuned(shift, setup=ones, verify=all_ones).tune(torch.randn(64))
+def test_setup_and_check(tuned: Any) -> None:
+    result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     with pytest.raises(NoWinner, match="mismatch"):
-        tuned(shift, verify=all_ones).tune(torch.randn(64))
+        tuned(shift, check=all_ones).tune(torch.randn(64))
 
 
 def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
-    assert tuned(shift, inputs="call", verify=same_as_call).tune(torch.arange(64.0)).measured == 2
+    assert tuned(shift, inputs="call", check=same_as_call).tune(torch.arange(64.0)).measured == 2
     with pytest.raises(UsageError, match="there are none"):
         tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
 

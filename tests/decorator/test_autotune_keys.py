@@ -278,7 +278,7 @@ def test_presets_and_options() -> None:
     quick = tuning_options("quick")["benchmark"]
     assert quick.n_repeat == PRESETS["quick"]["n_repeat"]
     found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4, "input_seed": 3})
-    assert (found["benchmark"].n_repeat, found["benchmark"].seed, found["compile"].workers, found["budget"]) == (
+    assert (found["benchmark"].n_repeat, found["benchmark"].input_seed, found["compile"].workers, found["budget"]) == (
         9,
         3,
         1,

@@ -138,7 +138,7 @@ async def test_other_axes_are_refused(tmp_path: Path) -> None:
     await until_measured(5, tmp_path / "j", fake(), budget=10)
     for axes in ({**DIGITS, "d8": list(range(11))}, {"d0": [1, 2]}):
         with pytest.raises(JournalError, match="too large to list, whose axes or lists were others"):
-            await resume(tmp_path / "j", backend=fake(axes=axes), force_parts=["space"])
+            await resume(tmp_path / "j", backend=fake(axes=axes), accept=["space"])
 
 
 async def test_candidates_that_a_new_constraint_refuses_are_gone(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_candidates_that_a_new_constraint_refuses_are_gone(tmp_path: Path)
     await tune(backend=fake(), strategy="exhaustive", budget=16, journal=tmp_path / "j")
     with pytest.raises(JournalError, match="8 candidates of the journal are no longer in the space"):
         await resume(tmp_path / "j", backend=fake(tighter), budget=20)
-    result = await resume(tmp_path / "j", backend=fake(tighter), budget=20, force_parts=["space"])
+    result = await resume(tmp_path / "j", backend=fake(tighter), budget=20, accept=["space"])
     assert (result.measured, result.pruned) == (20, 8)
 
 

@@ -409,6 +409,6 @@ async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_
     backend.described = backend.configs[1:]  # without 0, whose code 5 has, too; 6 is new
     events: list[Event] = []
     with anyio.fail_after(30):
-        result = await tune(backend=backend, journal=journal, force_parts=["space"], on_event=events.append)
+        result = await tune(backend=backend, journal=journal, accept=["space"], on_event=events.append)
     assert result.latency_ms == 1.0 and not result.proven
     assert not any(isinstance(event, WinnerProven) for event in events)

@@ -244,9 +244,9 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
     before = journal.read_bytes()
     with pytest.raises(JournalError, match=message) as caught:
         await tune(backend=backend(), journal=journal, **options)
-    assert "".join(f"--force-part {part}" for part in parts) in str(caught.value)
+    assert "".join(f"--accept {part}" for part in parts) in str(caught.value)
     assert journal.read_bytes() == before
-    result = await tune(backend=backend(), journal=journal, **options, force_parts=parts)
+    result = await tune(backend=backend(), journal=journal, **options, accept=parts)
     assert result.best_index == 23 and not result.remaining
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
     assert any(message.split("was")[0].split(": ")[-1][:8] in text for text in resumed.accepted)
@@ -318,8 +318,8 @@ async def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     await until(journal, nth(CandidateLowered, 3))
     with pytest.raises(UsageError, match="names no file"):
         await resume(journal)
-    with pytest.raises(UsageError, match="force_parts: give some of kernel, space"):
-        await resume(journal, backend=fake(), force_parts=["everything"])
+    with pytest.raises(UsageError, match="accept: give some of kernel, space"):
+        await resume(journal, backend=fake(), accept=["everything"])
     held, _ = Journal.reopen(journal)
     with held, pytest.raises(JournalError, match="being written by another run"):
         await resume(journal, backend=fake())
