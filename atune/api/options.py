@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
 from atune.model.former_names import RUN, renamed
@@ -33,7 +33,7 @@ class RunOptions(TypedDict, total=False):
     log: EventLog | None
     progress: bool
     accept: Sequence[str]
-    backend: Backend | None
+    machine: Machine | None
 
 
 class TuneOptions(RunOptions, total=False):

@@ -43,7 +43,7 @@ async def resume(
         A space that only has grown may always.
     target, devices, strategy, seed, budget, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
-    on_event, log, progress, backend
+    on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
 
     Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
@@ -58,7 +58,7 @@ async def resume(
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)
         return result
-    if workload is None and "backend" not in given:
+    if workload is None and "machine" not in given:
         workload = origin_of(state.header)
     return await tune(workload, journal=journal, **chosen)
 

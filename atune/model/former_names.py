@@ -9,7 +9,7 @@ from typing import Any
 
 from atune.errors import UsageError
 
-RUN = {"force_parts": "accept"}
+RUN = {"force_parts": "accept", "backend": "machine"}
 """Today's names of options of a run, by their former ones."""
 AUTOTUNE = {"verify": "check"}
 """The same of `@autotune`."""
@@ -26,7 +26,7 @@ def renamed(where: str, given: Mapping[str, object], former: Mapping[str, str]) 
     """
     options: dict[str, Any] = dict(given)
     for old, new in former.items():
-        if old not in options:
+        if old not in options or (old == "backend" and isinstance(options[old], str)):  # a text is tilelang's backend
             continue
         if new in options:
             raise UsageError(f"{where}: {old!r} is the former name of {new!r}; give {new!r} alone")

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 import atune
+import atune.testing
 from atune.api.options import TuneOptions
 from atune.cli.main import main
 from atune.decorator.options import AutotuneOptions
 from atune.model import former_names
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 
 
 @contextmanager
@@ -27,41 +28,62 @@ def called(old: str, new: str) -> Iterator[None]:
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def narrower(tmp_path: Path) -> tuple[Path, Callable[[], FakeBackend]]:
-    """Return the journal of a run, and what makes a backend of the same work with a narrower space."""
+def narrower(tmp_path: Path) -> tuple[Path, Callable[[], FakeMachine]]:
+    """Return the journal of a run, and what makes a machine of the same work with a narrower space."""
     journal = tmp_path / "run.jsonl"
-    atune.run(backend=FakeBackend(8), budget=4, strategy="exhaustive", journal=journal)
-    return journal, lambda: FakeBackend(2)
+    atune.run(machine=FakeMachine(8), budget=4, strategy="exhaustive", journal=journal)
+    return journal, lambda: FakeMachine(2)
 
 
 @pytest.mark.anyio
 async def test_awaiting_ways_to_tune_take_the_former_name_of_accept(tmp_path: Path) -> None:
-    journal, backend = narrower(tmp_path)
+    journal, machine = narrower(tmp_path)
     former: dict[str, Any] = {"force_parts": ["space"]}
     with pytest.raises(atune.JournalError, match=r"--accept space \(from Python: accept=\[…\]\)"):
-        await atune.tune(backend=backend(), journal=journal)
+        await atune.tune(machine=machine(), journal=journal)
     with called("force_parts", "accept"):
-        result = await atune.resume(journal, backend=backend(), budget=5, **former)
+        result = await atune.resume(journal, machine=machine(), budget=5, **former)
     assert result.finished
     with called("force_parts", "accept"):
-        await atune.tune(backend=backend(), journal=journal, budget=6, **former)
+        await atune.tune(machine=machine(), journal=journal, budget=6, **former)
     with called("force_parts", "accept"):
-        atune.Tuner(backend=backend(), **former)
+        atune.Tuner(machine=machine(), **former)
 
 
 def test_blocking_ways_to_tune_take_the_former_name_of_accept(tmp_path: Path) -> None:
-    journal, backend = narrower(tmp_path)
+    journal, machine = narrower(tmp_path)
     former: dict[str, Any] = {"force_parts": ["space"]}
     with called("force_parts", "accept"):
-        atune.run(backend=backend(), journal=journal, budget=5, **former)
+        atune.run(machine=machine(), journal=journal, budget=5, **former)
     with called("force_parts", "accept"):
-        assert atune.run_resume(journal, backend=backend(), budget=6, **former).finished
+        assert atune.run_resume(journal, machine=machine(), budget=6, **former).finished
 
 
 def test_a_name_beside_its_former_one_is_refused() -> None:
     both: dict[str, Any] = {"accept": (), "force_parts": ()}
     with pytest.raises(atune.UsageError, match="'force_parts' is the former name of 'accept'; give 'accept' alone"):
-        atune.run(backend=FakeBackend(), **both)
+        atune.run(machine=FakeMachine(), **both)
+
+
+def test_blocking_and_awaiting_ways_to_tune_take_the_former_name_of_machine(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    former: dict[str, Any] = {"backend": FakeMachine(4)}
+    with called("backend", "machine"):
+        assert atune.run(journal=journal, budget=2, **former).measured == 2
+    with called("backend", "machine"):
+        assert atune.run_resume(journal, budget=4, **former).measured == 4
+
+
+def test_a_backend_of_tilelangs_that_is_given_to_a_run_is_no_machine() -> None:
+    named: dict[str, Any] = {"backend": "cython"}
+    with pytest.raises(atune.UsageError, match=r"did you mean compile=CompileSettings\(backend=…\)"):
+        atune.run(WORK, **named)
+
+
+def test_the_fake_machine_has_its_former_name() -> None:
+    with called("FakeBackend", "FakeMachine"):
+        former = atune.testing.FakeBackend
+    assert former is FakeMachine
 
 
 def judge(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -70,6 +92,9 @@ def judge(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 def kernel(N: int, block: int = 1) -> None:
     """Stands for a kernel factory; nothing comes as far as lowering it."""
+
+
+WORK = atune.Workload(kernel, [{"block": 1}], arguments={"N": 1})
 
 
 def test_autotune_takes_the_former_name_of_check() -> None:
@@ -101,17 +126,17 @@ def test_settings_are_written_as_before() -> None:
 
 def test_a_difference_of_the_inputs_seed_has_its_present_name(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
-    atune.run(backend=FakeBackend(4), budget=2, strategy="exhaustive", journal=journal)
-    other = FakeBackend(4, benchmark=atune.BenchmarkSettings(input_seed=5))
+    atune.run(machine=FakeMachine(4), budget=2, strategy="exhaustive", journal=journal)
+    other = FakeMachine(4, benchmark=atune.BenchmarkSettings(input_seed=5))
     with pytest.raises(atune.JournalError, match="settings: input_seed was 0 and is 5"):
-        atune.run(backend=other, benchmark=other.benchmark, strategy="exhaustive", journal=journal)
+        atune.run(machine=other, benchmark=other.benchmark, strategy="exhaustive", journal=journal)
 
 
 def test_the_command_line_takes_a_former_option_and_says_so_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = tmp_path / "run.jsonl"
-    atune.run(backend=FakeBackend(4), journal=journal)
+    atune.run(machine=FakeMachine(4), journal=journal)
     assert main(["resume", str(journal), "--force-part", "kernel", "--accept", "space", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["measured"] == 4

@@ -37,13 +37,13 @@ from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalBackend", "LocalCompileWorker", "LocalDeviceWorker"]
+__all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
 
 NEIGHBOURS = 2
 """Candidates in a row for one worker, where those that differ in the order of their blocks are lowered once."""
 
 
-class LocalBackend:
+class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
