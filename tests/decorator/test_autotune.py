@@ -298,7 +298,8 @@ if __name__ == "__main__":
     A = torch.randn(64)
     assert torch.equal(shift(A), A + 1)
     result = shift.tune(A)
-    print(result.header.settings["budget"], result.measured + result.duplicates, shift._tunings.known.popitem()[1].source)
+    source = shift._tunings.known.popitem()[1].source
+    print(result.header.settings["budget"], result.measured + result.duplicates, source)
 """
 
 
