@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
+from atune.model.former_names import RUN, renamed
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import EventLog
@@ -31,8 +32,8 @@ class RunOptions(TypedDict, total=False):
     on_event: Callable[[Event], None] | None
     log: EventLog | None
     progress: bool
-    force_parts: Sequence[str]
-    backend: Backend | None
+    accept: Sequence[str]
+    machine: Machine | None
 
 
 class TuneOptions(RunOptions, total=False):
@@ -49,9 +50,14 @@ ELSEWHERE = {
 """How to write the options that are another object's, by name."""
 
 
-def check_names(where: str, given: Iterable[str], kind: type[Any] = TuneOptions) -> None:
-    """Raise `UsageError`, naming `where` and what was meant, for a name that `kind` does not have."""
-    refuse_unknown(where, given, [*kind.__annotations__], ELSEWHERE)
+def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
+    """Return the options `given` under today's names.
+
+    Raises `UsageError`, naming `where` and what was meant, for a name that `kind` does not have.
+    """
+    options = renamed(where, given, RUN)
+    refuse_unknown(where, options, [*kind.__annotations__], ELSEWHERE)
+    return options
 
 
 def check_settings(compile: object, benchmark: object, **switches: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.api.options import RunOptions, check_names
+from atune.api.options import RunOptions, named
 from atune.api.tuner import no_winner_message, run_blocking, tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, NoWinner, UsageError
@@ -38,27 +38,27 @@ async def resume(
         Path of the journal.
     workload
         As for `tune`; None takes what the header names, which runs that file in the workers.
-    force_parts
+    accept
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
     target, devices, strategy, seed, budget, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
-    on_event, log, progress, backend
+    on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
 
     Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
     what differs. Else as `tune`. Cancelling it leaves a journal to go on with, as cancelling `tune` does.
     """
-    check_names("resume", options, RunOptions)
-    check_parts(options.get("force_parts", ()))
+    given = named("resume", options, RunOptions)
+    check_parts(given.get("accept", ()))
     state = read_state(journal)
-    chosen: dict[str, Any] = {**options_of(state.header), **options}
+    chosen: dict[str, Any] = {**options_of(state.header), **given}
     if finished(state, Budget.parse(chosen["budget"])):
         result = TuneResult(state, Path(journal), replayed=True)
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)
         return result
-    if workload is None and "backend" not in options:
+    if workload is None and "machine" not in given:
         workload = origin_of(state.header)
     return await tune(workload, journal=journal, **chosen)
 
@@ -72,8 +72,7 @@ def run_resume(
 
     Ends by KeyboardInterrupt, with every worker killed. Parameters and exceptions are `resume`'s.
     """
-    check_names("run_resume", options, RunOptions)
-    return run_blocking(resume, journal, workload, **options)
+    return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
 
 
 def read_state(journal: str | os.PathLike[str]) -> State:

@@ -16,6 +16,7 @@ from atune.errors import SpaceError, UsageError
 from atune.journal.events import Event
 from atune.model.candidate import Config
 from atune.model.device import device_names, parse_target
+from atune.model.former_names import AUTOTUNE
 from atune.model.options import named_options
 from atune.model.space import Space
 from atune.reporting.log import EventLog, event_log
@@ -34,7 +35,7 @@ def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callabl
 def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
 
 
-@named_options("autotune", _ELSEWHERE)
+@named_options("autotune", _ELSEWHERE, AUTOTUNE)
 def autotune(
     kernel: Any = None,
     *,
@@ -47,7 +48,7 @@ def autotune(
     inputs: Any = None,
     reference: Callable[..., Any] | None = None,
     setup: Callable[..., Any] | None = None,
-    verify: Callable[..., Any] | None = None,
+    check: Callable[..., Any] | None = None,
     tune_on: Callable[..., Any] | None = None,
     symbols: Mapping[str, int] | None = None,
     out_idx: int | Sequence[int] | None = None,
@@ -95,8 +96,8 @@ def autotune(
     inputs
         As for `Workload`; ``"call"`` tunes on copies of the tensors of the call. By default inputs are drawn, and a
         call's own tensors are never touched by tuning.
-    reference, verify
-        As `reference` and `check` of `Workload`.
+    reference, check
+        As for `Workload`.
     setup
         Called with the inputs once they are made, and may change them in place.
     tune_on
@@ -149,7 +150,7 @@ def autotune(
         tune_on=tune_on,
         workload={
             "reference": _sealed(reference),
-            "check": _sealed(verify),
+            "check": _sealed(check),
             "setup": _sealed(setup),
             "out_idx": out_idx,
             "rtol": rtol,

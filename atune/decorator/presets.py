@@ -21,17 +21,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _RUN = ("budget", "strategy", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
-_BENCHMARK = set(BenchmarkSettings.__struct_fields__) - {"seed"}  # that of the inputs is `input_seed` here
+_BENCHMARK = set(BenchmarkSettings.__struct_fields__)
 
-TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN, "input_seed"})
+TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 """The options that `tuning` takes."""
 
 
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
 
-    Options are the fields of `BenchmarkSettings` (its `seed` as ``input_seed``) and of `CompileSettings`, and
-    ``budget``, ``strategy``, ``seed`` and ``pipeline``. Raises `UsageError` for a name that is none of these.
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``seed`` (the
+    strategy's) and ``pipeline``. Raises `UsageError` for a name that is none of these.
     """
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")
@@ -40,8 +40,6 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     refuse_unknown("tuning", sorted(map(str, given)), ["preset", *TUNING])
     chosen = {**PRESETS[preset], **given}
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
-    if "input_seed" in chosen:
-        benchmark["seed"] = chosen["input_seed"]
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = {name: chosen[name] for name in _RUN if name in chosen}
     Budget.parse(run.get("budget"))

@@ -17,6 +17,7 @@ from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
+from atune.model.former_names import BENCHMARK
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
 from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
@@ -207,10 +208,10 @@ def _refuse(found: Sequence[tuple[str, str]]) -> None:
     """Raise `JournalError` for differences that nobody accepted."""
     if found:
         lines = "".join(f"\n  {part}: {text}" for part, text in found)
-        options = " ".join(f"--force-part {part}" for part in dict.fromkeys(part for part, _ in found))
+        options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in found))
         raise JournalError(
             f"the journal is of other work, and cannot be gone on with:{lines}\n"
-            f"Give another journal, or accept this: {options} (from Python: force_parts=[…])"
+            f"Give another journal, or accept this: {options} (from Python: accept=[…])"
         )
 
 
@@ -252,14 +253,15 @@ def differences(
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
             if name in one and _plain(one[name]) != _plain(other.get(name)):
-                found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
+                today = BENCHMARK.get(name, name)
+                found.append(("settings", f"{today} was {one[name]!r} and is {other.get(name)!r}"))
     return found
 
 
 def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
     """Return `parts` as a tuple. Raises `UsageError` for a name that is none of `PARTS`."""
     if isinstance(parts, str) or not all(part in PARTS for part in parts):
-        raise UsageError(f"force_parts: give some of {', '.join(PARTS)}, got {parts!r}")
+        raise UsageError(f"accept: give some of {', '.join(PARTS)}, got {parts!r}")
     return tuple(parts)
 
 

@@ -6,18 +6,19 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from atune.errors import UnknownOption
+from atune.model.former_names import renamed
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MEANT: dict[str, tuple[str, ...]] = {
-    "callback": ("on_event",), "check_fn": ("check", "verify"), "compile_flags": ("flags",), "config": ("space",),
+    "callback": ("on_event",), "check_fn": ("check",), "compile_flags": ("flags",), "config": ("space",),
     "configs": ("space",), "constraint": ("where",), "constraints": ("where",), "device": ("devices",),
     "early_config_prune": ("where",), "iters": ("n_repeat",), "jobs": ("workers",), "listener": ("on_event",),
-    "logger": ("log",), "manual_check_prog": ("check", "verify"), "max_workers": ("workers",), "n_iters": ("n_repeat",),
+    "logger": ("log",), "manual_check_prog": ("check",), "max_workers": ("workers",), "n_iters": ("n_repeat",),
     "n_jobs": ("workers",), "n_repeats": ("n_repeat",), "n_workers": ("workers",), "num_workers": ("workers",),
     "params": ("arguments",), "problem": ("arguments",), "ref": ("reference",), "ref_prog": ("reference",),
     "rep": ("n_repeat", "rep_ms"), "repeat": ("n_repeat",), "repeats": ("n_repeat",), "reset_to_zero": ("zero",),
@@ -54,16 +55,22 @@ def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> lis
     return [ways[option] for option in near]
 
 
-def named_options(where: str, elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for a function whose wrong keywords are to be refused as `refuse_unknown` does."""
+def named_options(
+    where: str, elsewhere: Mapping[str, str] | None = None, former: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for a function whose wrong keywords are to be refused as `refuse_unknown` does.
+
+    `former`: today's names of options by names that still work, with a warning.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = [name for name in inspect.signature(function).parameters if name != "self"]
 
         @functools.wraps(function)
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            refuse_unknown(where, options, known, elsewhere)
-            return function(*arguments, **options)
+            today: Any = renamed(where, options, former or {})
+            refuse_unknown(where, today, known, elsewhere)
+            return function(*arguments, **today)
 
         return checked
 

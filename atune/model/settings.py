@@ -11,6 +11,7 @@ import msgspec
 
 from atune.errors import TargetError, UsageError
 from atune.model.candidate import why_no_pass_configs
+from atune.model.former_names import BENCHMARK, renamed, warn_former
 from atune.model.options import refuse_unknown
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
@@ -73,8 +74,9 @@ else:
         """Refuses a wrong keyword with the one that was meant, when settings are made by a call."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
-            refuse_unknown(cls.__name__, options, cls.__struct_fields__)
-            return super().__call__(*values, **options)
+            today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
+            refuse_unknown(cls.__name__, today, cls.__struct_fields__)
+            return super().__call__(*values, **today)
 
 
 class Acceleration(msgspec.Struct, frozen=True):
@@ -185,7 +187,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Se
     `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
     `check`: compare each candidate's outputs with the reference before it is timed.
     `cache_inputs`: make the inputs once a device and use them for every candidate; False makes them anew each time.
-    `seed`: seeds torch before inputs are made.
+    `input_seed`: seeds torch before inputs are made; ``seed`` in journals.
     `n_final`: how many of the best are timed again, interleaved, while nothing compiles; 0 skips the final.
     `n_final_rounds`: rounds of that final; each round times every finalist once.
     `n_final_limit`: rounds at most: while their order is not settled, the best few are timed for as many rounds again.
@@ -206,7 +208,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Se
     benchmark_timeout_s: float = 60.0
     check: bool = True
     cache_inputs: bool = True
-    seed: int = 0
+    input_seed: int = msgspec.field(default=0, name="seed")
     n_final: int = 5
     n_final_rounds: int = 20
     n_final_limit: int = 200
@@ -226,11 +228,17 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Se
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UsageError(f"{where}: seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.input_seed, bool) or not isinstance(self.input_seed, int):
+            raise UsageError(f"{where}: input_seed must be a whole number, got {self.input_seed!r}")
         _switches(self, "adaptive", "check", "cache_inputs", "mixed_devices")
         if self.standby is not None:
             _switches(self, "standby")
+
+    @property
+    def seed(self) -> int:
+        """The former name of `input_seed`."""
+        warn_former("BenchmarkSettings: seed is called input_seed now")
+        return self.input_seed
 
 
 METHODS = {

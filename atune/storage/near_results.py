@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from atune.model.candidate import config_key
+from atune.model.former_names import BENCHMARK
 from atune.storage.result_key import CacheEntry, ResultKey
 
 MOST = 3
@@ -68,9 +69,14 @@ def _place(wanted: ResultKey, parts: ResultKey) -> list[str]:
 
 def _circumstances(wanted: ResultKey, parts: ResultKey) -> list[str]:
     said = _changes(parts.versions, wanted.versions, "versions")
-    said += _changes(parts.measuring, wanted.measuring, "settings")
+    said += _changes(_today(parts.measuring), _today(wanted.measuring), "settings")
     said += _changes(parts.search, wanted.search, "the search")
     return said if parts.space == wanted.space else [*said, "its space has other configurations"]
+
+
+def _today(measuring: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names that they have now."""
+    return {BENCHMARK.get(name, name): value for name, value in measuring.items()}
 
 
 def _changes(was: Any, now: Any, what: str) -> list[str]:

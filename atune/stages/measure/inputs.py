@@ -24,7 +24,7 @@ class Arguments:
     parameters.
     """
 
-    def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, seed: int) -> None:
+    def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, input_seed: int) -> None:
         import torch
 
         self.params = tuple(params)
@@ -32,7 +32,7 @@ class Arguments:
         self.zero = _positions(work, params, "zero", work.zero)
         self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
         """Parameters that the workload says must be restored, or set to zero, before each call."""
-        torch.manual_seed(seed)
+        torch.manual_seed(input_seed)
         in_params = tuple(p for i, p in enumerate(params) if i not in self.out_idx)
         given = _given(work, in_params)
         n_in = len(params) - len(self.out_idx)

@@ -1,0 +1,43 @@
+"""Public names that were others before. The former ones still work, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from atune.errors import UsageError
+
+RUN = {"force_parts": "accept", "backend": "machine"}
+"""Today's names of options of a run, by their former ones."""
+AUTOTUNE = {"verify": "check"}
+"""The same of `@autotune`."""
+BENCHMARK = {"seed": "input_seed"}
+"""The same of `BenchmarkSettings`. Journals and keys of results keep the former ones."""
+COMMAND_LINE = {"--force-part": "--accept"}
+"""The same of the command line."""
+
+
+def renamed(where: str, given: Mapping[str, object], former: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options `given` under today's names, with a DeprecationWarning for each of the `former` ones.
+
+    Raises `UsageError`, naming `where`, for an option that is given under both.
+    """
+    options: dict[str, Any] = dict(given)
+    for old, new in former.items():
+        if old not in options or (old == "backend" and isinstance(options[old], str)):  # a text is tilelang's backend
+            continue
+        if new in options:
+            raise UsageError(f"{where}: {old!r} is the former name of {new!r}; give {new!r} alone")
+        warn_former(f"{where}: the option {old!r} is called {new!r} now")
+        options[new] = options.pop(old)
+    return options
+
+
+def warn_former(message: str) -> None:
+    """Warn of a former name where atune's caller stands, which is where Python shows such warnings by default."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, DeprecationWarning, stacklevel=level)
