@@ -13,6 +13,8 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
+from atune.journal.importance import Importance, importance_of
+from atune.journal.improvements import Improvement
 from atune.journal.state import Entry, State, Status, status_of
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
@@ -91,6 +93,10 @@ class TuneResult:
             if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
         )
         """First timings, one a measured candidate, by index."""
+        self.best_over_time: tuple[Improvement, ...] = tuple(
+            msgspec.structs.replace(step, index=state.first(step.index).index) for step in state.improvements
+        )
+        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
@@ -166,14 +172,25 @@ class TuneResult:
 
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
-        names = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
-        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal", "proven")}
+        names: tuple[str, ...] = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
+        names = (*names, "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance")
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in names}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
         rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
         rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
         return _aligned(rows)
+
+    @cached_property
+    def axis_importance(self) -> Importance | None:
+        """Which axes mattered, by the first timings; None where too few candidates are measured to tell.
+
+        Duplicates count with the latency that they share.
+        """
+        known = {m.index: m.timing.latency_ms for m in self.measurements}
+        credited = ((r.config, known.get(r.index if r.same_as is None else r.same_as)) for r in self.records)
+        return importance_of([(config, ms) for config, ms in credited if ms is not None])
 
     @property
     def artifact(self) -> Artifact | None:
