@@ -23,6 +23,12 @@ from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult"]
 
+SUMMARY = (
+    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+)  # fmt: skip
+"""What ``--json`` prints of a result."""
+
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
 
@@ -93,9 +99,7 @@ class TuneResult:
             if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
         )
         """First timings, one a measured candidate, by index."""
-        self.best_over_time: tuple[Improvement, ...] = tuple(
-            msgspec.structs.replace(step, index=state.first(step.index).index) for step in state.improvements
-        )
+        self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
@@ -166,15 +170,11 @@ class TuneResult:
     def failure_summary(self) -> list[tuple[str, str, int]]:
         """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
         reasons = Counter((r.kind or r.status, r.message) for r in self.records if r.status in ("failed", "pruned"))
-        return [
-            (kind, message, n) for (kind, message), n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        ]
+        return [(*reason, n) for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
 
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
-        names: tuple[str, ...] = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
-        names = (*names, "total", "wall_s", "journal", "proven", "best_over_time", "axis_importance")
-        return {name: msgspec.to_builtins(getattr(self, name)) for name in names}
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
@@ -184,13 +184,10 @@ class TuneResult:
 
     @cached_property
     def axis_importance(self) -> Importance | None:
-        """Which axes mattered, by the first timings; None where too few candidates are measured to tell.
-
-        Duplicates count with the latency that they share.
-        """
+        """Which axes mattered, by first timings, a duplicate's by its original's; None where too few are measured."""
         known = {m.index: m.timing.latency_ms for m in self.measurements}
-        credited = ((r.config, known.get(r.index if r.same_as is None else r.same_as)) for r in self.records)
-        return importance_of([(config, ms) for config, ms in credited if ms is not None])
+        credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in self.records]
+        return importance_of([(config, known[index]) for config, index in credited if index in known])
 
     @property
     def artifact(self) -> Artifact | None:

@@ -97,8 +97,7 @@ class State:
         self.warnings: list[str] = []
         self.expected_ms: float | None = None
         """The best latency that the strategy expected of the space when it proposed last; None where it had none."""
-        self.improvements: list[Improvement] = []
-        """The best so far over time. What was taken back, or failed later, is not in it."""
+        self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
         self._measuring: dict[int, str] = {}
@@ -218,6 +217,10 @@ class State:
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
 
+    def best_over_time(self) -> tuple[Improvement, ...]:
+        """Return when the best so far changed, by first timing. What was taken back, or failed later, is left out."""
+        return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
+
     @property
     def winner(self) -> int | None:
         """The candidate that was built and ran of those that win: the final's first that still stands, else the best.
@@ -317,11 +320,11 @@ class State:
             bisect.insort(self._ranking, now)
         entry.place = now
         if was is not None:
-            self.improvements = [step for step in self.improvements if self._stands(step)]
-        if self.best is not None and not (self.improvements and self.improvements[-1].latency_ms <= self.best[1]):
+            self._improvements = [step for step in self._improvements if self._stands(step)]
+        if self.best is not None and not (self._improvements and self._improvements[-1].latency_ms <= self.best[1]):
             index, latency_ms = self.best
             step = Improvement(tried=self.settled, seconds=round(self.wall_s, 6), latency_ms=latency_ms, index=index)
-            self.improvements.append(step)
+            self._improvements.append(step)
 
     def _stands(self, step: Improvement) -> bool:
         outcome = self.outcome(step.index)

@@ -77,7 +77,9 @@ def test_a_short_run_shows_its_last_line_once() -> None:
 
 def test_an_interrupted_run_shows_how_far_it_came() -> None:
     lines = shown(Stream(total=9).candidate(0, 1.0).proposed(1))
-    assert lines == ["atune: [0 s] 1/9 compiled, 1/9 measured, 0 failed; best 1 ms: block=0; tried 1 of 9, about 4 s left"]
+    assert lines == [
+        "atune: [0 s] 1/9 compiled, 1/9 measured, 0 failed; best 1 ms: block=0; tried 1 of 9, about 4 s left"
+    ]
 
 
 def test_nothing_is_shown_of_a_run_that_never_started() -> None:
