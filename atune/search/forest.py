@@ -51,7 +51,8 @@ class Forest(Learner):
         return max(first, len(self._told) // OF_TOLD)
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        if self.ranked:
+        """As of all that learn, but spread under a small budget, where the first ones are a large share."""
+        if self.ranked or self.budget is None or self.budget >= EARLY:
             return super().beginning(rng, count)
         return spread(self.encoding.places, self.left(), self.asked, count, rng)
 
