@@ -1,24 +1,33 @@
 """Strategies on recorded spaces, simulated: how near to the best they come, and after how many candidates.
 
     python bench/strategies.py --seeds 100
+    python bench/strategies.py --cpu      # what the strategies themselves cost, in a space of 4,000 points
 
 Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`, and gemm288 with 29 and 40
-candidates. Writes results/strategies/table.md and result.json. Needs no GPU and no torch.
+candidates. Writes results/strategies/table.md and result.json, or cpu.md. Rows of result.json that `--spaces` and
+`--strategies` leave out stay. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import random
 import statistics
 import time
+from collections import deque
 from pathlib import Path
 
 import msgspec
 from spaces import FOLDER, SPACES, SUFFIX
 
+from atune.model.candidate import Config
 from atune.model.settings import Budget
+from atune.search.choosing import make_strategy
+from atune.search.guard import Guarded
+from atune.search.interface import AHEAD, Searched
 from atune.search.recording import Recording, read_recording
 from atune.search.simulation import Summary, Trial, regrets, simulate
 
@@ -29,6 +38,7 @@ TABLE = {29: {"random": 40, "local": 76, "evolution": 36, "forest": 80},
 """Seeds in a hundred within 2 % on gemm288, of these strategies as they were first tried."""
 MARKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Shares of the budget at which the curves are told."""
+CPU_POINTS, CPU_BUDGET, CPU_GOAL_MS = 4000, 400, 20
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +132,88 @@ def page(rows: list[Row], seeds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def synthetic(points: int = CPU_POINTS) -> dict[int, Config]:
+    """Return `points` configurations of a matrix product, drawn from six axes with 8,640 combinations."""
+    axes = {
+        "block_M": (16, 32, 64, 128, 192, 256),
+        "block_N": (16, 32, 64, 128, 192, 256),
+        "block_K": (16, 32, 64, 96, 128),
+        "num_stages": (0, 1, 2, 3, 4, 5),
+        "threads": (128, 256, 384, 512),
+        "swizzle": (False, True),
+    }
+    configs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return dict(enumerate(random.Random(1).sample(configs, points)))
+
+
+def synthetic_ms(config: Config) -> float:
+    """Return a latency with one optimum and slopes towards it."""
+    far = {"block_M": 128, "block_N": 128, "block_K": 64, "threads": 256}
+    steps = sum(abs(math.log2(config[name] / best)) for name, best in far.items())
+    return 1.0 + 0.3 * steps + 0.2 * abs(config["num_stages"] - 3) + 0.1 * config["swizzle"]
+
+
+def cpu_ms(name: str, budget: int = CPU_BUDGET) -> tuple[float, float]:
+    """Return milliseconds of CPU time a candidate that the strategy itself takes, and those of making it."""
+    configs = synthetic()
+    latencies = {index: synthetic_ms(config) for index, config in configs.items()}
+    began = time.process_time()
+    strategy = Guarded(make_strategy(name, Searched(configs, 0, budget)), configs)
+    made = time.process_time()
+    outstanding: deque[int] = deque()
+    for _ in range(budget):
+        if len(outstanding) >= strategy.limit(AHEAD * 16):
+            index = outstanding.popleft()
+            strategy.tell(index, latencies[index])
+        asked = strategy.ask()
+        assert asked is not None
+        outstanding.append(asked)
+    return 1e3 * (time.process_time() - made) / budget, 1e3 * (made - began)
+
+
+def cpu_page(names: list[str], rounds: int = 3) -> str:
+    """Return a table of what strategies take themselves; of `rounds` the median."""
+    if "forest" in names:
+        cpu_ms("forest", 16)  # imports scikit-learn
+    lines = [
+        "# CPU time of the strategies themselves",
+        "",
+        f"A space of {CPU_POINTS:,} points on six axes, {CPU_BUDGET} of which are asked for and told of, no prior.",
+        f"CPU time of the process, the median of {rounds} runs. The goal is {CPU_GOAL_MS} ms a candidate.",
+        "",
+        "| strategy | ms a candidate | ms to begin |",
+        "|---|---|---|",
+    ]
+    for name in names:
+        runs = [cpu_ms(name) for _ in range(rounds)]
+        each, once = (statistics.median(run[number] for run in runs) for number in (0, 1))
+        lines.append(f"| {name} | {each:.3f} | {once:.0f} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def kept(path: Path, spaces: list[str], strategies: list[str]) -> list[Row]:
+    """Return the rows of an earlier result.json that are not played now."""
+    if not path.exists():
+        return []
+    rows = msgspec.convert(json.loads(path.read_text())["rows"], list[Row])
+    return [row for row in rows if row.space not in spaces or row.summary.strategy not in strategies]
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return rows by space, then by budget, then by strategy."""
+    spaces, strategies = ["gemm288", *SPACES], ["exhaustive", "random", "local", "evolution", "forest"]
+
+    def place(name: str, names: list[str]) -> int:
+        return names.index(name) if name in names else len(names)
+
+    def key(row: Row) -> tuple[int, int, int]:
+        s = row.summary
+        return place(row.space, spaces), s.evaluations, place(s.strategy, strategies)
+
+    return sorted(rows, key=key)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
@@ -130,8 +222,13 @@ def main() -> None:
     parser.add_argument("--budget", default="10%")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "strategies")
+    parser.add_argument("--cpu", action="store_true", help="what the strategies themselves cost, and nothing else")
     options = parser.parse_args()
-    rows, began = [], time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.cpu:
+        (options.out / "cpu.md").write_text(cpu_page(options.strategies))
+        return
+    rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
     for space in options.spaces:
         recording = read_recording(GEMM288 if space == "gemm288" else FOLDER / f"{space}{SUFFIX}")
         budget = Budget.parse(options.budget).most(len(recording.configs)) or len(recording.configs)
@@ -141,7 +238,7 @@ def main() -> None:
                 seeds = 1 if strategy == "exhaustive" else options.seeds
                 rows.append(play(space, recording, strategy, tried, seeds, min(options.processes, seeds)))
                 print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
-        options.out.mkdir(parents=True, exist_ok=True)
+        rows = in_order(rows)
         (options.out / "table.md").write_text(page(rows, options.seeds))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}
         (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")

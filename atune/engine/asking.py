@@ -26,6 +26,8 @@ class Asking:
         self._news = deque[Outcome]()
         self.heard = 0
         """`seq` up to which the strategy was told, where it learns."""
+        self.expected_ms: float | None = None
+        """The best latency that it expected when it was asked last."""
 
     def take_note(self, outcome: Outcome) -> None:
         """Tell of an outcome before the strategy is asked again."""
@@ -50,8 +52,13 @@ class Asking:
     async def ask(self) -> int | None:
         """Return the next index, or None. Raises `StrategyError`."""
         if self._quick:
-            return self._strategy.ask()
-        return await anyio.to_thread.run_sync(self._strategy.ask, abandon_on_cancel=True)
+            return self._answer()
+        return await anyio.to_thread.run_sync(self._answer, abandon_on_cancel=True)
+
+    def _answer(self) -> int | None:
+        index = self._strategy.ask()
+        self.expected_ms = self._strategy.expected_best()
+        return index
 
     def tell(self) -> None:
         """Tell the strategy what is new. Raises `StrategyError`."""

@@ -264,9 +264,8 @@ class Engine:
                     break
                 count += 1
                 asking.proposed(new.index)
-                self.recorder.emit(
-                    CandidateProposed, index=new.index, key=new.key, config=new.config, heard=asking.heard
-                )
+                said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms}
+                self.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
                 await propose.send(new)
                 self._run.wake()
         scheduled.proposing = False

@@ -358,6 +358,10 @@ class _Continued:
                 stage.tell(index, latency_ms, reason)
                 return
 
+    def expected_best(self) -> float | None:
+        said = (stage.expected_best() for stage in self._stages)
+        return next((latency_ms for latency_ms in said if latency_ms is not None), None)
+
     def _tell_of(self, index: int, state: State) -> None:
         outcome, reason = state.outcome(index), reason_of(state, index)
         own = isinstance(outcome, CandidateMeasured) and not reason

@@ -77,6 +77,8 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     config: dict[str, Any]
     heard: int = 0
     """`seq` up to which a strategy that learns had been told of outcomes."""
+    expected_ms: float | None = None
+    """The best latency that the strategy expected of the space then, where it expects one."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):

@@ -13,6 +13,8 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
+from atune.journal.importance import Importance, importance_of
+from atune.journal.improvements import Improvement
 from atune.journal.state import Entry, State, Status, status_of
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
@@ -20,6 +22,12 @@ from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_inter
 from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult"]
+
+SUMMARY = (
+    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+)  # fmt: skip
+"""What ``--json`` prints of a result."""
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
@@ -91,6 +99,8 @@ class TuneResult:
             if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
         )
         """First timings, one a measured candidate, by index."""
+        self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
+        """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
@@ -160,20 +170,24 @@ class TuneResult:
     def failure_summary(self) -> list[tuple[str, str, int]]:
         """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
         reasons = Counter((r.kind or r.status, r.message) for r in self.records if r.status in ("failed", "pruned"))
-        return [
-            (kind, message, n) for (kind, message), n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        ]
+        return [(*reason, n) for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
 
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
-        names = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
-        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal", "proven")}
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
         rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
         rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
         return _aligned(rows)
+
+    @cached_property
+    def axis_importance(self) -> Importance | None:
+        """Which axes mattered, by first timings, a duplicate's by its original's; None where too few are measured."""
+        known = {m.index: m.timing.latency_ms for m in self.measurements}
+        credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in self.records]
+        return importance_of([(config, known[index]) for config, index in credited if index in known])
 
     @property
     def artifact(self) -> Artifact | None:

@@ -31,6 +31,7 @@ from atune.journal.events import (
     Warned,
     WinnerProven,
 )
+from atune.journal.improvements import Improvement
 from atune.model.artifact import Artifact, StaticFacts
 from atune.model.candidate import Config, thaw
 from atune.model.device import DeviceInfo
@@ -94,6 +95,9 @@ class State:
         self.totals: list[int] = []
         """Size of the space at the start, and each time it had grown when the run was resumed."""
         self.warnings: list[str] = []
+        self.expected_ms: float | None = None
+        """The best latency that the strategy expected of the space when it proposed last; None where it had none."""
+        self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
         self._measuring: dict[int, str] = {}
@@ -115,6 +119,7 @@ class State:
             case CandidateProposed():
                 entry = self._made(event.index)
                 entry.key, entry.config, entry.heard = event.key, thaw(event.config), event.heard
+                self.expected_ms = event.expected_ms
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
@@ -211,6 +216,10 @@ class State:
             return None
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
+
+    def best_over_time(self) -> tuple[Improvement, ...]:
+        """Return when the best so far changed, by first timing. What was taken back, or failed later, is left out."""
+        return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
     def winner(self) -> int | None:
@@ -310,6 +319,16 @@ class State:
         if now is not None:
             bisect.insort(self._ranking, now)
         entry.place = now
+        if was is not None:
+            self._improvements = [step for step in self._improvements if self._stands(step)]
+        if self.best is not None and not (self._improvements and self._improvements[-1].latency_ms <= self.best[1]):
+            index, latency_ms = self.best
+            step = Improvement(tried=self.settled, seconds=round(self.wall_s, 6), latency_ms=latency_ms, index=index)
+            self._improvements.append(step)
+
+    def _stands(self, step: Improvement) -> bool:
+        outcome = self.outcome(step.index)
+        return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == step.latency_ms
 
 
 def status_of(entry: Entry) -> Status:

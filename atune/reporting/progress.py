@@ -107,6 +107,19 @@ class Progress:
         return f"best {latency_ms:.4g} ms: {describe_config(config)}"
 
     @property
+    def expected(self) -> str:
+        """The best latency that the strategy expects; empty where it expects none, and when the run is over."""
+        state = self._state
+        if state.expected_ms is None or state.finished is not None or state.interrupted is not None:
+            return ""
+        return f"expected best {state.expected_ms:.4g} ms"
+
+    @property
+    def tried(self) -> str:
+        """How many candidates of the space have an outcome; empty before the run has started."""
+        return f"tried {self._state.settled:,} of {self._state.total:,}" if self._state.header is not None else ""
+
+    @property
     def proof(self) -> str:
         """Whether the winner is proven to be tilelang's own code; empty until the run has finished with one."""
         state = self._state
@@ -123,7 +136,8 @@ class Progress:
         text = (
             f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
         )
-        text = "; ".join(filter(None, (text, self.best or "nothing measured yet", self.proof)))
+        parts = (text, self.best or "nothing measured yet", self.expected, self.tried, self.proof)
+        text = "; ".join(filter(None, parts))
         if text != self._shown:
             self._shown = text
             self._print(f"[{duration(self._mono)}] {text}{left}")
@@ -140,42 +154,48 @@ class Progress:
 
 
 class _Bars:
-    """Two rich bars and a line below them."""
+    """Two rich bars, and below them what was found, broken between words where the terminal is narrow."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
+        from rich.text import Text
 
+        fixed = Column(no_wrap=True, min_width=8)
         self._progress: Any = RichProgress(
-            TextColumn("{task.description:>8}"),
+            TextColumn("{task.description:>8}", table_column=fixed),
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}", markup=False),
-            console=Console(file=stream),
-            redirect_stdout=False,
-            redirect_stderr=False,
         )
         self._compiled = self._progress.add_task("compiled", total=None, note="")
         self._measured = self._progress.add_task("measured", total=None, note="")
-        self._progress.start()
+        self._text, self._group = Text, Group
+        self._live: Any = Live(
+            self._progress,
+            console=Console(file=stream),
+            refresh_per_second=10,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
 
     def show(self, state: Progress) -> None:
         total = state.total or None
         left = f"about {duration(state.left_s)} left" if state.left_s else ""
         self._progress.update(self._compiled, completed=state.compiled, total=total, note=f"{state.failed} failed")
-        self._progress.update(
-            self._measured,
-            completed=state.measured,
-            total=total and state.to_measure,
-            note="  ".join(part for part in (left, state.best, state.proof) if part),
-        )
+        self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
+        said = "; ".join(part for part in (state.best, state.expected, state.tried, state.proof) if part)
+        self._live.update(self._group(self._progress, self._text(said)))
 
     def note(self, text: str) -> None:
-        self._progress.console.print(f"warning: {text}", markup=False, highlight=False)
+        self._live.console.print(f"warning: {text}", markup=False, highlight=False)
 
     def stop(self) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 def duration(seconds: float | None) -> str:

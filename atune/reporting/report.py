@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
 from atune.model.measurement import Timing
+from atune.reporting.search_section import plain_summary, search_section
 
 SPANS = 6000
 """Most spans that the timeline draws; of longer runs it shows the longest ones."""
@@ -47,7 +49,8 @@ def report(journal: str | Path) -> str:
     data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
     )
-    return page.replace("@DATA@", data)
+    parts = {"@DATA@": data, "@SEARCH@": search_section(result), "@PLAIN@": plain_summary(result)}
+    return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # at once: texts may hold such words
 
 
 class Lanes:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from atune.errors import UsageError
 from atune.search.encoding import more_columns
 from atune.search.interface import Searched
-from atune.search.learner import BATCH, Learner
+from atune.search.learner import BATCH, OF_TOLD, Learner
+from atune.search.spreading import spread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +43,18 @@ class Forest(Learner):
 
         more = more_columns(self.indices, searched.prior, searched.facts)
         self._features = np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
+
+    @property
+    def most_outstanding(self) -> int:
+        """As of all that learn, but fewer under a small budget: else most is asked for before anything is told."""
+        first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // BATCH))
+        return max(first, len(self._told) // OF_TOLD)
+
+    def beginning(self, rng: random.Random, count: int) -> list[int]:
+        """As of all that learn, but spread under a small budget, where the first ones are a large share."""
+        if self.ranked or self.budget is None or self.budget >= EARLY:
+            return super().beginning(rng, count)
+        return spread(self.encoding.places, self.left(), self.asked, count, rng)
 
     def propose(self, rng: random.Random) -> list[int]:
         first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))

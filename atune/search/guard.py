@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Container
 
@@ -48,6 +49,23 @@ class Guarded:
             raise self._said(f"ask() returned {index} a second time: propose each candidate once")
         self._asked.add(index)
         return index
+
+    def expected_best(self) -> float | None:
+        """Return the best latency, ms, that the strategy expects of the space; None where it does not say.
+
+        Raises `StrategyError`.
+        """
+        expected = getattr(self.strategy, "expected_best", None)
+        if expected is None:
+            return None
+        try:
+            answer = expected()
+            latency_ms = None if answer is None else float(f"{float(answer):.6g}")
+        except Exception as error:
+            raise self._wrong("expected_best()", error) from error
+        if latency_ms is None or (math.isfinite(latency_ms) and latency_ms > 0):
+            return latency_ms
+        raise self._said(f"expected_best() returned {answer!r}: return milliseconds, or None")
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         """Tell of an outcome. Raises `StrategyError`."""

@@ -20,8 +20,9 @@ class Strategy(Protocol):
     """Proposes candidates by index. No two of its methods are ever called at the same time.
 
     What it asks for depends on its seed, and on what it asked for and was told before, alone: a run that goes on tells
-    a new one the same. Two attributes are optional. `begin` gets the `Searched` before anything else is called.
+    a new one the same. Three attributes are optional. `begin` gets the `Searched` before anything else is called.
     `most_outstanding`, an int, is how many candidates may be asked for and not told of at that moment.
+    `expected_best()` returns the best latency, ms, that it expects of the space by now, or None; it changes nothing.
     """
 
     name: str

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from atune.search.encoding import Encoding, by_prior
+from atune.search.expected import expected_latency
 from atune.search.interface import DUPLICATE, Searched
 
 BATCH = 8
@@ -32,6 +33,7 @@ class Learner(ABC):
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
+        self._estimates = {} if searched.prior is None else searched.prior
         self.asked = dict[int, None]()
         """In order."""
         self.latencies = dict[int, float]()
@@ -71,6 +73,18 @@ class Learner(ABC):
         elif reason != DUPLICATE:
             self.failures[candidate] = reason
         self.learn(candidate)
+
+    def expected_best(self) -> float | None:
+        """Return the latency that the prior lets expect of the best: of what is measured, or of what is not told of."""
+        first = next((candidate for candidate in self.ranked if candidate not in self._told), None)
+        if first is None or self.best is None:
+            return None
+        known = [(self._estimate(candidate), ms) for candidate, ms in self.latencies.items()]
+        expected = expected_latency(known, self._estimate(first))
+        return None if expected is None else min(expected, self.latencies[self.best])
+
+    def _estimate(self, candidate: int) -> float:
+        return float(self._estimates.get(self.indices[candidate], float("inf")))
 
     @abstractmethod
     def propose(self, rng: random.Random) -> Sequence[int]:

@@ -81,7 +81,10 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     journal = str(tmp_path / "j.jsonl")
     assert main(["tune", workload, "--json", "--table", "--journal", journal]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert said == {
+    steps = [(step["tried"], step["index"], step["latency_ms"]) for step in said["best_over_time"]]
+    assert steps == [(1, 0, 4.0), (2, 1, 1.0)]
+    assert {**said, "best_over_time": []} == {
+        "best_over_time": [], "axis_importance": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
     }  # fmt: skip
@@ -99,6 +102,19 @@ def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -
     journal = next(line for line in out.splitlines() if line.startswith("journal")).split()[1]
     assert Path(journal).is_file() and "/cache/atune/journals/toy-" in journal
     assert "3/3 compiled" in err
+
+
+def test_people_are_told_which_axes_mattered_where_enough_is_measured(engine: Any, workload: str, capsys: Any) -> None:
+    engine()
+    assert main(["tune", workload]) == 0
+    assert "mattered" not in capsys.readouterr().out
+    stream = Stream(total=24)
+    for index in range(24):
+        stream.candidate(index, 1.0 + index % 3, block=index % 3, stages=index // 3 % 2)
+    engine(stream.finished())
+    assert main(["tune", workload]) == 0
+    line = "axes that mattered: block 100 %; combinations, other axes and noise 0 % (by 24 candidates)"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, capsys: Any) -> None:

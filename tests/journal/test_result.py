@@ -10,15 +10,16 @@ import pytest
 from event_streams import Stream, timing
 
 from atune.errors import AtuneError
-from atune.journal.events import CandidateMeasured, decode, encode
+from atune.journal.events import CandidateMeasured, CandidateProposed, DeviceExcluded, decode, encode
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact
+from atune.model.candidate import config_key
 from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
 ]  # fmt: skip
 
 
@@ -246,3 +247,65 @@ def test_a_candidate_that_becomes_another_s_duplicate_after_it_was_measured_leav
     for event in stream.finished().events:
         state.apply(event)
     assert state.best == (0, 1.0)
+
+
+def steps(stream: Stream) -> list[tuple[int, int, float]]:
+    """Return (index, tried, latency) of each improvement."""
+    return [(s.index, s.tried, s.latency_ms) for s in folded(stream).best_over_time]
+
+
+def test_the_best_over_time_counts_candidates_and_seconds() -> None:
+    """Failures and duplicates are tried as well; candidates that are no better are no steps."""
+    stream = Stream(total=6).candidate(0).candidate(1, 3.0).proposed(2).aliased(2, 1).candidate(3, 5.0)
+    result = folded(stream.candidate(4, 2.0).finished())
+    assert steps(stream) == [(1, 2, 3.0), (4, 5, 2.0)]
+    events = [e for e in stream.events if isinstance(e, CandidateMeasured)]
+    assert [s.seconds for s in result.best_over_time] == [events[0].mono, events[2].mono]
+    assert result.summary()["best_over_time"][1] == {
+        "tried": 5, "seconds": events[2].mono, "latency_ms": 2.0, "index": 4,
+    }  # fmt: skip
+
+
+def test_the_seconds_of_a_resumed_run_add_up() -> None:
+    stream = Stream(total=3, step_s=1.0).candidate(0, 2.0).interrupted(10.0).resumed()
+    stream.candidate(1, 1.0)
+    assert [s.seconds for s in folded(stream).best_over_time] == [4.0, 10.0 + stream.events[-1].mono]
+
+
+def test_what_failed_later_is_no_step_and_the_best_without_it_is() -> None:
+    """Candidate 1 was the best until the final found it wrong: what stood when is told as it is known now."""
+    stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
+    assert steps(stream) == [(0, 1, 3.0), (1, 2, 1.0)]
+    assert steps(stream.failed(1)) == [(0, 1, 3.0), (2, 3, 2.0)]
+
+
+def test_figures_of_a_device_that_is_left_out_are_no_steps() -> None:
+    stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0)
+    stream.add(DeviceExcluded, device="cpu", reason="slow")
+    assert steps(stream) == []
+    assert steps(stream.measured(1, 1.5)) == [(1, 1, 1.5)]
+
+
+def test_a_step_is_credited_to_the_first_with_its_code() -> None:
+    stream = Stream(total=6).candidate(5, 1.0).proposed(3).lowered(3, "c5").aliased(3, 5)
+    assert steps(stream) == [(3, 1, 1.0)]
+
+
+def test_the_expected_best_is_that_of_the_latest_proposal() -> None:
+    state, config = State(), {"block": 1}
+    stream = Stream(total=3).proposed(0)
+    stream.add(CandidateProposed, index=1, key=config_key(config), config=config, expected_ms=0.5)
+    for event in stream.events:
+        state.apply(decode(encode(event)))
+    assert state.expected_ms == 0.5
+    state.apply(stream.proposed(2).events[-1])
+    assert state.expected_ms is None
+
+
+def test_the_axes_that_mattered_are_in_the_summary() -> None:
+    stream = Stream(total=24)
+    for index in range(24):
+        stream.candidate(index, 1.0 + index % 3, a=index % 3, b=index // 3 % 2)
+    told = folded(stream.proposed(24).finished()).summary()["axis_importance"]
+    assert told == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
+    assert folded(Stream(total=2).candidate(0, 1.0)).summary()["axis_importance"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -206,6 +207,44 @@ def test_the_page_loads_nothing_and_no_text_of_a_journal_gets_out_of_its_data(tm
         assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page
 
 
+def without_script(page: str) -> str:
+    """Return the words of a page that runs no script, between its tags."""
+    body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S)
+    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+def test_the_page_tells_winner_curve_and_axes_without_a_script() -> None:
+    result = replay(GPU_JOURNALS["gpu"])
+    page = report(GPU_JOURNALS["gpu"])
+    words = without_script(page)
+    assert "Winner: block_M=128, block_N=256" in words and f"Latency: {result.latency_ms:.4g} ms" in words
+    assert "288 measured, 0 failed" in words
+    assert result.axis_importance is not None
+    for name, share in result.axis_importance.shares.items():
+        assert f"{name} {100 * share:.1f} %" in words
+    [curve] = re.findall(r'<svg id="best".*?</svg>', page, flags=re.S)
+    assert curve.count("<circle") == len(result.best_over_time) > 3
+    [path] = re.findall(r' d="M([\d.,HV]+)"', curve)
+    heights = [float(y) for y in re.findall(r"V([\d.]+)", path)]
+    assert heights == sorted(heights) and len(heights) == len(result.best_over_time) - 1
+
+
+def test_the_page_of_a_run_without_a_measurement_has_no_curve(tmp_path: Path) -> None:
+    page = report(write(tmp_path / "j", Stream(total=1).proposed(0).build_failed(0).finished().events))
+    assert "No candidate worked." in without_script(page) and '<section id="search">' not in page
+
+
+def test_too_few_candidates_are_said_on_the_page(tmp_path: Path) -> None:
+    page = report(write(tmp_path / "j", Stream(total=1).candidate(0, 1.0).finished().events))
+    assert "Too few candidates are measured to tell." in without_script(page)
+
+
+def test_words_of_a_journal_are_no_place_of_the_page(tmp_path: Path) -> None:
+    stream = Stream(total=1).candidate(0, 1.0, mode="@DATA@ @SEARCH@ <b>").finished()
+    page = report(write(tmp_path / "j", stream.events))
+    assert "mode='@DATA@ @SEARCH@ <b>'" in html.unescape(page) and "<b>" not in page
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed")
 @pytest.mark.parametrize("kind", ["stored", "hostile", "interrupted", "nothing measured", "gpu", "gpu, two parts"])
 def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tmp_path: Path) -> None:
@@ -232,7 +271,9 @@ def test_the_page_draws_in_a_browser_without_an_error_or_a_request(kind: str, tm
     wanted = {
         "stored": ("rank", "axes", "parallel", "timeline", "failures", "environment"),
         "hostile": ("rank", "failures"),
-        **dict.fromkeys(GPU_JOURNALS, ("rank", "axes", "parallel", "timeline", "clocks", "environment")),
+        **dict.fromkeys(
+            GPU_JOURNALS, ("best", "mattered", "rank", "axes", "parallel", "timeline", "clocks", "environment")
+        ),
     }
     assert all(f'id="{name}"' in done.stdout for name in wanted.get(kind, ("environment",)))
     assert "<title>atune report</title>" in done.stdout and "<img" not in done.stdout

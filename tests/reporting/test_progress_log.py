@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 from event_streams import Stream
 
-from atune.journal.events import Warned
+from atune.journal.events import CandidateProposed, Warned
+from atune.model.candidate import config_key
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
 from atune.reporting.progress import Progress, duration
@@ -56,7 +58,7 @@ def test_the_last_line_tells_whether_the_winner_is_proven() -> None:
     def measured() -> Stream:
         return Stream(total=1).ready().candidate(0, 1.0)
 
-    assert last(measured().proven(0).finished()).endswith("best 1 ms: block=0; winner proven plain")
+    assert last(measured().proven(0).finished()).endswith("best 1 ms: block=0; tried 1 of 1; winner proven plain")
     assert last(measured().finished()).endswith("; winner not proven plain")
     assert "proven" not in last(measured()) and "proven" not in last(measured().interrupted())
     assert "proven" not in last(Stream(total=1).ready().candidate(0).finished())
@@ -75,7 +77,9 @@ def test_a_short_run_shows_its_last_line_once() -> None:
 
 def test_an_interrupted_run_shows_how_far_it_came() -> None:
     lines = shown(Stream(total=9).candidate(0, 1.0).proposed(1))
-    assert lines == ["atune: [0 s] 1/9 compiled, 1/9 measured, 0 failed; best 1 ms: block=0, about 4 s left"]
+    assert lines == [
+        "atune: [0 s] 1/9 compiled, 1/9 measured, 0 failed; best 1 ms: block=0; tried 1 of 9, about 4 s left"
+    ]
 
 
 def test_nothing_is_shown_of_a_run_that_never_started() -> None:
@@ -115,6 +119,36 @@ def test_on_a_terminal_bars_show_best_failures_and_totals(monkeypatch: pytest.Mo
     text = out.getvalue()
     assert "compiled" in text and "measured" in text and "20/20" in text
     assert "4 failed" in text and "best 1.05 ms: block=19" in text
+
+
+def expecting(total: int = 1080) -> Stream:
+    """Return a run that goes on, 23 of whose candidates are tried, by a strategy that expects a best."""
+    stream = Stream(total=total).ready(1.0)
+    for index in range(23):
+        stream.candidate(index, 2.0 - index / 100, block_M=64 * index, block_N=128, num_stages=3)
+    config = {"block_M": 1}
+    return stream.add(CandidateProposed, index=23, key=config_key(config), config=config, expected_ms=1.2345678)
+
+
+def test_progress_tells_the_best_the_expected_best_and_how_many_were_tried() -> None:
+    said = "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; expected best 1.235 ms; tried 23 of 1,080"
+    assert said in shown(expecting())[-1]
+    assert "expected" not in shown(expecting().finished())[-1]
+    assert "expected" not in shown(expecting().proposed(24))[-1]
+
+
+def test_forty_columns_hold_counts_best_and_expected_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    with Progress(out) as progress:
+        for event in expecting().events:
+            progress.on_event(event)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+    assert all(len(line) <= 40 for line in lines) and not any("…" in line for line in lines)
+    last = " ".join(" ".join(lines[-5:]).split())
+    assert "compiled" in last and "measured" in last and last.count("23/1080") == 2
+    assert "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; expected best 1.235 ms; tried 23 of 1,080" in last
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from atune.search.choosing import LEARNING, NAMES, check_given, chosen, make_str
 from atune.search.encoding import Encoding
 from atune.search.guard import Guarded
 from atune.search.interface import DUPLICATE, Searched, Strategy
+from atune.search.spreading import spread
 
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}
@@ -140,6 +142,33 @@ def test_the_forest_counts_failures_as_bad_and_duplicates_not_at_all() -> None:
     known, labels, weights = strategy._lessons()
     assert sorted(known) == list(range(11)) and sum(labels) == 3
     assert labels[known.index(10)] == 0 and weights[0] > weights[1] > weights[2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) -> None:
+    """Eight that are drawn blindly leave out one or two of six values, and of five, in most cases."""
+    strategy = made("forest", seed, budget=50)
+    first = [CONFIGS[index] for index in (strategy.ask() for _ in range(8)) if index is not None]
+    assert {len({config[name] for config in first}) for name in ("tile", "stages")} <= {5, 6}
+    for name, values in (("policy", 3), ("swizzle", 2)):
+        counts = Counter(config[name] for config in first)
+        assert len(counts) == values and max(counts.values()) <= 8 / values + 1.5
+
+
+def test_a_spread_takes_each_candidate_once_and_no_more_than_there_are() -> None:
+    places = [(a, b) for a in range(3) for b in range(2)]
+    assert sorted(spread(places, [0, 2, 3, 5], [1, 4], 9, random.Random(0))) == [0, 2, 3, 5]
+    assert spread(places, [], [], 3, random.Random(0)) == []
+    assert sorted(spread([()] * 4, [1, 2], [], 2, random.Random(0))) == [1, 2]
+
+
+@pytest.mark.parametrize(("budget", "most"), [(12, 4), (29, 4), (48, 6), (64, 8), (400, 8), (None, 8)])
+def test_under_a_small_budget_the_forest_learns_before_most_is_asked_for(budget: int | None, most: int) -> None:
+    strategy = made("forest", budget=budget)
+    assert Guarded(strategy, CONFIGS).limit(32) == most
+    for index in list(CONFIGS)[:48]:
+        strategy.tell(index, 1.0)
+    assert Guarded(strategy, CONFIGS).limit(32) == 12
 
 
 def test_neighbours_follow_the_order_of_numbers_and_skip_what_constraints_refuse() -> None:
