@@ -22,6 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_settings
+from atune.api.warm import Warm, adviser
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Backend
 from atune.engine.plan import check_parts
@@ -70,6 +71,7 @@ class Tuner:
         seed: int = 0,
         budget: int | str | Budget | None = None,
         journal: str | os.PathLike[str] | None = None,
+        warm: Warm = None,
         pipeline: bool = True,
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
@@ -84,7 +86,7 @@ class Tuner:
         check_listener(on_event)
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
-        accept = check_parts(force_parts)
+        accept, advise = check_parts(force_parts), adviser(warm)
         check_given(strategy, pipeline=pipeline)
         names = device_names(devices) if backend is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
@@ -117,6 +119,7 @@ class Tuner:
             keep=keep,
             find=find,
             accept=accept,
+            advise=advise,
         )
         self._past: list[Event] = []
         self._keeps_past = True
@@ -336,6 +339,9 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     journal
         Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.
+    warm
+        What was measured of the same kernel on other problems or devices: journals' paths, results, or ``"cache"``, the
+        result cache; or a list of these. Their best configurations are tried first, and strategies learn from the rest.
     pipeline
         False starts measuring when all compiling is done; for comparison.
     compile, benchmark

@@ -225,6 +225,13 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         help="stop after so many candidates, a share of them, or so much time (s, m or h)",
     )
     group.add_argument(
+        "--warm",
+        action="append",
+        default=[],
+        metavar="J",
+        help="begin with what was best in this journal of the same kernel, or in the result cache (cache); repeatable",
+    )
+    group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
     )
 

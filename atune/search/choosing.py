@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import Exhaustive, Random
+from atune.search.orders import Begun, Exhaustive, Random, first_of
 
 if TYPE_CHECKING:
     from atune.search.learner import Learner
@@ -71,7 +71,8 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
         name = chosen(len(searched.configs), searched.budget, limited=searched.budget is not None)
     if name in ORDERS:
         indices = list(searched.configs)
-        return _Of(make_order(name, len(indices), searched.seed), indices)
+        order = _Of(make_order(name, len(indices), searched.seed), indices)
+        return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
     return make_learner(name, searched)
 
 

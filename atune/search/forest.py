@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.search.encoding import more_columns
+from atune.search.encoding import elsewhere_column, more_columns
 from atune.search.interface import Searched
 from atune.search.learner import BATCH, Learner
 
@@ -41,7 +41,8 @@ class Forest(Learner):
         import numpy as np
 
         more = more_columns(self.indices, searched.prior, searched.facts)
-        self._features = np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
+        known = elsewhere_column(self.indices, searched.elsewhere)
+        self._features = np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
 
     def propose(self, rng: random.Random) -> list[int]:
         first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from atune.search.encoding import Encoding, by_prior
 from atune.search.interface import DUPLICATE, Searched
+from atune.search.orders import first_of
 
 BATCH = 8
 """Candidates that are proposed at once, between which nothing is learnt."""
@@ -32,6 +33,8 @@ class Learner(ABC):
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
+        self.advised = [self._positions[index] for index in first_of(searched.elsewhere, searched.budget)]
+        """The few that were best elsewhere, the best first."""
         self.asked = dict[int, None]()
         """In order."""
         self.latencies = dict[int, float]()
@@ -93,11 +96,16 @@ class Learner(ABC):
         return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        """Return what to begin with: `count` candidates by the prior, one of them drawn, else all drawn."""
+        """Return what to begin with: up to `count` candidates.
+
+        First those that were best elsewhere, at most half; then by the prior, one of them drawn, else all drawn.
+        """
+        advised = [candidate for candidate in self.advised if candidate not in self.asked][: max(1, count // 2)]
+        count -= len(advised)
         if not self.ranked:
-            return self.drawn(rng, count)
-        best = [candidate for candidate in self.ranked if candidate not in self.asked]
-        return [*best[: max(1, count - 1)], *self.drawn(rng, 1)]
+            return [*advised, *self.drawn(rng, count)]
+        best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]
+        return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
 
     def drawn(self, rng: random.Random, count: int) -> list[int]:
         """Draw up to `count` candidates that were not asked for, without replacement."""
