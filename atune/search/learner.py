@@ -96,12 +96,11 @@ class Learner(ABC):
         return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        """Return what to begin with: up to `count` candidates.
+        """Return what to begin with: those that were best elsewhere, and `count` candidates as if they were not there.
 
-        First those that were best elsewhere, at most half; then by the prior, one of them drawn, else all drawn.
+        These are by the prior, one of them drawn, else all drawn.
         """
-        advised = [candidate for candidate in self.advised if candidate not in self.asked][: max(1, count // 2)]
-        count -= len(advised)
+        advised = [candidate for candidate in self.advised if candidate not in self.asked]
         if not self.ranked:
             return [*advised, *self.drawn(rng, count)]
         best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]

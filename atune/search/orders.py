@@ -15,7 +15,7 @@ LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
 GOLDEN = (5**0.5 - 1) / 2
 FIRST = 4
-"""Configurations that are tried first on advice, at most; never more than half of the budget, or of a beginning."""
+"""Configurations that are tried first on advice, at most; never more than half of the budget."""
 
 
 class Exhaustive:
