@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the commands' parsers to `commands`; `shown` has the options that all have."""
 
-    def add(name: str, command: Callable[..., int], text: str, *, many: bool = False) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[..., int], text: str, *, many: bool = False, what: str = "journal"
+    ) -> argparse.ArgumentParser:
         help = f"{text[0].lower()}{text[1:]}"
         parser: argparse.ArgumentParser = commands.add_parser(
             name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
         )
         parser.set_defaults(command=command)
-        parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
+        if what == "file":
+            parser.add_argument("file", metavar="FILE", help="T4 results, or a cache file of Kernel Tuner")
+        else:
+            parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
         return parser
 
     parser = add("resume", _resume, "Go on with a run that was interrupted")
@@ -69,6 +74,10 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         "--devices", type=positive("devices"), default=1, metavar="N", help="devices that there would be (1)"
     )
     parser.add_argument("--no-prior", action="store_true", help="without estimates of what is likely")
+
+    parser = add("import", _import, "Write another tuner's results as a journal", what="file")
+    parser.add_argument("-o", "--output", required=True, metavar="JOURNAL", help="the new journal")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
 
     parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
@@ -263,6 +272,13 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for text in result.warnings:
         complain(printable(text), kind="merge: ")
     return show(result, arguments)
+
+
+def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.main import show
+    from atune.journal.imports import import_journal
+
+    return show(import_journal(arguments.file, arguments.output), arguments)
 
 
 def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
