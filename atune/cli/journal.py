@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from atune.search.choosing import AUTO, NAMES
+from atune.search.choosing import AUTO, SHOWN, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,7 +64,9 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
     parser = add("simulate", _simulate, "Play a strategy against an exhaustive journal; runs no code")
-    parser.add_argument("--strategy", choices=(AUTO, *NAMES), default=AUTO, help="which (auto)")
+    parser.add_argument(
+        "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
+    )
     parser.add_argument("--budget", default="10%", metavar="N|10%", help="candidates, or a share of them (10 percent)")
     parser.add_argument("--seeds", type=positive("seeds"), default=100, metavar="N", help="runs, from seed 0 on (100)")
     parser.add_argument(
@@ -87,6 +89,12 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel")
     parser.add_argument("--write", action="store_true", help="change the file (the diff is only printed)")
     parser.add_argument("--force", action="store_true", help="also where the kernel is not what was tuned")
+
+
+def strategy_name(text: str) -> str:
+    """Return a strategy's name. Raises `UsageError` for one that there is not, or whose library is missing."""
+    check_name(text)
+    return text
 
 
 def positive(unit: str) -> Callable[[str], int]:
