@@ -203,6 +203,8 @@ def plan_rest(
     if budget.seconds is not None and state.wall_s >= budget.seconds:
         plan.proposable = 0
     _sort_out(plan, state, before)
+    for index in plan.suspects:
+        plan.strategy.tell(index, None, "suspect")
     return plan
 
 

@@ -118,7 +118,22 @@ def needs(name: str) -> None:
             f"strategy {name!r} needs Optuna, which is not installed: pip install 'atune[optuna]', or take forest, "
             "local or evolution"
         )
-    _sampler(name, 0)
+    sampler = _sampler(name, 0)
+    if not isinstance(sampler, import_module("optuna.samplers").TPESampler):
+        _tried(name, sampler)
+
+
+def _tried(name: str, sampler: Any) -> None:
+    """Ask `sampler` for a few points. Raises `UsageError` where a library that it needs is missing: it imports late."""
+    optuna = import_module("optuna")
+    space = {axis: optuna.distributions.IntDistribution(0, 3) for axis in ("a", "b")}
+    with _quiet(optuna):
+        study = optuna.create_study(sampler=sampler)
+    try:
+        for value in range(3):
+            study.tell(study.ask(fixed_distributions=space), float(value))
+    except ImportError as error:
+        raise UsageError(f"strategy {name!r} needs a library that is not installed: {error}") from error
 
 
 def _sampler(name: str, seed: int) -> Any:

@@ -135,6 +135,17 @@ def test_a_sampler_that_cannot_be_is_refused(name: str, words: str, capsys: pyte
     assert name in capsys.readouterr().err
 
 
+def test_a_sampler_that_lacks_a_library_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna's samplers import what they need when they first propose."""
+
+    def lacking(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'cmaes'")
+
+    monkeypatch.setattr("optuna.samplers.NSGAIISampler.sample_relative", lacking)
+    with pytest.raises(UsageError, match="needs a library that is not installed: No module named 'cmaes'"):
+        check_given("optuna:NSGAIISampler", pipeline=True)
+
+
 def test_without_optuna_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs Optuna, which is not installed: pip install 'atune\[optuna\]'"):
