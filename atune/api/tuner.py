@@ -329,8 +329,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``auto``, or
-        an object of your own with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive``
+        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``optuna`` or
+        ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object of your own with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive``
         where the budget admits all, else ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto``
         under a budget, else ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
     budget

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from atune.errors import UsageError
 from atune.search.choosing import AUTO, SHOWN, check_name
 
 if TYPE_CHECKING:
@@ -92,8 +93,11 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
 
 def strategy_name(text: str) -> str:
-    """Return a strategy's name. Raises `UsageError` for one that there is not, or whose library is missing."""
-    check_name(text)
+    """Be an argparse type for a strategy's name: there is one of that name, and its library is installed."""
+    try:
+        check_name(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 
@@ -161,7 +165,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.cli.main import show
     from atune.cli.printing import complain
-    from atune.errors import UsageError
     from atune.journal.replay import follow, simulate
     from atune.journal.result import TuneResult
     from atune.journal.state import State
@@ -228,7 +231,6 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.cli.printing import say
-    from atune.errors import UsageError
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
     from atune.search.simulation import simulate
