@@ -330,9 +330,10 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
         ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``optuna`` or
-        ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object of your own with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive``
-        where the budget admits all, else ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto``
-        under a budget, else ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
+        ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object of your own with a name,
+        ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` where the budget admits all, else
+        ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto`` under a budget, else
+        ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
     budget
         Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
         ``"1h"``) or a `Budget`; None tries the whole space.
