@@ -19,7 +19,7 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.search.interface import Searched
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -30,8 +30,8 @@ def latency(config: dict[str, Any]) -> float:
     return 1.0 + abs(config["tile"].bit_length() - 8) + 0.5 * abs(config["stages"] - 3) + (config["order"] == "row")
 
 
-def fake(workers: int = 3, **script: Any) -> FakeBackend:
-    return FakeBackend(
+def fake(workers: int = 3, **script: Any) -> FakeMachine:
+    return FakeMachine(
         CONFIGS, Script(latency_ms=latency, **{"fails": {3: "timeout", 9: "compile"}, **script}), workers=workers
     )
 
@@ -68,7 +68,7 @@ class Own:
 
 @pytest.mark.parametrize("name", ["local", "evolution", "forest"])
 async def test_a_run_with_a_strategy_that_learns_ends_with_its_budget(tmp_path: Path, name: str) -> None:
-    result = await tune(backend=fake(), strategy=name, budget="40%", journal=tmp_path / "j")
+    result = await tune(machine=fake(), strategy=name, budget="40%", journal=tmp_path / "j")
     assert len(result.records) == 20 and result.header is not None and result.header.strategy == name
     heard = [e.heard for e in read(tmp_path / "j") if isinstance(e, CandidateProposed)]
     assert heard[0] == 0 and heard == sorted(heard) and len(set(heard)) > 3
@@ -76,14 +76,14 @@ async def test_a_run_with_a_strategy_that_learns_ends_with_its_budget(tmp_path: 
 
 async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path: Path) -> None:
     for budget, name in ((20, "forest"), (None, "exhaustive"), (50, "exhaustive"), (5, "random")):
-        result = await tune(backend=fake(), budget=budget)
+        result = await tune(machine=fake(), budget=budget)
         assert result.header is not None and result.header.strategy == name
 
 
 async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and_told_all() -> None:
     own = Own()
     script = {"code_key": lambda c: "same" if c["tile"] == 16 and c["stages"] == 4 else str(c), "fails": {3: "timeout"}}
-    await tune(backend=fake(3, **script), strategy=own)
+    await tune(machine=fake(3, **script), strategy=own)
     assert own.asked == list(range(50)) and sorted(own.told) == own.asked
     assert own.most == 6
     assert (
@@ -101,12 +101,12 @@ async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> Non
     def facts(config: dict[str, Any]) -> StaticFacts:
         return StaticFacts(smem_bytes=5000 if config == over else 0, accumulators=512 if config == spilling else 8)
 
-    backend = FakeBackend(
+    machine = FakeMachine(
         CONFIGS,
         Script(latency_ms=latency, fails=dict(enumerate(kinds)), facts=facts),
         limits=DeviceLimits(smem_bytes=4096),
     )
-    await tune(backend=backend, strategy=own)
+    await tune(machine=machine, strategy=own)
     assert [own.told[index] for index in range(len(kinds))] == [(None, kind) for kind in kinds]
     assert own.told[len(kinds)] == (None, "pruned")
     assert own.told[len(kinds) + 1] == (latency(spilling), "")
@@ -114,14 +114,14 @@ async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> Non
 
 async def test_a_deadline_reaches_the_strategy_wherever_it_passed() -> None:
     own = Own()
-    await tune(backend=FakeBackend(CONFIGS, Script(hangs={2: "lower", 3: "build", 4: "measure"})), strategy=own)
+    await tune(machine=FakeMachine(CONFIGS, Script(hangs={2: "lower", 3: "build", 4: "measure"})), strategy=own)
     assert [own.told[index] for index in (2, 3, 4)] == [(None, "timeout")] * 3
 
 
 async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_path: Path) -> None:
     """The journal is one of a program that died twice while candidate 5 was being measured."""
     own, journal = Own(), tmp_path / "j"
-    await tune(backend=fake(), strategy=Own(), budget=10, journal=journal)
+    await tune(machine=fake(), strategy=Own(), budget=10, journal=journal)
     events = read(journal)
     begun = next(n for n, event in enumerate(events) if isinstance(event, BenchmarkStarted) and event.index == 5)
     twice = [*events[: begun + 1], RunResumed(seq=0, time=0, mono=9.0, part=1, versions={"fake": "1"}), events[begun]]
@@ -129,15 +129,15 @@ async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_p
     mono = [min(event.mono, 9.0) for event in twice]
     numbered = [msgspec.structs.replace(e, seq=n, mono=mono[n]) for n, e in enumerate(twice)]
     write(journal, numbered)
-    await resume(journal, backend=fake(), strategy=own, budget=12)
+    await resume(journal, machine=fake(), strategy=own, budget=12)
     assert own.told[5] == (None, "suspect")
 
 
 async def test_what_a_resumed_part_proposes_says_that_the_strategy_had_heard_of_the_past(tmp_path: Path) -> None:
     """Else the next part would tell its strategy of that past too late, and it would ask for others."""
     journal = tmp_path / "j"
-    await tune(backend=fake(), strategy="local", budget=10, journal=journal)
-    await resume(journal, backend=fake(), budget=20)
+    await tune(machine=fake(), strategy="local", budget=10, journal=journal)
+    await resume(journal, machine=fake(), budget=20)
     events = read(journal)
     resumed = next(e for e in events if isinstance(e, RunResumed))
     after = [e for e in events if isinstance(e, CandidateProposed) and e.seq > resumed.seq]
@@ -147,45 +147,45 @@ async def test_what_a_resumed_part_proposes_says_that_the_strategy_had_heard_of_
 @pytest.mark.parametrize("group_size", [None, 1, 16])
 async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_size: int | None) -> None:
     settings = CompileSettings(group_size=group_size)
-    result = await tune(backend=fake(1), strategy="local", compile=settings)
+    result = await tune(machine=fake(1), strategy="local", compile=settings)
     assert not result.remaining and result.measured == 48
 
 
 async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match=r"strategy 'own': ask.* returned 0 a second time"):
-        await tune(backend=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
+        await tune(machine=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
     assert replay(tmp_path / "j").measured >= 10
-    result = await resume(tmp_path / "j", backend=fake(), strategy=Own())
+    result = await resume(tmp_path / "j", machine=fake(), strategy=Own())
     assert not result.remaining
 
 
 async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_path: Path) -> None:
-    await tune(backend=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
+    await tune(machine=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
     with pytest.raises(UsageError, match="strategy 'own' is unknown"):
-        await resume(tmp_path / "j", backend=fake(), budget=20)
+        await resume(tmp_path / "j", machine=fake(), budget=20)
 
 
 async def test_a_space_that_is_not_listed_takes_no_strategy_that_learns() -> None:
     space = Space(**{f"d{i}": range(100) for i in range(4)})
     with pytest.raises(UsageError, match=r"100,000,000 points .* take exhaustive or random"):
-        await tune(backend=FakeBackend(space), strategy="local", budget=10)
+        await tune(machine=FakeMachine(space), strategy="local", budget=10)
 
 
 @pytest.mark.parametrize("name", ["local", "evolution", "forest"])
 async def test_a_run_that_goes_on_asks_what_its_past_asked(tmp_path: Path, name: str) -> None:
     """The strategy is told again when it was told: were it not, it would ask for others, before any new one."""
     journal = tmp_path / "j"
-    await tune(backend=fake(), strategy=name, budget=20, seed=4, journal=journal)
+    await tune(machine=fake(), strategy=name, budget=20, seed=4, journal=journal)
     before = proposals(read(journal))
-    result: TuneResult = await resume(journal, backend=fake(), budget=30)
+    result: TuneResult = await resume(journal, machine=fake(), budget=30)
     after = proposals(read(journal))
     assert after[:20] == before and len(set(after)) == 30 == len(result.records)
 
 
 async def test_a_journal_goes_on_with_its_own_strategy_whatever_is_the_default(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    await tune(backend=fake(), journal=journal, strategy="exhaustive", budget=12)
-    result = await tune(backend=fake(), journal=journal, budget=24)
+    await tune(machine=fake(), journal=journal, strategy="exhaustive", budget=12)
+    result = await tune(machine=fake(), journal=journal, budget=24)
     assert proposals(read(journal)) == list(range(24)) and result.header is not None
     assert result.header.strategy == "exhaustive"
 

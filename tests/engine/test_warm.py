@@ -19,7 +19,7 @@ from atune.model.space import Space
 from atune.search.advice import Experience, advice_of, elsewhere, nearest_first
 from atune.search.interface import Searched
 from atune.storage.result_cache import ResultCache
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ def there(config: dict[str, Any]) -> float:
 
 
 async def recorded(path: Path, configs: int = N, **script: Any) -> Path:
-    await tune(backend=FakeBackend(configs, Script(**{"latency_ms": there, **script})), journal=path)
+    await tune(machine=FakeMachine(configs, Script(**{"latency_ms": there, **script})), journal=path)
     return path
 
 
@@ -44,7 +44,7 @@ def proposals(path: Path) -> list[int]:
 @pytest.mark.parametrize("strategy", ["exhaustive", "random", "local", "evolution", "forest"])
 async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str) -> None:
     warm = await recorded(tmp_path / "there")
-    result = await tune(backend=FakeBackend(N), strategy=strategy, warm=warm, budget=32, journal=tmp_path / "here")
+    result = await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=tmp_path / "here")
     asked = proposals(tmp_path / "here")
     assert asked[:4] == BEST_THERE and len(set(asked)) == 32
     assert result.header is not None
@@ -55,7 +55,7 @@ async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str)
 
 async def test_advice_takes_half_of_a_small_budget_at_most(tmp_path: Path) -> None:
     warm = await recorded(tmp_path / "there")
-    await tune(backend=FakeBackend(N), warm=warm, budget=4, journal=tmp_path / "here")
+    await tune(machine=FakeMachine(N), warm=warm, budget=4, journal=tmp_path / "here")
     asked = proposals(tmp_path / "here")
     assert asked[:2] == BEST_THERE[:2] and not set(asked[2:]) & set(BEST_THERE)
 
@@ -64,12 +64,12 @@ async def test_advice_takes_half_of_a_small_budget_at_most(tmp_path: Path) -> No
 async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: Path, strategy: str) -> None:
     """It is cut after its second proposal: what follows of the first eight depends on the advice alone."""
     warm, whole, cut = await recorded(tmp_path / "there"), tmp_path / "whole", tmp_path / "cut"
-    await tune(backend=FakeBackend(N), strategy=strategy, warm=warm, budget=32, journal=whole)
+    await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=whole)
     warm.unlink()
     lines = whole.read_bytes().splitlines(keepends=True)
     second = [n for n, event in enumerate(read(whole)) if isinstance(event, CandidateProposed)][1]
     cut.write_bytes(b"".join(lines[: second + 1]))
-    await resume(cut, backend=FakeBackend(N))
+    await resume(cut, machine=FakeMachine(N))
     assert proposals(cut)[:8] == proposals(whole)[:8] and len(set(proposals(cut))) == 32
 
 
@@ -91,25 +91,25 @@ class Listening:
 async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a_resume(tmp_path: Path) -> None:
     first, second = Listening(), Listening()
     warm = await recorded(tmp_path / "there", fails={3: "timeout"})
-    await tune(backend=FakeBackend(N), strategy=first, warm=warm, budget=5, journal=tmp_path / "here")
+    await tune(machine=FakeMachine(N), strategy=first, warm=warm, budget=5, journal=tmp_path / "here")
     warm.unlink()
-    await resume(tmp_path / "here", backend=FakeBackend(N), strategy=second, budget=9)
+    await resume(tmp_path / "here", machine=FakeMachine(N), strategy=second, budget=9)
     assert first.searched.elsewhere == second.searched.elsewhere
     assert set(first.searched.elsewhere) == set(range(N)) - {3} and first.searched.elsewhere[21] == 1.0
 
 
 async def test_what_failed_elsewhere_is_tried_here(tmp_path: Path) -> None:
     warm = await recorded(tmp_path / "there", fails={21: "mismatch", 20: "timeout"})
-    result = await tune(backend=FakeBackend(N, Script(latency_ms=there)), warm=warm, journal=tmp_path / "here")
+    result = await tune(machine=FakeMachine(N, Script(latency_ms=there)), warm=warm, journal=tmp_path / "here")
     assert result.best_config == {"x": 21} and result.measured == N
     assert proposals(tmp_path / "here")[:4] == [22, 19, 23, 18]
 
 
 async def test_results_and_lists_are_taken_and_their_ratios_averaged(tmp_path: Path) -> None:
-    one = await tune(backend=FakeBackend(N, Script(latency_ms=lambda c: 10.0 + abs(c["x"] - 10))))
+    one = await tune(machine=FakeMachine(N, Script(latency_ms=lambda c: 10.0 + abs(c["x"] - 10))))
     other = await recorded(tmp_path / "there", latency_ms=lambda c: 20.0 + 2 * abs(c["x"] - 14))
     options: dict[str, Any] = {"warm": [one, other], "budget": 9}
-    result = await tune(backend=FakeBackend(N), strategy="random", **options, journal=tmp_path / "here")
+    result = await tune(machine=FakeMachine(N), strategy="random", **options, journal=tmp_path / "here")
     assert result.header is not None and [a.source for a in result.header.advice] == ["result", str(other)]
     assert sorted(proposals(tmp_path / "here")[:4]) == [10, 11, 13, 14]
 
@@ -117,12 +117,12 @@ async def test_results_and_lists_are_taken_and_their_ratios_averaged(tmp_path: P
 async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
     """The same command again works without the other journal's content, and one that began without says so."""
     warm, journal = await recorded(tmp_path / "there"), tmp_path / "here"
-    await tune(backend=FakeBackend(N), warm=warm, budget=3, strategy="exhaustive", journal=journal)
+    await tune(machine=FakeMachine(N), warm=warm, budget=3, strategy="exhaustive", journal=journal)
     warm.write_text("gone")
-    result = await tune(backend=FakeBackend(N), warm=warm, budget=9, journal=journal)
+    result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=journal)
     assert not result.warnings and proposals(journal)[:1] == BEST_THERE[:1]
-    await tune(backend=FakeBackend(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
-    result = await tune(backend=FakeBackend(N), warm=warm, budget=9, journal=tmp_path / "cold")
+    await tune(machine=FakeMachine(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
+    result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=tmp_path / "cold")
     assert [e.message for e in read(tmp_path / "cold") if isinstance(e, Warned)] == [
         "the run began without advice and goes on so: warm is left out"
     ]
@@ -141,8 +141,8 @@ async def nothing_measured(path: Path) -> Path:
 
 async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> None:
     journal = tmp_path / "here"
-    other = FakeBackend([{"y": 1}])
-    await tune(backend=other, journal=tmp_path / "elsewhere")
+    other = FakeMachine([{"y": 1}])
+    await tune(machine=other, journal=tmp_path / "elsewhere")
     for warm, words in (
         (toy(tmp_path / "toy"), "it is of another kernel, 'toy', and this one is 'fake': give journals of this kernel"),
         (tmp_path / "elsewhere", "none of the 1 configurations that were measured there is in this space of 40"),
@@ -152,7 +152,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
         ([None], "give a journal's path, a TuneResult, 'cache', or a list"),
     ):
         with pytest.raises(UsageError, match=words):
-            await tune(backend=FakeBackend(N), warm=warm, journal=journal)  # type: ignore[arg-type]
+            await tune(machine=FakeMachine(N), warm=warm, journal=journal)  # type: ignore[arg-type]
         assert not journal.exists()
 
 
@@ -160,7 +160,7 @@ async def test_a_space_that_is_not_listed_takes_no_advice(tmp_path: Path) -> Non
     warm = await recorded(tmp_path / "there")
     space = Space(**{f"d{i}": range(100) for i in range(4)})
     with pytest.raises(UsageError, match="100,000,000 points and is not listed, so that advice has no place in it"):
-        await tune(backend=FakeBackend(space), warm=warm, budget=10)
+        await tune(machine=FakeMachine(space), warm=warm, budget=10)
 
 
 def spec(**changes: Any) -> WorkloadSpec:
@@ -207,12 +207,12 @@ def test_the_nearest_come_first_those_of_this_device_before_others() -> None:
 
 async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
-    result = await tune(backend=FakeBackend(N), warm="cache", budget=3)
+    result = await tune(machine=FakeMachine(N), warm="cache", budget=3)
     assert "the result cache has nothing of this kernel" in result.warnings[-1]
     journal = await recorded(tmp_path / "there")
     ResultCache().put(key(kernel="fake", problem={"M": 1}), read(journal))
     ResultCache().put(key(kernel="other"), read(journal))
-    await tune(backend=FakeBackend(N), warm="cache", budget=32, journal=tmp_path / "here")
+    await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
     assert proposals(tmp_path / "here")[:4] == BEST_THERE
     found: TuneResult = TuneResult.from_events(read(tmp_path / "here"))
     assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]

@@ -17,7 +17,7 @@ from atune.search import choosing, samplers
 from atune.search.choosing import check_given, make_strategy
 from atune.search.interface import DUPLICATE, Searched
 from atune.search.samplers import Optuna
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'atune[optuna]'")
 
@@ -170,8 +170,8 @@ def test_optuna_logs_nothing_and_keeps_its_verbosity(capsys: pytest.CaptureFixtu
 async def test_a_run_goes_on_with_the_sampler_of_its_journal(tmp_path: Path) -> None:
     journal, configs = tmp_path / "j", list(CONFIGS.values())
     script = Script(latency_ms=lambda c: latency(c) or 9.0, fails={3: "timeout"})
-    await tune(backend=FakeBackend(configs, script), strategy="optuna:TPESampler", budget=16, seed=2, journal=journal)
-    result: TuneResult = await resume(journal, backend=FakeBackend(configs, script), budget=24)
+    await tune(machine=FakeMachine(configs, script), strategy="optuna:TPESampler", budget=16, seed=2, journal=journal)
+    result: TuneResult = await resume(journal, machine=FakeMachine(configs, script), budget=24)
     asked = [e.index for e in read(journal) if isinstance(e, CandidateProposed)]
     assert len(set(asked)) == 24 == len(result.records)
     assert result.header is not None and result.header.strategy == "optuna:TPESampler"
