@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from atune.api.warm import Warm
 from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
@@ -37,9 +38,10 @@ class RunOptions(TypedDict, total=False):
 
 
 class TuneOptions(RunOptions, total=False):
-    """Options of a run, with the journal to write."""
+    """Options of a run that begins, with the journal to write."""
 
     journal: str | os.PathLike[str] | None
+    warm: Warm
 
 
 ELSEWHERE = {

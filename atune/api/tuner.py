@@ -22,6 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
+from atune.api.warm import Warm, adviser
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
@@ -71,6 +72,7 @@ class Tuner:
         seed: int = 0,
         budget: int | str | Budget | None = None,
         journal: str | os.PathLike[str] | None = None,
+        warm: Warm = None,
         pipeline: bool = True,
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
@@ -85,7 +87,7 @@ class Tuner:
         check_listener(on_event)
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
-        accept = check_parts(accept)
+        accept, advise = check_parts(accept), adviser(warm)
         check_given(strategy, pipeline=pipeline)
         names = device_names(devices) if machine is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
@@ -118,6 +120,7 @@ class Tuner:
             keep=keep,
             find=find,
             accept=accept,
+            advise=advise,
         )
         self._past: list[Event] = []
         self._keeps_past = True
@@ -327,16 +330,20 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``auto``, or
-        an object of your own with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive``
-        where the budget admits all, else ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto``
-        under a budget, else ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
+        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``optuna`` or
+        ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object of your own with a name,
+        ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` where the budget admits all, else
+        ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto`` under a budget, else
+        ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
     budget
         Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
         ``"1h"``) or a `Budget`; None tries the whole space.
     journal
         Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.
+    warm
+        What was measured of the same kernel on other problems or devices: journals' paths, results, or ``"cache"``, the
+        result cache; or a list of these. Their best configurations are tried first, and strategies learn from the rest.
     pipeline
         False starts measuring when all compiling is done; for comparison.
     compile, benchmark

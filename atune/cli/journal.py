@@ -9,7 +9,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.former import add_former
-from atune.search.choosing import AUTO, NAMES
+from atune.errors import UsageError
+from atune.search.choosing import AUTO, SHOWN, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
 def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the commands' parsers to `commands`; `shown` has the options that all have."""
 
-    def add(name: str, command: Callable[..., int], text: str, *, many: bool = False) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[..., int], text: str, *, many: bool = False, what: str = "journal"
+    ) -> argparse.ArgumentParser:
         help = f"{text[0].lower()}{text[1:]}"
         parser: argparse.ArgumentParser = commands.add_parser(
             name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
         )
         parser.set_defaults(command=command)
-        parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
+        if what == "file":
+            parser.add_argument("file", metavar="FILE", help="T4 results, or a cache file of Kernel Tuner")
+        else:
+            parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
         return parser
 
     parser = add("resume", _resume, "Go on with a run that was interrupted")
@@ -61,7 +67,9 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
     parser = add("simulate", _simulate, "Play a strategy against an exhaustive journal; runs no code")
-    parser.add_argument("--strategy", choices=(AUTO, *NAMES), default=AUTO, help="which (auto)")
+    parser.add_argument(
+        "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
+    )
     parser.add_argument("--budget", default="10%", metavar="N|10%", help="candidates, or a share of them (10 percent)")
     parser.add_argument("--seeds", type=positive("seeds"), default=100, metavar="N", help="runs, from seed 0 on (100)")
     parser.add_argument(
@@ -72,6 +80,10 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-prior", action="store_true", help="without estimates of what is likely")
 
+    parser = add("import", _import, "Write another tuner's results as a journal", what="file")
+    parser.add_argument("-o", "--output", required=True, metavar="JOURNAL", help="the new journal")
+    parser.add_argument("--table", action="store_true", help="print every candidate")
+
     parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
     parser.add_argument("--table", action="store_true", help="print every candidate")
@@ -80,6 +92,15 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel")
     parser.add_argument("--write", action="store_true", help="change the file (the diff is only printed)")
     parser.add_argument("--force", action="store_true", help="also where the kernel is not what was tuned")
+
+
+def strategy_name(text: str) -> str:
+    """Be an argparse type for a strategy's name: there is one of that name, and its library is installed."""
+    try:
+        check_name(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def positive(unit: str) -> Callable[[str], int]:
@@ -146,7 +167,6 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     from atune.cli.main import show
     from atune.cli.printing import complain
-    from atune.errors import UsageError
     from atune.journal.replay import follow, simulate
     from atune.journal.result import TuneResult
     from atune.journal.state import State
@@ -213,7 +233,6 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import msgspec
 
     from atune.cli.printing import say
-    from atune.errors import UsageError
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
     from atune.search.simulation import simulate
@@ -265,6 +284,13 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for text in result.warnings:
         complain(printable(text), kind="merge: ")
     return show(result, arguments)
+
+
+def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.main import show
+    from atune.journal.imports import import_journal
+
+    return show(import_journal(arguments.file, arguments.output), arguments)
 
 
 def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.cli.cache import add_cache_commands
-from atune.cli.journal import add_journal_commands
+from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
-from atune.search.choosing import AUTO, NAMES
+from atune.search.choosing import SHOWN
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
 from atune.version import __version__
@@ -217,14 +217,22 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
     group.add_argument(
         "--strategy",
-        choices=(AUTO, *NAMES),
-        help="how candidates are chosen (exhaustive; auto under a budget, or what the journal began with)",
+        type=strategy_name,
+        metavar="NAME",
+        help=f"{', '.join(SHOWN)} (exhaustive; auto under a budget, or what the journal began with)",
     )
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument(
         "--budget",
         metavar="N|10%|90s",
         help="stop after so many candidates, a share of them, or so much time (s, m or h)",
+    )
+    group.add_argument(
+        "--warm",
+        action="append",
+        default=[],
+        metavar="J",
+        help="begin with what was best in this journal of the same kernel, or in the result cache (cache); repeatable",
     )
     group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"

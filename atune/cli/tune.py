@@ -65,6 +65,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
         "seed": arguments.seed,
         "budget": budget,
         "journal": journal,
+        "warm": arguments.warm,
         "pipeline": arguments.pipeline,
         "compile": CompileSettings(
             workers=arguments.workers,

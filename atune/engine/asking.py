@@ -24,7 +24,8 @@ class Asking:
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._news = deque[Outcome]()
-        self.heard = 0
+        state = run.recorder.state
+        self.heard = state.last_seq if self.learns and state.resumed else 0
         """`seq` up to which the strategy was told, where it learns."""
         self.expected_ms: float | None = None
         """The best latency that it expected when it was asked last."""

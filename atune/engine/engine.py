@@ -46,10 +46,12 @@ from atune.journal.events import (
 )
 from atune.journal.recorder import Recorder
 from atune.journal.state import State
+from atune.model.advice import Advice
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
-from atune.model.device import DeviceInfo, DeviceLimits, Target
+from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.search.advice import no_advice
 from atune.search.choosing import QUICK
 from atune.search.interface import Strategy
 from atune.workload.workload import WorkloadSpec
@@ -63,6 +65,8 @@ AT_ONCE = 500
 """Configurations that are planned for in the event loop."""
 
 Keep = Callable[[Artifact], Artifact]
+Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
+"""Returns advice from elsewhere, and what the user should know of it. Raises `UsageError`."""
 
 
 class Engine:
@@ -82,6 +86,7 @@ class Engine:
         keep: Keep = lambda artifact: artifact,
         find: Find = lambda artifact: None,
         accept: Sequence[str] = (),
+        advise: Advise = no_advice,
     ) -> None:
         self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
@@ -89,7 +94,7 @@ class Engine:
         self.strategy_name = ""
         """As the header has it, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
-        self.find, self.accept = find, accept
+        self.find, self.accept, self.advise = find, accept, advise
         self._run = Run(recorder)
         self._ended_by = "exhausted"
         self._counted: int | None = None
@@ -167,7 +172,7 @@ class Engine:
             tasks.start_soon(describe)
             target, devices = await self.machine.discover()
         spec = specs[0]
-        self._run.spec, self._run.limits = spec, _common_limits(devices)
+        self._run.spec, self._run.limits = spec, common_limits(devices)
         plan = await self._plan(spec, target, devices)
         if plan is not None:
             self._run.outcomes.sync_soon()
@@ -183,11 +188,12 @@ class Engine:
         quick = self.strategy_name in QUICK  # others may import libraries, and fit models
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget)
+            advice, said = await _computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, advice)
             plan = await _computed(spec, new, quick=quick)
             active, unused = self.machine.accelerators(plan.to_compile)
-            self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
-            for remark in (*spec.remarks, *endless(spec, budget)):
+            self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
+            for remark in (*spec.remarks, *endless(spec, budget), *said):
                 self.recorder.emit(Warned, message=remark)
             return plan
         check_places(state.header, spec)
@@ -199,6 +205,8 @@ class Engine:
         if finished(state, budget) and plan.empty:
             return None
         self._resume(state, plan, header["versions"])
+        if self.advise is not no_advice and not state.header.advice:
+            self.recorder.emit(Warned, message="the run began without advice and goes on so: warm is left out")
         return plan
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
@@ -322,14 +330,6 @@ async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool
     if len(spec.configs) <= AT_ONCE and quick:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
-
-
-def _common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:
-    """Return what fits every one of `devices`."""
-    limits = [d.limits for d in devices]
-    smem = [limit.smem_bytes for limit in limits if limit.smem_bytes is not None]
-    threads = [limit.threads for limit in limits if limit.threads is not None]
-    return DeviceLimits(min(smem, default=None), min(threads, default=None))
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -15,14 +15,17 @@ import msgspec
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
+from atune.model.advice import Advice
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
 from atune.model.former_names import BENCHMARK
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
+from atune.search.advice import elsewhere
 from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import Searched, Strategy
+from atune.search.orders import Begun, first_of
 from atune.search.recording import reason_of
 from atune.workload.workload import WorkloadSpec
 
@@ -96,27 +99,45 @@ def made(given: str | Strategy, searched: Searched) -> Strategy:
     return given
 
 
-def plan_new(spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget) -> Plan:
+def plan_new(
+    spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget, advice: Sequence[Advice] = ()
+) -> Plan:
     """Plan a run from its beginning. Raises `UsageError` where the strategy does not fit the space."""
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
     proposes: Strategy
     if isinstance(strategy, str) and strategy in ORDERS:
-        proposes = make_order(strategy, total, seed, listed=listed)
+        proposes = _begun(make_order(strategy, total, seed, listed=listed), advice, candidates, most)
     else:
-        proposes = made(strategy, _searched(spec, candidates, seed, most if budget.most(total) else None))
+        proposes = made(strategy, _searched(spec, candidates, seed, most if budget.most(total) else None, advice))
     return Plan(candidates, Guarded(proposes, candidates if listed else range(total)), most, total=total)
 
 
-def _searched(spec: WorkloadSpec, candidates: Mapping[int, Candidate], seed: int, most: int | None) -> Searched:
+def _begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int) -> Strategy:
+    """Return `order`, begun with what `advice` has tried first."""
+    if not advice:
+        return order
+    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
+    return Begun(order, first_of(ratios, most)) if ratios else order
+
+
+def _searched(
+    spec: WorkloadSpec,
+    candidates: Mapping[int, Candidate],
+    seed: int,
+    most: int | None,
+    advice: Sequence[Advice],
+) -> Searched:
     """Return what a strategy that learns is told of the space. Raises `UsageError` for one that is too large."""
     if spec.size is not None:
         raise UsageError(
             f"the space has {spec.size:,} points and is not listed, which strategies that learn need: take exhaustive "
             "or random, or give fewer axes or values"
         )
-    return Searched({index: candidate.config for index, candidate in candidates.items()}, seed, most)
+    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
+    configs = {index: candidate.config for index, candidate in candidates.items()}
+    return Searched(configs, seed, most, elsewhere=ratios)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -166,9 +187,11 @@ def plan_rest(
     stages: list[Strategy]
     if header.strategy in ORDERS:
         stages = list(_stages(header, state, size))
+        first = {index: candidate for index, candidate in candidates.items() if index < header.total}
+        stages[:1] = [_begun(stage, header.advice, first, most) for stage in stages[:1]]
     else:
         seed = int(header.settings.get("seed") or 0)
-        searched = _searched(spec, candidates, seed, most if budget.most(size) else None)
+        searched = _searched(spec, candidates, seed, most if budget.most(size) else None, header.advice)
         stages = [made(own or header.strategy, searched)]
     plan = Plan(
         candidates,
@@ -181,6 +204,8 @@ def plan_rest(
     if budget.seconds is not None and state.wall_s >= budget.seconds:
         plan.proposable = 0
     _sort_out(plan, state, before)
+    for index in plan.suspects:
+        plan.strategy.tell(index, None, "suspect")
     return plan
 
 

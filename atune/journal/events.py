@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from atune.model.advice import Advice
 from atune.model.artifact import Artifact, FailureKind, StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
@@ -69,6 +70,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """``name@version`` of those that were active."""
     unused: dict[str, str] = {}
     """Why the others were not, by name."""
+    advice: tuple[Advice, ...] = ()
+    """What was taken over from elsewhere: all that the strategy was told of that."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):

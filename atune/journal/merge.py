@@ -31,12 +31,11 @@ from atune.journal.events import (
     Warned,
     WinnerProven,
 )
-from atune.journal.reader import JournalReader, cannot
+from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.journal.state import Entry, State, status_of
-from atune.journal.writer import Journal
+from atune.journal.writer import write_journal
 from atune.model.measurement import FinalEntry
-from atune.system.folders import whole_file
 
 
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> TuneResult:
@@ -55,25 +54,8 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     paths = [str(Path(journal)) for journal in journals]
     events = list(_merged(paths))
     if output is not None:
-        _write(str(output), events)
+        write_journal(str(output), events)
     return TuneResult.from_events(events, None if output is None else str(output), replayed=True)
-
-
-def _write(output: str, events: Sequence[AnyEvent]) -> None:
-    """Write the journal `output`, whole or not at all: it is written beside, and then renamed."""
-    Journal.create(output).close()  # refused before anything is written, where there is something
-    real = os.path.realpath(output)
-    try:
-        with whole_file(Path(real)) as part:
-            with Journal.create(part) as journal:
-                journal.path = output  # for messages
-                for event in events:
-                    journal.append(event)
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
-            Journal.create(output).close()  # once more: it may have taken long
-    except OSError as error:
-        raise cannot("write", output, error) from error
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ from atune.journal.events import AnyEvent, Event, encode
 from atune.journal.packed import kind_of
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot
 from atune.journal.reader import read as read
+from atune.system.folders import whole_file
 from atune.system.paths import make_private_folder
 
 
@@ -246,3 +248,23 @@ def _open_locked(path: str, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def write_journal(output: str, events: Sequence[AnyEvent]) -> None:
+    """Write the new journal `output`, whole or not at all: it is written beside, and then renamed.
+
+    Raises `JournalError` where something is there already, or it cannot be written.
+    """
+    Journal.create(output).close()  # refused before anything is written, where there is something
+    real = os.path.realpath(output)
+    try:
+        with whole_file(Path(real)) as part:
+            with Journal.create(part) as journal:
+                journal.path = output  # for messages
+                for event in events:
+                    journal.append(event)
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+            Journal.create(output).close()  # once more: it may have taken long
+    except OSError as error:
+        raise cannot("write", output, error) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import Exhaustive, Random
+from atune.search.orders import Begun, Exhaustive, Random, first_of
 
 if TYPE_CHECKING:
     from atune.search.learner import Learner
@@ -18,6 +19,8 @@ ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, 
 LEARNING = ("local", "evolution", "forest")
 """Strategies that need the space's configurations, and propose by what they were told."""
 NAMES = (*ORDERS, *LEARNING)
+SHOWN = (AUTO, *NAMES, "optuna", "optuna:SAMPLER")
+"""What may be given by name, for people."""
 FEW = 8
 """Candidates of which nothing is learnt that helps to choose the next."""
 QUICK = ("exhaustive", "random", "local", "evolution")
@@ -30,10 +33,12 @@ def check_name(name: str) -> None:
         from atune.search.forest import needs
 
         needs()
+    elif name.partition(":")[0] == "optuna":
+        from atune.search.samplers import needs as needs_optuna
+
+        needs_optuna(name)
     elif name not in (*NAMES, AUTO):
-        raise UsageError(
-            f"strategy {name!r} is unknown; there is {', '.join((AUTO, *NAMES))}, or an object of your own"
-        )
+        raise UsageError(f"strategy {name!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
@@ -44,7 +49,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
         check_name(strategy)
     else:
         check_strategy(strategy)
-        if strategy.name in (AUTO, *NAMES):
+        if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
             raise UsageError(f"strategy {strategy.name!r}: atune's own has that name; give yours another")
     if not pipeline and strategy not in (AUTO, *ORDERS):
         name = strategy if isinstance(strategy, str) else strategy.name
@@ -71,7 +76,8 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
         name = chosen(len(searched.configs), searched.budget, limited=searched.budget is not None)
     if name in ORDERS:
         indices = list(searched.configs)
-        return _Of(make_order(name, len(indices), searched.seed), indices)
+        order = _Of(make_order(name, len(indices), searched.seed), indices)
+        return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
     return make_learner(name, searched)
 
 
@@ -99,9 +105,13 @@ def _class(name: str) -> Callable[[Searched], Learner]:
         from atune.search.evolution import Evolution
 
         return Evolution
-    from atune.search.forest import Forest
+    if name == "forest":
+        from atune.search.forest import Forest
 
-    return Forest
+        return Forest
+    from atune.search.samplers import Optuna
+
+    return partial(Optuna, name=name)
 
 
 class _Of:

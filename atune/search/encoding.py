@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,19 @@ def more_columns(
         least = min((value for value in values if value == value), default=0.0)
         columns.append([value if value == value else least - 1.0 for value in values])
     return np.array(columns, dtype=np.float64).T if columns else np.zeros((len(indices), 0))
+
+
+def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> NDArray[np.float64]:
+    """Return a column for how candidates compared elsewhere, as a logarithm; none where nothing is known.
+
+    A candidate that is not known there stands beyond all that are.
+    """
+    import numpy as np
+
+    if not elsewhere:
+        return np.zeros((len(indices), 0))
+    beyond = math.log2(max(elsewhere.values())) + 1.0
+    return np.array([[math.log2(elsewhere[index]) if index in elsewhere else beyond] for index in indices])
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:

@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
-from atune.search.encoding import more_columns
+from atune.search.encoding import elsewhere_column, more_columns
 from atune.search.interface import Searched
 from atune.search.learner import BATCH, OF_TOLD, Learner
 from atune.search.spreading import spread
@@ -42,7 +42,8 @@ class Forest(Learner):
         import numpy as np
 
         more = more_columns(self.indices, searched.prior, searched.facts)
-        self._features = np.concatenate([self.encoding.features, more], axis=1).astype(np.float32)
+        known = elsewhere_column(self.indices, searched.elsewhere)
+        self._features = np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
 
     @property
     def most_outstanding(self) -> int:

@@ -46,7 +46,8 @@ class Searched:
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
     milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
-    candidates beside their axes.
+    candidates beside their axes. `elsewhere`: how many times as long as the best a candidate took on other problems or
+    devices, for those known there; it may be wrong here.
     """
 
     configs: Mapping[int, Config]
@@ -54,6 +55,7 @@ class Searched:
     budget: int | None = None
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    elsewhere: Mapping[int, float] = field(default_factory=dict)
 
 
 def check_strategy(strategy: object) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from atune.search.encoding import Encoding, by_prior
 from atune.search.expected import expected_latency
 from atune.search.interface import DUPLICATE, Searched
+from atune.search.orders import first_of
 
 BATCH = 8
 """Candidates that are proposed at once, between which nothing is learnt."""
@@ -34,6 +35,8 @@ class Learner(ABC):
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
         self._estimates = {} if searched.prior is None else searched.prior
+        self.advised = [self._positions[index] for index in first_of(searched.elsewhere, searched.budget)]
+        """The few that were best elsewhere, the best first."""
         self.asked = dict[int, None]()
         """In order."""
         self.latencies = dict[int, float]()
@@ -107,11 +110,15 @@ class Learner(ABC):
         return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        """Return what to begin with: `count` candidates by the prior, one of them drawn, else all drawn."""
+        """Return what to begin with: those that were best elsewhere, and `count` candidates as if they were not there.
+
+        These are by the prior, one of them drawn, else all drawn.
+        """
+        advised = [candidate for candidate in self.advised if candidate not in self.asked]
         if not self.ranked:
-            return self.drawn(rng, count)
-        best = [candidate for candidate in self.ranked if candidate not in self.asked]
-        return [*best[: max(1, count - 1)], *self.drawn(rng, 1)]
+            return [*advised, *self.drawn(rng, count)]
+        best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]
+        return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
 
     def drawn(self, rng: random.Random, count: int) -> list[int]:
         """Draw up to `count` candidates that were not asked for, without replacement."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from atune.model.permutation import Permutation
+from atune.search.interface import Strategy
 
 NEIGHBOURHOOD = 8
 """Candidates that follow each other in the space and are proposed in a row: they may share work."""
 LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
 GOLDEN = (5**0.5 - 1) / 2
+FIRST = 4
+"""Configurations that are tried first on advice, at most; never more than half of the budget."""
 
 
 class Exhaustive:
@@ -96,3 +101,27 @@ class Random:
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
+
+
+class Begun:
+    """A strategy that is asked once `first` was proposed, and whose proposals of those are left out."""
+
+    def __init__(self, strategy: Strategy, first: Sequence[int]) -> None:
+        self.name, self._strategy = strategy.name, strategy
+        self._first, self._begun = deque(first), frozenset(first)
+
+    def ask(self) -> int | None:
+        if self._first:
+            return self._first.popleft()
+        while (index := self._strategy.ask()) in self._begun:
+            pass
+        return index
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self._strategy.tell(index, latency_ms, reason)
+
+
+def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
+    """Return the candidates that advice has tried first: the best elsewhere, `FIRST` and half of `most` at most."""
+    count = FIRST if most is None else min(FIRST, max(1, most // 2))
+    return sorted(ratios, key=lambda index: (ratios[index], index))[:count]

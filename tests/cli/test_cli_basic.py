@@ -26,7 +26,7 @@ from atune.journal.export import FORMATS
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
 from atune.model.settings import ACCELERATORS, METHODS, Backend
-from atune.search.choosing import AUTO, NAMES
+from atune.search.choosing import SHOWN
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
@@ -323,7 +323,7 @@ def said(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     tune = said(capsys, "tune")
-    for choices in ((AUTO, *NAMES), METHODS, get_args(Backend), ACCELERATORS, ("all", "cpu", "cuda", "off")):
+    for choices in (SHOWN, METHODS, get_args(Backend), ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
     resume, export = said(capsys, "resume"), said(capsys, "export")
     assert not [name for name in PARTS if name not in resume]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from event_streams import write
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.errors import StrategyError
-from atune.journal.events import CandidateProposed, Event, encode
+from atune.journal.events import BenchmarkStarted, CandidateProposed, Event, RunResumed, encode
 from atune.journal.reader import read
 from atune.journal.replay import replay
+from atune.model.artifact import FailureKind, StaticFacts
+from atune.model.device import DeviceLimits
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.search.interface import Searched
@@ -87,6 +91,57 @@ async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and
         and own.told[9] == (None, "duplicate")
         and own.told[8][0] == latency(CONFIGS[8])
     )
+
+
+async def test_every_kind_of_failure_reaches_the_strategy_as_its_reason() -> None:
+    """Also what is pruned. What is likely to spill is measured, and told with its latency."""
+    own, kinds = Own(), [kind for kind in get_args(FailureKind) if kind != "suspect"]
+    over, spilling = CONFIGS[len(kinds)], CONFIGS[len(kinds) + 1]
+
+    def facts(config: dict[str, Any]) -> StaticFacts:
+        return StaticFacts(smem_bytes=5000 if config == over else 0, accumulators=512 if config == spilling else 8)
+
+    machine = FakeMachine(
+        CONFIGS,
+        Script(latency_ms=latency, fails=dict(enumerate(kinds)), facts=facts),
+        limits=DeviceLimits(smem_bytes=4096),
+    )
+    await tune(machine=machine, strategy=own)
+    assert [own.told[index] for index in range(len(kinds))] == [(None, kind) for kind in kinds]
+    assert own.told[len(kinds)] == (None, "pruned")
+    assert own.told[len(kinds) + 1] == (latency(spilling), "")
+
+
+async def test_a_deadline_reaches_the_strategy_wherever_it_passed() -> None:
+    own = Own()
+    await tune(machine=FakeMachine(CONFIGS, Script(hangs={2: "lower", 3: "build", 4: "measure"})), strategy=own)
+    assert [own.told[index] for index in (2, 3, 4)] == [(None, "timeout")] * 3
+
+
+async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_path: Path) -> None:
+    """The journal is one of a program that died twice while candidate 5 was being measured."""
+    own, journal = Own(), tmp_path / "j"
+    await tune(machine=fake(), strategy=Own(), budget=10, journal=journal)
+    events = read(journal)
+    begun = next(n for n, event in enumerate(events) if isinstance(event, BenchmarkStarted) and event.index == 5)
+    twice = [*events[: begun + 1], RunResumed(seq=0, time=0, mono=9.0, part=1, versions={"fake": "1"}), events[begun]]
+    journal.unlink()
+    mono = [min(event.mono, 9.0) for event in twice]
+    numbered = [msgspec.structs.replace(e, seq=n, mono=mono[n]) for n, e in enumerate(twice)]
+    write(journal, numbered)
+    await resume(journal, machine=fake(), strategy=own, budget=12)
+    assert own.told[5] == (None, "suspect")
+
+
+async def test_what_a_resumed_part_proposes_says_that_the_strategy_had_heard_of_the_past(tmp_path: Path) -> None:
+    """Else the next part would tell its strategy of that past too late, and it would ask for others."""
+    journal = tmp_path / "j"
+    await tune(machine=fake(), strategy="local", budget=10, journal=journal)
+    await resume(journal, machine=fake(), budget=20)
+    events = read(journal)
+    resumed = next(e for e in events if isinstance(e, RunResumed))
+    after = [e for e in events if isinstance(e, CandidateProposed) and e.seq > resumed.seq]
+    assert len(after) == 10 and all(resumed.seq <= e.heard < e.seq for e in after)
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 16])

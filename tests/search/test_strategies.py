@@ -124,6 +124,13 @@ def test_a_prior_orders_the_first_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("estimate", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_prior_that_tells_nothing_apart_stops_nothing(name: str, estimate: float) -> None:
+    asked = [what for call, what in play(made(name, prior=dict.fromkeys(CONFIGS, estimate)), 30) if call == "ask"]
+    assert len(set(asked)) == 30
+
+
+@pytest.mark.parametrize("name", LEARNING)
 def test_failures_and_duplicates_alone_do_not_stop_it(name: str) -> None:
     strategy = made(name)
     for n in range(40):

@@ -1,0 +1,84 @@
+"""Warm start: what `warm=` names, read into advice for a run. Journals and the result cache; data only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from atune.engine.engine import Advise
+from atune.errors import UsageError
+from atune.journal.reader import JournalReader
+from atune.journal.result import TuneResult
+from atune.model.advice import Advice
+from atune.model.candidate import config_key
+from atune.model.device import DeviceInfo
+from atune.search.advice import Experience, advice_of, experience_of, nearest_first, no_advice, same_kernel
+from atune.storage.result_cache import ResultCache
+from atune.storage.result_key import CacheEntry
+from atune.workload.workload import WorkloadSpec
+
+Source = str | os.PathLike[str] | TuneResult
+Warm = Source | Sequence[Source] | None
+
+CACHE = "cache"
+"""Stands for the user's result cache, in place of a path."""
+MOST_CACHED = 8
+"""Results of the cache that are taken, the nearest ones."""
+
+
+def adviser(warm: Warm) -> Advise:
+    """Return what reads `warm` once the kernel is known: `no_advice` where nothing is given. Raises `UsageError`."""
+    given = (warm,) if isinstance(warm, (str, os.PathLike, TuneResult)) else () if warm is None else warm
+    wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
+    if not isinstance(given, Sequence):
+        raise UsageError(wrong)
+    for source in given:
+        if not isinstance(source, (str, os.PathLike, TuneResult)) or source == "":
+            raise UsageError(wrong)
+        if not isinstance(source, TuneResult) and source != CACHE and not os.path.exists(source):
+            raise UsageError(f"warm {os.fspath(source)}: there is no such file; give a journal's path, or {CACHE!r}")
+    return partial(_advise, tuple(given)) if given else no_advice
+
+
+def _advise(
+    sources: Sequence[Source], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
+) -> tuple[tuple[Advice, ...], list[str]]:
+    """Read `sources`. Raises `UsageError` for what is of no use here, and `JournalError` for what is no journal."""
+    experiences: list[Experience] = []
+    remarks: list[str] = []
+    for source in sources:
+        if isinstance(source, TuneResult):
+            experiences.append(experience_of(source, source.journal or "result"))
+        elif source == CACHE:
+            found = nearest_first(_cached(ResultCache(), spec), spec, [device.name for device in devices])
+            experiences += found[:MOST_CACHED]
+            if not found:
+                remarks.append("warm cache: the result cache has nothing of this kernel and space; nothing is taken")
+        else:
+            path = os.fspath(source)
+            experiences.append(experience_of(TuneResult.from_events(JournalReader(path), path, replayed=True), path))
+    advice, said = advice_of(experiences, spec)
+    return advice, remarks + said
+
+
+def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
+    """Return what the cache has of this kernel and of configurations in its space."""
+    here = {config_key(config) for config in spec.configs}
+    entries = [e for e in cache.entries() if same_kernel(e.parts.kernel, e.parts.source, spec)]
+    found = [each for entry in entries if (each := _experience(cache, entry)) is not None]
+    return [each for each in found if not here.isdisjoint(each.measured)]
+
+
+def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:
+    """Return what an entry tells: all that was measured where it was tuned here, else its winner."""
+    source = f"{CACHE} {entry.key}"
+    result = cache.find(entry.parts)
+    if result is not None:
+        return experience_of(result, source)
+    if not entry.latency_ms:
+        return None
+    parts = entry.parts
+    arguments = parts.problem if isinstance(parts.problem, dict) else {}
+    measured = {config_key(entry.config): (entry.config, entry.latency_ms)}
+    return Experience(source, parts.kernel, parts.source, arguments, (parts.device,), measured)

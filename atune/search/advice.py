@@ -1,0 +1,136 @@
+"""Warm start: what was measured of the same kernel elsewhere, as advice for a search here.
+
+Decisions are pure functions of what was measured there and of the space here. Reading is `atune.api.warm`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atune.errors import UsageError
+from atune.journal.result import TuneResult
+from atune.model.advice import Advice
+from atune.model.candidate import Config, config_key
+from atune.workload.workload import WorkloadSpec
+
+MOST_RATIOS = 100_000
+"""Ratios kept in a header, of all sources together: the best of each. About 30 bytes each."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What was measured of a kernel on one problem and its devices: configurations with their latency, ms, by key."""
+
+    source: str
+    name: str
+    kernel: str
+    """SHA-256 of the kernel's source and closure; empty where it is not known."""
+    arguments: Mapping[str, Any]
+    devices: tuple[str, ...]
+    measured: Mapping[str, tuple[Config, float]]
+
+
+def experience_of(result: TuneResult, source: str) -> Experience:
+    """Return what a result tells of its kernel. Raises `UsageError` where nothing was measured."""
+    header = result.header
+    measured = {
+        record.key: (record.config, record.latency_ms)
+        for record in result.records
+        if record.latency_ms is not None and math.isfinite(record.latency_ms) and record.latency_ms > 0
+    }
+    if header is None or not measured:
+        raise UsageError(f"warm {source}: no candidate was measured there, so that nothing can be learnt from it")
+    devices = tuple(sorted({device.name for device in result.devices}))
+    return Experience(source, header.workload, header.kernel, header.arguments, devices, measured)
+
+
+def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
+    """Tell whether experience is of `spec`'s kernel: of the same source and closure, or at least of the same name.
+
+    The name suffices because a kernel that closes over its problem has another closure for each.
+    """
+    return bool(kernel and kernel == spec.kernel) or name == spec.name
+
+
+def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
+    """Return the advice for `spec`, an item for each experience, and what the user should know of it.
+
+    Raises `UsageError` for experience of another kernel or of none of this space's configurations, and for a space
+    that is not listed.
+    """
+    if spec.size is not None and experiences:
+        raise UsageError(
+            f"warm: the space has {spec.size:,} points and is not listed, so that advice has no place in it: leave out "
+            "warm= (--warm), or give fewer axes or values"
+        )
+    here = {config_key(config) for config in spec.configs}
+    found, remarks = [], []
+    for each in experiences:
+        if not same_kernel(each.name, each.kernel, spec):
+            raise UsageError(
+                f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}: give "
+                "journals of this kernel, or name both workloads alike if they are the same"
+            )
+        if not (known := [key for key in each.measured if key in here]):
+            raise UsageError(
+                f"warm {each.source}: none of the {len(each.measured)} configurations that were measured there is in "
+                f"this space of {len(here)}: give a journal of a space that shares some"
+            )
+        if each.kernel and spec.kernel and each.kernel != spec.kernel:
+            remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, is not what it was there")
+        found.append(_advice(each, known, MOST_RATIOS // len(experiences)))
+    return tuple(found), remarks
+
+
+def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
+    """Return what `advice_of` does of no experience."""
+    return (), []
+
+
+def _advice(each: Experience, known: Sequence[str], most: int) -> Advice:
+    fastest_ms = min(latency for _, latency in each.measured.values())
+    ranked = sorted(known, key=lambda key: (each.measured[key][1], key))
+    ratios = {key: round(each.measured[key][1] / fastest_ms, 4) for key in ranked[:most]}
+    return Advice(each.source, dict(each.arguments), each.devices, dict(each.measured[ranked[0]][0]), ratios)
+
+
+def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, float]:
+    """Return how each candidate compared elsewhere, by index: the geometric mean of its ratios, where there are any.
+
+    `keys`: the candidates' configuration keys.
+    """
+    logarithms = defaultdict[str, list[float]](list)
+    for each in advice:
+        for key, ratio in each.ratios.items():
+            logarithms[key].append(math.log(max(ratio, 1.0)))
+    return {
+        index: math.exp(math.fsum(logs) / len(logs))
+        for index, key in keys.items()
+        if (logs := logarithms.get(key)) is not None
+    }
+
+
+def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
+    """Return experience by how near it is: that of these devices first, then by the problem's numbers.
+
+    The distance of two problems is the sum of their numbers' ratios, as logarithms; what else differs counts as one.
+    """
+    here = set(devices)
+
+    def distance(each: Experience) -> tuple[bool, float, str]:
+        names = {**each.arguments, **spec.arguments}
+        apart = sum(_apart(each.arguments.get(name), spec.arguments.get(name)) for name in names)
+        return here.isdisjoint(each.devices), apart, each.source
+
+    return sorted(experiences, key=distance)
+
+
+def _apart(one: Any, other: Any) -> float:
+    if one == other:
+        return 0.0
+    numbers = all(isinstance(value, (int, float)) and value > 0 for value in (one, other))
+    return abs(math.log2(one / other)) if numbers else 1.0

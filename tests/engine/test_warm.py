@@ -1,0 +1,224 @@
+"""Runs that begin with what was best elsewhere: asked the same after a resume, and refused what is of no use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_entries import key
+from event_streams import Stream, write
+
+from atune import TuneResult, UsageError, resume, tune
+from atune.cli.main import main
+from atune.journal.events import CandidateProposed, Warned
+from atune.journal.reader import read
+from atune.model.advice import Advice
+from atune.model.candidate import config_key
+from atune.model.space import Space
+from atune.search.advice import Experience, advice_of, elsewhere, nearest_first
+from atune.search.interface import Searched
+from atune.storage.result_cache import ResultCache
+from atune.testing import FakeMachine, Script
+from atune.workload.workload import WorkloadSpec
+
+pytestmark = pytest.mark.anyio
+
+N = 40
+BEST_THERE = [21, 20, 22, 19]
+
+
+def there(config: dict[str, Any]) -> float:
+    return 1.0 + abs(config["x"] - 20.9)
+
+
+async def recorded(path: Path, configs: int = N, **script: Any) -> Path:
+    await tune(machine=FakeMachine(configs, Script(**{"latency_ms": there, **script})), journal=path)
+    return path
+
+
+def proposals(path: Path) -> list[int]:
+    return [e.index for e in read(path) if isinstance(e, CandidateProposed)]
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "local", "evolution", "forest"])
+async def test_the_best_elsewhere_are_tried_first(tmp_path: Path, strategy: str) -> None:
+    warm = await recorded(tmp_path / "there")
+    result = await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=tmp_path / "here")
+    asked = proposals(tmp_path / "here")
+    assert asked[:4] == BEST_THERE and len(set(asked)) == 32
+    assert result.header is not None
+    [advice] = result.header.advice
+    assert (advice.source, advice.best, len(advice.ratios)) == (str(warm), {"x": 21}, N)
+    assert advice.ratios[config_key({"x": 22})] == pytest.approx(there({"x": 22}) / there({"x": 21}), abs=1e-4)
+
+
+async def test_advice_takes_half_of_a_small_budget_at_most(tmp_path: Path) -> None:
+    warm = await recorded(tmp_path / "there")
+    await tune(machine=FakeMachine(N), warm=warm, budget=4, journal=tmp_path / "here")
+    asked = proposals(tmp_path / "here")
+    assert asked[:2] == BEST_THERE[:2] and not set(asked[2:]) & set(BEST_THERE)
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "forest"])
+async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: Path, strategy: str) -> None:
+    """It is cut after its second proposal: what follows of the first eight depends on the advice alone."""
+    warm, whole, cut = await recorded(tmp_path / "there"), tmp_path / "whole", tmp_path / "cut"
+    await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, budget=32, journal=whole)
+    warm.unlink()
+    lines = whole.read_bytes().splitlines(keepends=True)
+    second = [n for n, event in enumerate(read(whole)) if isinstance(event, CandidateProposed)][1]
+    cut.write_bytes(b"".join(lines[: second + 1]))
+    await resume(cut, machine=FakeMachine(N))
+    assert proposals(cut)[:8] == proposals(whole)[:8] and len(set(proposals(cut))) == 32
+
+
+class Listening:
+    """A user's strategy that keeps what it was told at the beginning."""
+
+    name = "listening"
+
+    def begin(self, searched: Searched) -> None:
+        self.searched, self.left = searched, list(searched.configs)
+
+    def ask(self) -> int | None:
+        return self.left.pop() if self.left else None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a_resume(tmp_path: Path) -> None:
+    first, second = Listening(), Listening()
+    warm = await recorded(tmp_path / "there", fails={3: "timeout"})
+    await tune(machine=FakeMachine(N), strategy=first, warm=warm, budget=5, journal=tmp_path / "here")
+    warm.unlink()
+    await resume(tmp_path / "here", machine=FakeMachine(N), strategy=second, budget=9)
+    assert first.searched.elsewhere == second.searched.elsewhere
+    assert set(first.searched.elsewhere) == set(range(N)) - {3} and first.searched.elsewhere[21] == 1.0
+
+
+async def test_what_failed_elsewhere_is_tried_here(tmp_path: Path) -> None:
+    warm = await recorded(tmp_path / "there", fails={21: "mismatch", 20: "timeout"})
+    result = await tune(machine=FakeMachine(N, Script(latency_ms=there)), warm=warm, journal=tmp_path / "here")
+    assert result.best_config == {"x": 21} and result.measured == N
+    assert proposals(tmp_path / "here")[:4] == [22, 19, 23, 18]
+
+
+async def test_results_and_lists_are_taken_and_their_ratios_averaged(tmp_path: Path) -> None:
+    one = await tune(machine=FakeMachine(N, Script(latency_ms=lambda c: 10.0 + abs(c["x"] - 10))))
+    other = await recorded(tmp_path / "there", latency_ms=lambda c: 20.0 + 2 * abs(c["x"] - 14))
+    options: dict[str, Any] = {"warm": [one, other], "budget": 9}
+    result = await tune(machine=FakeMachine(N), strategy="random", **options, journal=tmp_path / "here")
+    assert result.header is not None and [a.source for a in result.header.advice] == ["result", str(other)]
+    assert sorted(proposals(tmp_path / "here")[:4]) == [10, 11, 13, 14]
+
+
+async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
+    """The same command again works without the other journal's content, and one that began without says so."""
+    warm, journal = await recorded(tmp_path / "there"), tmp_path / "here"
+    await tune(machine=FakeMachine(N), warm=warm, budget=3, strategy="exhaustive", journal=journal)
+    warm.write_text("gone")
+    result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=journal)
+    assert not result.warnings and proposals(journal)[:1] == BEST_THERE[:1]
+    await tune(machine=FakeMachine(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
+    result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=tmp_path / "cold")
+    assert [e.message for e in read(tmp_path / "cold") if isinstance(e, Warned)] == [
+        "the run began without advice and goes on so: warm is left out"
+    ]
+
+
+def toy(path: Path) -> Path:
+    """Write a journal of another kernel, called toy."""
+    return write(path, Stream().ready().candidate(0, 1.0, x=0).finished().events)
+
+
+async def nothing_measured(path: Path) -> Path:
+    with pytest.raises(Exception, match="no candidate worked"):
+        await recorded(path, 2, fails={0: "compile", 1: "compile"})
+    return path
+
+
+async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> None:
+    journal = tmp_path / "here"
+    other = FakeMachine([{"y": 1}])
+    await tune(machine=other, journal=tmp_path / "elsewhere")
+    for warm, words in (
+        (toy(tmp_path / "toy"), "it is of another kernel, 'toy', and this one is 'fake': give journals of this kernel"),
+        (tmp_path / "elsewhere", "none of the 1 configurations that were measured there is in this space of 40"),
+        (await nothing_measured(tmp_path / "failed"), "no candidate was measured there"),
+        (tmp_path / "none", "there is no such file"),
+        (3, "give a journal's path, a TuneResult, 'cache', or a list"),
+        ([None], "give a journal's path, a TuneResult, 'cache', or a list"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            await tune(machine=FakeMachine(N), warm=warm, journal=journal)  # type: ignore[arg-type]
+        assert not journal.exists()
+
+
+async def test_a_space_that_is_not_listed_takes_no_advice(tmp_path: Path) -> None:
+    warm = await recorded(tmp_path / "there")
+    space = Space(**{f"d{i}": range(100) for i in range(4)})
+    with pytest.raises(UsageError, match="100,000,000 points and is not listed, so that advice has no place in it"):
+        await tune(machine=FakeMachine(space), warm=warm, budget=10)
+
+
+def spec(**changes: Any) -> WorkloadSpec:
+    fields: dict[str, Any] = {
+        "name": "gemm", "origin": "", "arguments": {"M": 1024}, "configs": ({"x": 0}, {"x": 1}), "default": None,
+        "fingerprint": "f", "has_reference": True, "out_idx": (-1,), "kernel": "k",
+    }  # fmt: skip
+    return WorkloadSpec(**{**fields, **changes})
+
+
+def experience(source: str = "j", name: str = "gemm", kernel: str = "k", **changes: Any) -> Experience:
+    fields: dict[str, Any] = {"arguments": {"M": 512}, "devices": ("H200",)}
+    measured = {config_key({"x": x}): ({"x": x}, 1.0 + x) for x in range(3)}
+    return Experience(source, name, kernel, measured=measured, **{**fields, **changes})
+
+
+def test_a_kernel_is_the_same_by_its_source_or_by_its_name() -> None:
+    advice, said = advice_of([experience(name="renamed")], spec())
+    assert not said and set(advice[0].ratios) == {config_key({"x": 0}), config_key({"x": 1})}
+    advice, said = advice_of([experience(kernel="edited")], spec())
+    assert advice and "is not what it was there" in said[0]
+    with pytest.raises(UsageError, match="another kernel, 'renamed'"):
+        advice_of([experience(name="renamed", kernel="edited")], spec())
+    with pytest.raises(UsageError, match="another kernel, 'renamed'"):
+        advice_of([experience(name="renamed", kernel="")], spec(kernel=""))
+
+
+def test_candidates_that_nothing_is_known_of_have_no_ratio() -> None:
+    advice = Advice("j", {}, (), {"x": 0}, {config_key({"x": 0}): 1.0, config_key({"x": 1}): 4.0})
+    other = Advice("k", {}, (), {"x": 1}, {config_key({"x": 1}): 1.0})
+    keys = {n: config_key({"x": n}) for n in range(3)}
+    assert elsewhere([advice, other], keys) == {0: 1.0, 1: pytest.approx(2.0)}
+
+
+def test_the_nearest_come_first_those_of_this_device_before_others() -> None:
+    sources = [
+        experience("far", arguments={"M": 64}), experience("near", arguments={"M": 2048}),
+        experience("other device", devices=("A100",), arguments={"M": 1024}),
+        experience("other type", arguments={"M": 1024, "dtype": "float16"}),
+    ]  # fmt: skip
+    ordered = nearest_first(sources, spec(arguments={"M": 1024}), ["H200"])
+    assert [each.source for each in ordered] == ["near", "other type", "far", "other device"]
+
+
+async def test_the_result_cache_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+    result = await tune(machine=FakeMachine(N), warm="cache", budget=3)
+    assert "the result cache has nothing of this kernel" in result.warnings[-1]
+    journal = await recorded(tmp_path / "there")
+    ResultCache().put(key(kernel="fake", problem={"M": 1}), read(journal))
+    ResultCache().put(key(kernel="other"), read(journal))
+    await tune(machine=FakeMachine(N), warm="cache", budget=32, journal=tmp_path / "here")
+    assert proposals(tmp_path / "here")[:4] == BEST_THERE
+    found: TuneResult = TuneResult.from_events(read(tmp_path / "here"))
+    assert found.header is not None and [a.source[:6] for a in found.header.advice] == ["cache "]
+
+
+def test_the_command_refuses_a_journal_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = str(tmp_path / "here")
+    assert main(["tune", "examples/gemm_cpu.py:WORKLOAD", "--warm", "nowhere", "--journal", journal, "--quiet"]) == 2
+    assert "warm nowhere: there is no such file; give a journal's path" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""Advice from elsewhere in simulated runs: right advice finds the best soon, wrong advice costs its own evaluations."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+
+from atune.model.candidate import Config
+from atune.search.choosing import LEARNING, NAMES, make_strategy
+from atune.search.forest import Forest
+from atune.search.interface import Searched
+from atune.search.orders import FIRST, Begun, Random, first_of
+from atune.search.recording import Recording, Tried
+from atune.search.simulation import simulate_run, summary_of
+
+CONFIGS: dict[int, Config] = {
+    n: {"tile": tile, "stages": stages, "policy": policy}
+    for n, (tile, stages, policy) in enumerate(
+        itertools.product((16, 32, 64, 128, 256, 512), range(6), ("row", "column", "full"))
+    )
+}
+
+
+def latency(config: Config) -> float:
+    far = abs(config["tile"].bit_length() - 8) + abs(config["stages"] - 3)
+    return 1.0 + 0.3 * far + 0.2 * (config["policy"] != "column")
+
+
+RECORDING = Recording(CONFIGS, {n: Tried(latency(c), "", 0.1, 0.5, 0.2) for n, c in CONFIGS.items()}, {}, len(CONFIGS))
+RIGHT = {n: latency(c) / RECORDING.best_ms for n, c in CONFIGS.items() if n % 3}
+WRONG = {n: 10.0 / ratio for n, ratio in RIGHT.items()}
+"""The other way round: the slowest candidates are told to be the best."""
+SEEDS = {"local": 60, "evolution": 60, "forest": 3}
+BUDGET = 28
+
+
+def within_5pct(name: str, elsewhere: dict[int, float], budget: int) -> float:
+    make = partial(make_strategy, name)
+    trials = [
+        simulate_run(RECORDING, make, Searched(CONFIGS, seed, budget, elsewhere=elsewhere), workers=4)
+        for seed in range(SEEDS[name])
+    ]
+    return summary_of(name, budget, trials, RECORDING.best_ms).within_5pct
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_wrong_advice_costs_a_search_no_more_than_its_own_evaluations(name: str) -> None:
+    assert within_5pct(name, WRONG, BUDGET + FIRST) >= within_5pct(name, {}, BUDGET) - 0.05
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_right_advice_finds_the_best_with_a_third_of_the_budget(name: str) -> None:
+    """The best itself was not measured elsewhere; its neighbours were."""
+    best = min(CONFIGS, key=lambda n: latency(CONFIGS[n]))
+    known = {n: ratio for n, ratio in RIGHT.items() if n != best}
+    assert within_5pct(name, known, BUDGET) > within_5pct(name, {}, BUDGET // 3) + 0.25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_order_is_only_put_off_by_advice(seed: int) -> None:
+    plain, begun = Random(len(CONFIGS), seed), Begun(Random(len(CONFIGS), seed), first_of(WRONG))
+    asked = list(iter(begun.ask, None))
+    first = asked[:FIRST]
+    assert first == first_of(WRONG)
+    assert asked[FIRST:] == [index for index in iter(plain.ask, None) if index not in first]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_still_asked_for_once(name: str) -> None:
+    strategy, asked = make_strategy(name, Searched(CONFIGS, 0, 40, elsewhere=RIGHT)), []
+    while (index := strategy.ask()) is not None:
+        asked.append(index)
+        strategy.tell(index, latency(CONFIGS[index]) if len(asked) < 20 else None, "")
+    assert sorted(asked) == sorted(CONFIGS) and asked[:FIRST] == first_of(RIGHT)
+
+
+def test_the_forest_has_a_column_for_it_and_none_without() -> None:
+    cold, warm = Forest(Searched(CONFIGS)), Forest(Searched(CONFIGS, elsewhere={0: 1.0, 1: 4.0}))
+    assert warm._features.shape[1] == cold._features.shape[1] + 1
+    assert [warm._features[n][-1] for n in range(3)] == [0.0, 2.0, 3.0]
+
+
+def test_a_prior_fills_the_rest_of_the_beginning() -> None:
+    prior = {n: float(n) for n in CONFIGS}
+    strategy = make_strategy("local", Searched(CONFIGS, prior=prior, elsewhere={50: 1.0, 51: 2.0}))
+    assert [strategy.ask() for _ in range(7)] == [50, 51, 0, 1, 2, 3, 4]
