@@ -51,10 +51,10 @@ class Forest(Learner):
         first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // BATCH))
         return max(first, len(self._told) // OF_TOLD)
 
-    def beginning(self, rng: random.Random, count: int) -> list[int]:
+    def first_drawn(self, rng: random.Random, count: int) -> list[int]:
         """As of all that learn, but spread under a small budget, where the first ones are a large share."""
-        if self.ranked or self.budget is None or self.budget >= EARLY:
-            return super().beginning(rng, count)
+        if self.budget is None or self.budget >= EARLY:
+            return super().first_drawn(rng, count)
         return spread(self.encoding.places, self.left(), self.asked, count, rng)
 
     def propose(self, rng: random.Random) -> list[int]:

@@ -116,9 +116,13 @@ class Learner(ABC):
         """
         advised = [candidate for candidate in self.advised if candidate not in self.asked]
         if not self.ranked:
-            return [*advised, *self.drawn(rng, count)]
+            return [*advised, *self.first_drawn(rng, count)]
         best = [candidate for candidate in self.ranked if candidate not in self.asked and candidate not in advised]
         return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
+
+    def first_drawn(self, rng: random.Random, count: int) -> list[int]:
+        """Draw what to begin with where there is no prior."""
+        return self.drawn(rng, count)
 
     def drawn(self, rng: random.Random, count: int) -> list[int]:
         """Draw up to `count` candidates that were not asked for, without replacement."""
