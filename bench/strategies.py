@@ -67,9 +67,11 @@ def cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in of)
 
 
-def play(space: str, recording: Recording, strategy: str, budget: int, seeds: int, processes: int) -> Row:
+def play(
+    space: str, recording: Recording, strategy: str, budget: int, seeds: int, processes: int, prior: bool = False
+) -> Row:
     before = cpu_s()
-    summary, trials = simulate(recording, strategy, budget=budget, seeds=seeds, processes=processes)
+    summary, trials = simulate(recording, strategy, budget=budget, seeds=seeds, processes=processes, prior=prior)
     low, high = interval(summary.within_2pct, seeds)
     return Row(
         space=space,

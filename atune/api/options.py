@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
+from atune.api.priors import GivenPrior
 from atune.engine.interfaces import Backend
 from atune.errors import UsageError
 from atune.journal.events import Event
@@ -23,6 +24,7 @@ class RunOptions(TypedDict, total=False):
     target: str
     devices: str | Sequence[str | int]
     strategy: str | Strategy | None
+    prior: GivenPrior
     seed: int
     budget: int | str | Budget | None
     pipeline: bool

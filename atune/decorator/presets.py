@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Options of each preset, over the defaults of `BenchmarkSettings` and `CompileSettings`."""
 
-_RUN = ("budget", "strategy", "seed", "pipeline")
+_RUN = ("budget", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
 _BENCHMARK = set(BenchmarkSettings.__struct_fields__) - {"seed"}  # that of the inputs is `input_seed` here
 
@@ -31,7 +31,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
 
     Options are the fields of `BenchmarkSettings` (its `seed` as ``input_seed``) and of `CompileSettings`, and
-    ``budget``, ``strategy``, ``seed`` and ``pipeline``. Raises `UsageError` for a name that is none of these.
+    ``budget``, ``strategy``, ``prior``, ``seed`` and ``pipeline``. Raises `UsageError` for another name.
     """
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")

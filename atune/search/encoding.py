@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.model.candidate import Config
+from atune.search.interface import by_prior
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,16 +110,6 @@ def more_columns(
         least = min((value for value in values if value == value), default=0.0)
         columns.append([value if value == value else least - 1.0 for value in values])
     return np.array(columns, dtype=np.float64).T if columns else np.zeros((len(indices), 0))
-
-
-def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by their estimate, the best first; those without one (or NaN) last, in order."""
-
-    def estimate(index: int) -> float:
-        value = float(prior.get(index, float("inf")))
-        return value if value == value else float("inf")
-
-    return sorted(indices, key=estimate)
 
 
 def _text(value: Any) -> bytes:

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from atune.search.encoding import Encoding, by_prior
-from atune.search.interface import DUPLICATE, Searched
+from atune.search.encoding import Encoding
+from atune.search.interface import DUPLICATE, Searched, by_prior
 
 BATCH = 8
 """Candidates that are proposed at once, between which nothing is learnt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from atune.model.permutation import Permutation
+from atune.search.interface import Searched, by_prior
 
 NEIGHBOURHOOD = 8
 """Candidates that follow each other in the space and are proposed in a row: they may share work."""
@@ -93,6 +94,31 @@ class Random:
             return None
         self._asked += 1
         return self._order[self._asked - 1]
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+class Ranked:
+    """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
+
+    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
+    """
+
+    name = "prior"
+
+    def __init__(self, searched: Searched) -> None:
+        shuffled = list(searched.configs)
+        random.Random(searched.seed).shuffle(shuffled)
+        order = by_prior(shuffled, searched.prior or {})
+        default = searched.default
+        if default is not None and default in order[1:]:
+            order.remove(default)
+            order.insert(1, default)
+        self._order = iter(order)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
