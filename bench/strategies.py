@@ -13,9 +13,11 @@ import json
 import math
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from prior import facts_of
 from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.model.settings import Budget
@@ -94,11 +96,11 @@ def shown(row: Row) -> str:
     )
 
 
-def page(rows: list[Row], seeds: int) -> str:
+def page(rows: list[Row], seeds: int, prior: bool) -> str:
     lines = [
         "# Strategies on recorded spaces",
         "",
-        f"Simulated, {seeds} seeds each, no prior, 16 compile workers and one device. Shares are of seeds, in per",
+        f"Simulated, {seeds} seeds each, {'with the' if prior else 'no'} prior, 16 compile workers and one device. Shares are of seeds, in per",
         "cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above the space's best, median.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
@@ -124,27 +126,36 @@ def page(rows: list[Row], seeds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def recorded(space: str) -> Recording:
+    if space != "gemm288":
+        return read_recording(FOLDER / f"{space}{SUFFIX}")
+    return replace(read_recording(GEMM288), facts=facts_of(space))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
     parser.add_argument("--strategies", nargs="+", default=["exhaustive", "random", "local", "evolution", "forest"])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--budget", default="10%")
+    parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "strategies")
     options = parser.parse_args()
     rows, began = [], time.monotonic()
     for space in options.spaces:
-        recording = read_recording(GEMM288 if space == "gemm288" else FOLDER / f"{space}{SUFFIX}")
+        recording = recorded(space)
         budget = Budget.parse(options.budget).most(len(recording.configs)) or len(recording.configs)
         for tried in sorted({budget, *(TABLE if space == "gemm288" else ())}):
             for strategy in options.strategies:
                 # its order is always the same one
                 seeds = 1 if strategy == "exhaustive" else options.seeds
-                rows.append(play(space, recording, strategy, tried, seeds, min(options.processes, seeds)))
+                rows.append(
+                    play(space, recording, strategy, tried, seeds, min(options.processes, seeds), options.prior)
+                )
                 print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "table.md").write_text(page(rows, options.seeds))
+        (options.out / "table.md").write_text(page(rows, options.seeds, options.prior))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}
         (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")
 

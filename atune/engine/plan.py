@@ -86,7 +86,7 @@ def plan_new(spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Bu
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
-    name, make = maker(strategy, spec, candidates, seed, most if budget.most(total) else None)
+    name, make = maker(strategy, spec, candidates, seed, most if budget.most(total) else None, spec.default)
     surveyed = prior and listed and uses_prior(strategy)
     return Plan(candidates, name, make, candidates if listed else range(total), most, surveyed, total=total)
 
@@ -144,7 +144,7 @@ def plan_rest(
     most = min(size, budget.most(size + len(gone)) or size)
     strategy = own or header.strategy
     seed = int(header.settings.get("seed") or 0)
-    name, make = maker(strategy, spec, candidates, seed, most if budget.most(size) else None)
+    name, make = maker(strategy, spec, candidates, seed, most if budget.most(size) else None, header.default)
     plan = Plan(
         candidates,
         name,

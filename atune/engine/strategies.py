@@ -49,7 +49,12 @@ def made(given: str | Strategy, searched: Searched) -> Strategy:
 
 
 def maker(
-    strategy: str | Strategy, spec: WorkloadSpec, candidates: Mapping[int, Candidate], seed: int, most: int | None
+    strategy: str | Strategy,
+    spec: WorkloadSpec,
+    candidates: Mapping[int, Candidate],
+    seed: int,
+    most: int | None,
+    default: int | None,
 ) -> tuple[str, Make]:
     """Return a strategy's name, and what makes it. Raises `UsageError` for a space that is too large for it."""
     if isinstance(strategy, str) and strategy in ORDERS:
@@ -60,7 +65,7 @@ def maker(
             f"the space has {spec.size:,} points and is not listed, which strategies that learn need, and priors: take "
             "exhaustive or random, or give fewer axes or values"
         )
-    return name, lambda state: made(strategy, _searched(candidates, seed, most, spec.default, state))
+    return name, lambda state: made(strategy, _searched(candidates, seed, most, default, state))
 
 
 def _searched(

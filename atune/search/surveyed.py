@@ -17,7 +17,9 @@ DIGITS = 6
 
 def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:
     """Return the figures that a run's prior reckons with; None where there are none, as for the CPU."""
-    return figures_of(devices[0] if devices else None, target.arch) if target is not None and target.kind == "cuda" else None
+    if target is None or target.kind != "cuda":
+        return None
+    return figures_of(devices[0] if devices else None, target.arch)
 
 
 def there_is(prior: Chosen, figures: Figures | None) -> bool:
