@@ -100,8 +100,9 @@ def page(rows: list[Row], seeds: int, prior: bool) -> str:
     lines = [
         "# Strategies on recorded spaces",
         "",
-        f"Simulated, {seeds} seeds each, {'with the' if prior else 'no'} prior, 16 compile workers and one device. Shares are of seeds, in per",
-        "cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above the space's best, median.",
+        f"Simulated, {seeds} seeds each, {'a' if prior else 'no'} prior, 16 compile workers and one device. Shares are",
+        "of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above the space's",
+        "best, median.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
         "wall s | CPU ms a candidate |",
