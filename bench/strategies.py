@@ -101,8 +101,8 @@ def page(rows: list[Row], seeds: int, prior: bool) -> str:
         "# Strategies on recorded spaces",
         "",
         f"Simulated, {seeds} seeds each, {'a' if prior else 'no'} prior, 16 compile workers and one device. Shares are",
-        "of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above that of the",
-        "space, median.",
+        "of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above that",
+        "of the space, median.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
         "wall s | CPU ms a candidate |",
