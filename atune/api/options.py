@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 from atune.api.priors import GivenPrior
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
 from atune.model.options import refuse_unknown
@@ -33,8 +33,8 @@ class RunOptions(TypedDict, total=False):
     on_event: Callable[[Event], None] | None
     log: EventLog | None
     progress: bool
-    force_parts: Sequence[str]
-    backend: Backend | None
+    accept: Sequence[str]
+    machine: Machine | None
 
 
 class TuneOptions(RunOptions, total=False):

@@ -10,7 +10,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.asking import Asking
-from atune.engine.interfaces import Backend, CompileWorker
+from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan, proposed
 from atune.engine.proposals import Listed, LookedUp
 from atune.engine.run_state import Run
@@ -36,7 +36,7 @@ class Proposing:
         run: Run,
         plan: Plan,
         asking: Asking,
-        backend: Backend,
+        machine: Machine,
         *,
         strategy: Guarded | None,
         prior: Chosen,
@@ -44,7 +44,7 @@ class Proposing:
         seed: int,
         seconds: float | None,
     ) -> None:
-        self._run, self._plan, self._asking, self._backend = run, plan, asking, backend
+        self._run, self._plan, self._asking, self._backend = run, plan, asking, machine
         self._prior, self._figures = prior, figures
         self._seed, self._seconds = seed, seconds
         asking.strategy = strategy

@@ -13,7 +13,7 @@ import pytest
 from atune.engine.engine import Engine
 from atune.journal.events import AnyEvent, CandidateProposed, SpaceSurveyed
 from atune.journal.recorder import Recorder
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.testing import IdleDeviceWorker
 from atune.workload.workload import FileRef
@@ -27,7 +27,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class NothingLowered(LocalBackend):
+class NothingLowered(LocalMachine):
     """Compile workers that elaborate, and devices that do nothing."""
 
     def device_workers(self) -> Any:
@@ -38,7 +38,7 @@ class NothingLowered(LocalBackend):
 async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None:
     """The best by the figures of an H100; among the first are those that won on an H200."""
     settings = CompileSettings(workers=2, store=False, prove=False)
-    backend = NothingLowered(FileRef(str(GEMM), "WORKLOAD"), target="sm_90a", devices=(), compile=settings)
+    machine = NothingLowered(FileRef(str(GEMM), "WORKLOAD"), target="sm_90a", devices=(), compile=settings)
     events: list[AnyEvent] = []
     engine: list[Engine] = []
 
@@ -49,7 +49,7 @@ async def test_the_288_products_are_proposed_in_the_order_of_the_prior() -> None
 
     engine.append(
         Engine(
-            backend,
+            machine,
             Recorder(None, (listen,)),
             compile=settings,
             benchmark=BenchmarkSettings(n_final=0),

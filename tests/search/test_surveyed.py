@@ -20,7 +20,7 @@ from atune.search.prior import estimates
 from atune.search.recording import Recording, Tried, read_recording
 from atune.search.simulation import simulate
 from atune.search.surveyed import columns, figures_for, told, told_of
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 H200 = DeviceInfo("0", "NVIDIA H200", arch="sm_90a")
 FIGURES = figures_for(Target("cuda", "sm_90a"), [H200])
@@ -101,7 +101,7 @@ def test_a_recording_of_the_cpu_is_simulated_without_a_prior() -> None:
 @pytest.mark.anyio
 async def test_facts_beside_a_journal_are_read(tmp_path: Path) -> None:
     script = Script(latency_ms=lambda config: 1.0 + config["x"])
-    await tune(backend=FakeBackend(4, script, target="sm_90a"), journal=tmp_path / "space.jsonl")
+    await tune(machine=FakeMachine(4, script, target="sm_90a"), journal=tmp_path / "space.jsonl")
     assert read_recording(tmp_path / "space.jsonl").facts[1].work is None
     beside = tmp_path / "space.facts.json.xz"
     beside.write_bytes(lzma.compress(msgspec.json.encode({1: facts(1)})))
