@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from atune.journal.events import RunInterrupted as RunInterrupted
     from atune.journal.events import RunResumed as RunResumed
     from atune.journal.events import RunStarted as RunStarted
+    from atune.journal.events import SpaceSurveyed as SpaceSurveyed
     from atune.journal.events import Warned as Warned
     from atune.journal.events import WinnerProven as WinnerProven
 
@@ -133,6 +134,7 @@ __all__ = [
     "RunStarted",
     "Space",
     "SpaceError",
+    "SpaceSurveyed",
     "StrategyError",
     "TargetError",
     "Timing",
@@ -209,6 +211,7 @@ _HOME = {
         "RunInterrupted",
         "RunResumed",
         "RunStarted",
+        "SpaceSurveyed",
         "Warned",
         "WinnerProven",
     ),

@@ -18,9 +18,11 @@ import random
 import statistics
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from prior import facts_of
 from spaces import FOLDER, SPACES, SUFFIX
 
 from atune.model.candidate import Config
@@ -77,9 +79,11 @@ def cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in of)
 
 
-def play(space: str, recording: Recording, strategy: str, budget: int, seeds: int, processes: int) -> Row:
+def play(
+    space: str, recording: Recording, strategy: str, budget: int, seeds: int, processes: int, prior: bool = False
+) -> Row:
     before = cpu_s()
-    summary, trials = simulate(recording, strategy, budget=budget, seeds=seeds, processes=processes)
+    summary, trials = simulate(recording, strategy, budget=budget, seeds=seeds, processes=processes, prior=prior)
     low, high = interval(summary.within_2pct, seeds)
     return Row(
         space=space,
@@ -102,12 +106,13 @@ def shown(row: Row) -> str:
     )
 
 
-def page(rows: list[Row], seeds: int) -> str:
+def page(rows: list[Row], seeds: int, prior: bool) -> str:
     lines = [
         "# Strategies on recorded spaces",
         "",
-        f"Simulated, {seeds} seeds each, no prior, 16 compile workers and one device. Shares are of seeds, in per",
-        "cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above the space's best, median.",
+        f"Simulated, {seeds} seeds each, {'a' if prior else 'no'} prior, 16 compile workers and one device. Shares are",
+        "of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above that",
+        "of the space, median.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
         "wall s | CPU ms a candidate |",
@@ -214,12 +219,19 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=key)
 
 
+def recorded(space: str) -> Recording:
+    if space != "gemm288":
+        return read_recording(FOLDER / f"{space}{SUFFIX}")
+    return replace(read_recording(GEMM288), facts=facts_of(space))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
     parser.add_argument("--strategies", nargs="+", default=["exhaustive", "random", "local", "evolution", "forest"])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--budget", default="10%")
+    parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "strategies")
     parser.add_argument("--cpu", action="store_true", help="what the strategies themselves cost, and nothing else")
@@ -230,16 +242,18 @@ def main() -> None:
         return
     rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
     for space in options.spaces:
-        recording = read_recording(GEMM288 if space == "gemm288" else FOLDER / f"{space}{SUFFIX}")
+        recording = recorded(space)
         budget = Budget.parse(options.budget).most(len(recording.configs)) or len(recording.configs)
         for tried in sorted({budget, *(TABLE if space == "gemm288" else ())}):
             for strategy in options.strategies:
                 # its order is always the same one
                 seeds = 1 if strategy == "exhaustive" else options.seeds
-                rows.append(play(space, recording, strategy, tried, seeds, min(options.processes, seeds)))
+                rows.append(
+                    play(space, recording, strategy, tried, seeds, min(options.processes, seeds), options.prior)
+                )
                 print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
         rows = in_order(rows)
-        (options.out / "table.md").write_text(page(rows, options.seeds))
+        (options.out / "table.md").write_text(page(rows, options.seeds, options.prior))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}
         (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")
 

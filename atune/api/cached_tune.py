@@ -15,8 +15,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.api.priors import chosen_prior, key_of
 from atune.api.tuner import check_listener, run_blocking, tune
-from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, strategy_name
+from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
+from atune.engine.strategies import strategy_name
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
@@ -27,6 +29,8 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
+from atune.search.prior import OwnPrior, prior_setting
+from atune.search.surveyed import figures_for, there_is
 from atune.storage.prior_results import Known, history
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import CacheEntry, ResultKey
@@ -57,6 +61,7 @@ class Work:
         self.compile = options.get("compile") or CompileSettings()
         self.benchmark = options.get("benchmark") or BenchmarkSettings()
         self.budget = Budget.parse(options.get("budget"))
+        self.prior = chosen_prior(options.get("prior"), ship=False)
         self.spec: WorkloadSpec = describe(workload)
         self.target, self.devices = discover(
             options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
@@ -83,6 +88,7 @@ class Work:
                 "strategy": strategy,
                 "seed": 0 if strategy == "exhaustive" else self.options.get("seed", 0),
                 "budget": self.budget.as_data(),
+                **key_of(self.prior),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
             },
             space=self.spec.identity(),
@@ -152,6 +158,8 @@ class Work:
                 self.budget,
                 listed=self.spec.size is None,
                 learns=self.options.get("pipeline", True),
+                prior=there_is(self.prior, figures_for(self.target, self.devices)),
+                own_prior=isinstance(self.prior, OwnPrior),
             ),
             settings={
                 "compile": msgspec.to_builtins(self.compile),
@@ -159,6 +167,7 @@ class Work:
                 "pipeline": self.options.get("pipeline", True),
                 "seed": self.options.get("seed", 0),
                 "budget": self.budget.as_data(),
+                **prior_setting(self.prior),
             },
             versions=self.versions,
         )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from atune.api.priors import GivenPrior
 from atune.api.warm import Warm
 from atune.engine.interfaces import Machine
 from atune.errors import UsageError
@@ -25,6 +26,7 @@ class RunOptions(TypedDict, total=False):
     target: str
     devices: str | Sequence[str | int]
     strategy: str | Strategy | None
+    prior: GivenPrior
     seed: int
     budget: int | str | Budget | None
     pipeline: bool

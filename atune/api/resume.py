@@ -41,7 +41,7 @@ async def resume(
     accept
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
-    target, devices, strategy, seed, budget, pipeline, compile, benchmark
+    target, devices, strategy, prior, seed, budget, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
     on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
@@ -58,6 +58,9 @@ async def resume(
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)
         return result
+    known = str((state.header.settings if state.header else {}).get("prior", "off"))
+    if known != "off" and state.surveyed is None and "prior" not in given:
+        raise UsageError(f"the run had not asked its prior {known} yet, which no journal has: give prior= again")
     if workload is None and "machine" not in given:
         workload = origin_of(state.header)
     return await tune(workload, journal=journal, **chosen)
@@ -103,6 +106,7 @@ def options_of(header: RunStarted | None) -> dict[str, Any]:
             "devices": header.devices,
             "strategy": header.strategy,
             "seed": int(settings.get("seed", 0)),
+            **({"prior": False} if settings.get("prior") == "off" else {}),
             "pipeline": bool(settings.get("pipeline", True)),
             "budget": msgspec.convert(settings.get("budget", {}), Budget),
             "compile": msgspec.convert(settings.get("compile", {}), CompileSettings),

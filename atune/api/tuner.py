@@ -22,6 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
+from atune.api.priors import GivenPrior, chosen_prior
 from atune.api.warm import Warm, adviser
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Machine
@@ -41,6 +42,7 @@ from atune.processes.server import refuse_in_worker
 from atune.reporting.log import EventLog, event_log
 from atune.search.choosing import check_given
 from atune.search.interface import Strategy
+from atune.search.prior import OwnPrior
 from atune.storage.artifact_store import find, keep
 from atune.system.paths import cache_folder_at, chosen_cache_folder
 from atune.system.shortage import shortage_of
@@ -69,6 +71,7 @@ class Tuner:
         target: str = "auto",
         devices: str | Sequence[str | int] = "all",
         strategy: str | Strategy | None = None,
+        prior: GivenPrior = None,
         seed: int = 0,
         budget: int | str | Budget | None = None,
         journal: str | os.PathLike[str] | None = None,
@@ -88,7 +91,8 @@ class Tuner:
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
         accept, advise = check_parts(accept), adviser(warm)
-        check_given(strategy, pipeline=pipeline)
+        known = chosen_prior(prior)
+        check_given(strategy, pipeline=pipeline, own_prior=isinstance(known, OwnPrior))
         names = device_names(devices) if machine is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if machine is None:
@@ -114,6 +118,7 @@ class Tuner:
             compile=compile,
             benchmark=benchmark,
             strategy=strategy,
+            prior=known,
             seed=seed,
             budget=self._budget,
             pipeline=pipeline,
@@ -330,11 +335,16 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``random``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``), ``optuna`` or
-        ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object of your own with a name,
-        ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` where the budget admits all, else
-        ``forest``, or ``evolution`` where scikit-learn is missing. None is ``auto`` under a budget, else
+        ``exhaustive``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``),
+        ``optuna`` or ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object with a name,
+        ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` where the budget admits all; for
+        few it is ``prior``, or ``random`` where there is none; else ``forest``, or ``evolution`` where scikit-learn is
+        missing. None is ``auto`` under a budget, else
         ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
+    prior
+        Estimates by which a search begins with likely winners. ``auto``, as None means: from the machine's figures and
+        the elaborated kernels, on CUDA. A function of (configuration, `StaticFacts`) that returns milliseconds or a
+        rank, less being better: that, also where there is no budget. False: none.
     budget
         Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
         ``"1h"``) or a `Budget`; None tries the whole space.

@@ -249,6 +249,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         seeds=arguments.seeds,
         workers=arguments.workers,
         devices=arguments.devices,
+        prior=not arguments.no_prior,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
     say(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))

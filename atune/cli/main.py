@@ -221,6 +221,9 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help=f"{', '.join(SHOWN)} (exhaustive; auto under a budget, or what the journal began with)",
     )
+    group.add_argument(
+        "--prior", action=_SWITCH, default=True, help="begin a search with what the machine's figures make likely (on)"
+    )
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument(
         "--budget",

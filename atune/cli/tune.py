@@ -62,6 +62,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
         "target": arguments.target,
         "devices": _devices(arguments, target),
         "strategy": arguments.strategy,
+        "prior": None if arguments.prior else False,
         "seed": arguments.seed,
         "budget": budget,
         "journal": journal,

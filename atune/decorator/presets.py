@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Options of each preset, over the defaults of `BenchmarkSettings` and `CompileSettings`."""
 
-_RUN = ("budget", "strategy", "seed", "pipeline")
+_RUN = ("budget", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
 _BENCHMARK = set(BenchmarkSettings.__struct_fields__)
 
@@ -30,8 +30,8 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
 
-    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``seed`` (the
-    strategy's) and ``pipeline``. Raises `UsageError` for a name that is none of these.
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``prior``,
+    ``seed`` (the strategy's) and ``pipeline``. Raises `UsageError` for another name.
     """
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")

@@ -9,7 +9,8 @@ import anyio.to_thread
 from atune.engine.plan import Plan
 from atune.engine.run_state import Outcome, Run
 from atune.engine.scheduler import CompileState
-from atune.search.choosing import ORDERS, QUICK
+from atune.search.choosing import QUICK, UNTAUGHT
+from atune.search.guard import Guarded
 from atune.search.interface import AHEAD
 from atune.search.recording import reason_of
 
@@ -17,10 +18,13 @@ from atune.search.recording import reason_of
 class Asking:
     """Tells the strategy of outcomes, and asks it for candidates. What is not known to be quick works in a thread."""
 
+    strategy: Guarded | None = None
+    """Set once it is made, which may take as long as surveying the space."""
+
     def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
-        self._run, self._strategy, self._scheduled = run, plan.strategy, scheduled
-        self.learns = plan.strategy.name not in ORDERS
-        self._quick = plan.strategy.name in QUICK
+        self._run, self._scheduled = run, scheduled
+        self.learns = plan.name not in UNTAUGHT
+        self._quick = plan.name in QUICK
         self._most = AHEAD * scheduled.workers
         self._outstanding = {candidate.index for candidate in plan.redo}
         self._news = deque[Outcome]()
@@ -41,8 +45,9 @@ class Asking:
 
     async def turn(self) -> None:
         """Wait until the strategy may be asked, or the run is stopping. Whatever is proposed is compiled meanwhile."""
+        assert self.strategy is not None
         self.tell()
-        while self.learns and not self._run.stopping and len(self._outstanding) >= self._strategy.limit(self._most):
+        while self.learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
             if not self._scheduled.held:
                 self._scheduled.held = True
                 self._run.wake()
@@ -52,20 +57,22 @@ class Asking:
 
     async def ask(self) -> int | None:
         """Return the next index, or None. Raises `StrategyError`."""
+        assert self.strategy is not None
         if self._quick:
             return self._answer()
         return await anyio.to_thread.run_sync(self._answer, abandon_on_cancel=True)
 
     def _answer(self) -> int | None:
-        index = self._strategy.ask()
-        self.expected_ms = self._strategy.expected_best()
+        assert self.strategy is not None
+        index = self.strategy.ask()
+        self.expected_ms = self.strategy.expected_best()
         return index
 
     def tell(self) -> None:
         """Tell the strategy what is new. Raises `StrategyError`."""
-        while self._news:
+        while self._news and self.strategy is not None:
             outcome = self._news.popleft()
             reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)
-            self._strategy.tell(outcome.index, outcome.latency_ms, reason)
+            self.strategy.tell(outcome.index, outcome.latency_ms, reason)
             if self.learns:
                 self.heard = outcome.seq

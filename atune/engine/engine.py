@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.asking import Asking
 from atune.engine.benchmark_stage import Measuring
@@ -26,17 +25,18 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
-from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed, strategy_name
+from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.proof import Proofs, ProofStage
-from atune.engine.proposals import Listed, LookedUp, endless, looked_up
+from atune.engine.proposals import endless, looked_up
+from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.errors import AtuneError, SpaceError
+from atune.engine.strategies import strategy_name
+from atune.errors import AtuneError
 from atune.journal.events import (
     SCHEMA,
     BenchmarkFailed,
-    CandidateProposed,
     CandidatePruned,
     JournalRepaired,
     RunFinished,
@@ -51,9 +51,15 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.processes.background import background
+from atune.search import forest
 from atune.search.advice import no_advice
-from atune.search.choosing import QUICK
+from atune.search.choosing import QUICK, may_be_forest
+from atune.search.devices import Figures
+from atune.search.guard import Guarded
 from atune.search.interface import Strategy
+from atune.search.prior import AUTO, Chosen, OwnPrior, prior_setting
+from atune.search.surveyed import figures_for, there_is
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -80,6 +86,7 @@ class Engine:
         compile: CompileSettings,
         benchmark: BenchmarkSettings,
         strategy: str | Strategy | None = None,
+        prior: Chosen = AUTO,
         seed: int = 0,
         budget: Budget | None = None,
         pipeline: bool = True,
@@ -90,13 +97,16 @@ class Engine:
     ) -> None:
         self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
-        self.strategy, self.seed = strategy, seed
+        self.strategy, self.prior, self.seed = strategy, prior, seed
         self.strategy_name = ""
         """As the header has it, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept, self.advise = find, accept, advise
         self._run = Run(recorder)
         self._ended_by = "exhausted"
+        self._strategy: Guarded | None = None
+        """None until it is made, which is once the space is surveyed, where it is."""
+        self._figures: Figures | None = None
         self._counted: int | None = None
         """Candidates of a large space, once all of it was looked at."""
 
@@ -110,7 +120,9 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        async with self.machine.open():
+        async with self.machine.open(), background() as tasks:
+            if may_be_forest(self.strategy, self.budget, learns=self.pipeline):
+                tasks.start_soon(partial(anyio.to_thread.run_sync, forest.preload, abandon_on_cancel=True))
             spec, plan = await self._describe()
             if plan is not None:
                 await self._work(plan)
@@ -126,6 +138,11 @@ class Engine:
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         asking = Asking(run, plan, scheduled)
+        proposing = Proposing(
+            run, plan, asking, machine,
+            strategy=self._strategy, prior=self.prior, figures=self._figures,
+            seed=self.seed, seconds=self.budget.seconds,
+        )  # fmt: skip
         run.outcomes.tell = asking.take_note
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
@@ -146,7 +163,7 @@ class Engine:
             syncing.start_soon(run.outcomes.keep_synced)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_time)
-                tasks.start_soon(self._propose, plan, scheduled, asking, propose)
+                tasks.start_soon(proposing.serve, compile_workers, scheduled, propose)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
@@ -154,6 +171,9 @@ class Engine:
                 await run.measured.wait()
                 finalists.drop_overtaken()
                 proofs.drop_overtaken()
+            self._counted = proposing.counted
+            if proposing.all_budgeted and (most := self.budget.most(plan.total)) is not None and most < plan.total:
+                self._ended_by = "budget"
             await run.outcomes.acknowledge()
             asking.tell()
             await ProofStage(run, proofs, measuring, compile_workers, final.hold).settle()
@@ -181,16 +201,19 @@ class Engine:
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start; None where nothing is left of a run before."""
         state, budget = self.recorder.state, self.budget
+        self._figures = figures_for(target, devices)
+        prior, own_prior = there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
         self.strategy_name = strategy_name(
-            self.strategy, state.header, spec.total, budget, listed=spec.size is None, learns=self.pipeline
-        )
+            self.strategy, state.header, spec.total, budget,
+            listed=spec.size is None, learns=self.pipeline, prior=prior, own_prior=own_prior,
+        )  # fmt: skip
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
-        quick = self.strategy_name in QUICK  # others may import libraries, and fit models
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
             advice, said = await _computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, advice)
-            plan = await _computed(spec, new, quick=quick)
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, advice)
+            plan = await _computed(spec, new)
+            await self._make_strategy(plan, spec)
             active, unused = self.machine.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
             for remark in (*spec.remarks, *endless(spec, budget), *said):
@@ -200,14 +223,21 @@ class Engine:
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
         known = await looked_up(places, self.machine.look_up)
-        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own)
-        plan = await _computed(spec, rest, quick=quick)
+        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior)
+        plan = await _computed(spec, rest)
+        await self._make_strategy(plan, spec)
         if finished(state, budget) and plan.empty:
             return None
         self._resume(state, plan, header["versions"])
         if self.advise is not no_advice and not state.header.advice:
             self.recorder.emit(Warned, message="the run began without advice and goes on so: warm is left out")
         return plan
+
+    async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
+        """Make the strategy, where it need not wait for the survey."""
+        if not plan.to_survey:
+            quick = plan.name in QUICK  # others may import libraries, and fit models
+            self._strategy = await _computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
@@ -217,6 +247,7 @@ class Engine:
             "pipeline": self.pipeline,
             "seed": self.seed,
             "budget": self.budget.as_data(),
+            **prior_setting(self.prior),
         }
         return {
             "schema": SCHEMA,
@@ -256,43 +287,6 @@ class Engine:
             emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
         for index in plan.gone:
             emit(CandidatePruned, index=index, reason=GONE)
-
-    async def _propose(
-        self, plan: Plan, scheduled: CompileState, asking: Asking, propose: MemoryObjectSendStream[Candidate]
-    ) -> None:
-        count, proposals = 0, self._proposals(plan, asking)
-        with propose:
-            for candidate in plan.redo:
-                await propose.send(candidate)
-                self._run.wake()
-            while count < plan.proposable and not self._run.stopping:
-                await asking.turn()
-                new = None if self._run.stopping else await proposals.next()
-                if new is None:
-                    break
-                count += 1
-                asking.proposed(new.index)
-                said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms}
-                self.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
-                await propose.send(new)
-                self._run.wake()
-        scheduled.proposing = False
-        if proposals.exhausted and self._run.spec.size is not None:
-            self._counted = len(proposed(self.recorder.state))
-            if not self._counted:
-                raise SpaceError("Space is empty: no configuration satisfies the constraints")
-        elif (most := self.budget.most(plan.total)) is not None and most < plan.total:
-            self._ended_by = "budget"
-        self._run.wake()
-
-    def _proposals(self, plan: Plan, asking: Asking) -> Listed | LookedUp:
-        if self._run.spec.size is None:
-            return Listed(plan.candidates, asking.ask)
-        return LookedUp(
-            plan.candidates, plan.strategy, self.machine.look_up,
-            stopping=lambda: bool(self._run.stopping),
-            warn=lambda message: self.recorder.emit(Warned, message=message),
-        )  # fmt: skip
 
     async def _finish(self, spec: WorkloadSpec) -> None:
         built, winner = self.recorder.state.winner, None

@@ -8,10 +8,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.artifact import Artifact, Built, Failure, Lowered, Proof
-from atune.model.candidate import Candidate
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
+from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.search.prior import OwnPrior
 from atune.workload.workload import WorkloadSpec
 
 
@@ -37,6 +38,18 @@ class CompileWorker(Protocol):
         One with a `doubt` may not be the candidate's own: the engine lowers it once more. `build` answers so, too.
         Raises `MachineError` where the machine is short of something for long, as all methods do.
         """
+        ...
+
+    async def elaborate(self, candidates: Sequence[Candidate]) -> Sequence[Elaborated | Failure]:
+        """Elaborate `candidates`: an answer for each of the first of them, in order, and for one at least.
+
+        A failure with a `doubt` may not be the candidate's own. Where several come to nothing together, raises
+        `GroupFailed`; the engine asks again for each alone.
+        """
+        ...
+
+    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
+        """Return what a user's prior says of candidates, by index. Raises `UsageError` for what it does wrong."""
         ...
 
     async def find(self, lowered: Lowered) -> Artifact | None:

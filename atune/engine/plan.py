@@ -5,13 +5,13 @@ A pure function from the journal's state and the work at hand to a `Plan`; it st
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from atune.engine.strategies import Make, continued, maker
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
@@ -21,12 +21,9 @@ from atune.model.device import DeviceInfo
 from atune.model.former_names import BENCHMARK
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
-from atune.search.advice import elsewhere
-from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
+from atune.search.choosing import uses_prior
 from atune.search.guard import Guarded
-from atune.search.interface import Searched, Strategy
-from atune.search.orders import Begun, first_of
-from atune.search.recording import reason_of
+from atune.search.interface import Strategy
 from atune.workload.workload import WorkloadSpec
 
 GONE = "the space does not hold it any more"
@@ -49,9 +46,15 @@ class Plan:
 
     candidates: dict[int, Candidate]
     """Those of the space; of a large one, those that were proposed."""
-    strategy: Guarded
+    name: str
+    """The strategy's."""
+    make: Make
+    known: Container[int]
+    """Indices that it may propose."""
     proposable: int
     """Candidates that the strategy may still propose."""
+    to_survey: bool = False
+    """Whether the space is to be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
     """Proposed before, without an outcome."""
     suspects: dict[int, str] = field(default_factory=dict)
@@ -63,6 +66,10 @@ class Plan:
     total: int = 0
     accepted: tuple[str, ...] = ()
 
+    def strategy(self, state: State) -> Guarded:
+        """Return the strategy, not asked yet. Raises `UsageError` where it does not fit the space."""
+        return Guarded(self.make(state), self.known)
+
     @property
     def to_compile(self) -> int:
         """Candidates that will be compiled, at most."""
@@ -73,71 +80,24 @@ class Plan:
         return not (self.proposable or self.redo or self.suspects or self.gone)
 
 
-def strategy_name(
-    given: str | Strategy | None, header: RunStarted | None, total: int, budget: Budget, **space: bool
-) -> str:
-    """Return the name of the strategy of a run over `total` candidates, as its header has it.
-
-    Where none is asked for, a run that goes on has its header's. `space`: as for `chosen`.
-    """
-    if given is not None and not isinstance(given, str):
-        return given.name
-    if given is not None and given != AUTO:
-        return given
-    if header is not None:
-        return header.strategy
-    return chosen(total, budget.most(total), limited=budget.limited, **space)
-
-
-def made(given: str | Strategy, searched: Searched) -> Strategy:
-    """Return the strategy of a listed space: the user's own, which is told what there is, or the one of that name."""
-    if isinstance(given, str):
-        return make_strategy(given, searched)
-    begin = getattr(given, "begin", None)
-    if begin is not None:
-        begin(searched)
-    return given
-
-
 def plan_new(
-    spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget, advice: Sequence[Advice] = ()
+    spec: WorkloadSpec,
+    strategy: str | Strategy,
+    seed: int,
+    budget: Budget,
+    prior: bool = False,
+    advice: Sequence[Advice] = (),
 ) -> Plan:
-    """Plan a run from its beginning. Raises `UsageError` where the strategy does not fit the space."""
+    """Plan a run from its beginning; `prior`: whether it has one.
+
+    Raises `UsageError` where the strategy does not fit the space.
+    """
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
-    proposes: Strategy
-    if isinstance(strategy, str) and strategy in ORDERS:
-        proposes = _begun(make_order(strategy, total, seed, listed=listed), advice, candidates, most)
-    else:
-        proposes = made(strategy, _searched(spec, candidates, seed, most if budget.most(total) else None, advice))
-    return Plan(candidates, Guarded(proposes, candidates if listed else range(total)), most, total=total)
-
-
-def _begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int) -> Strategy:
-    """Return `order`, begun with what `advice` has tried first."""
-    if not advice:
-        return order
-    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
-    return Begun(order, first_of(ratios, most)) if ratios else order
-
-
-def _searched(
-    spec: WorkloadSpec,
-    candidates: Mapping[int, Candidate],
-    seed: int,
-    most: int | None,
-    advice: Sequence[Advice],
-) -> Searched:
-    """Return what a strategy that learns is told of the space. Raises `UsageError` for one that is too large."""
-    if spec.size is not None:
-        raise UsageError(
-            f"the space has {spec.size:,} points and is not listed, which strategies that learn need: take exhaustive "
-            "or random, or give fewer axes or values"
-        )
-    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
-    configs = {index: candidate.config for index, candidate in candidates.items()}
-    return Searched(configs, seed, most, elsewhere=ratios)
+    name, make = maker(strategy, spec, candidates, seed, most if budget.most(total) else None, spec.default, advice)
+    surveyed = prior and listed and uses_prior(strategy)
+    return Plan(candidates, name, make, candidates if listed else range(total), most, surveyed, total=total)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -150,8 +110,13 @@ def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
 
 
 def proposed(state: State) -> list[Entry]:
-    """Return the candidates that were proposed, in that order."""
-    return [entry for entry in state.entries.values() if entry.key]
+    """Return the candidates that a strategy proposed, in that order."""
+    return [entry for entry in state.entries.values() if entry.key and not entry.surveyed]
+
+
+def excluded(state: State) -> int:
+    """Return how many candidates the survey found to fail."""
+    return sum(entry.surveyed for entry in state.entries.values())
 
 
 def plan_rest(
@@ -163,11 +128,13 @@ def plan_rest(
     accept: Sequence[str],
     known: Mapping[int, Candidate] = {},
     own: Strategy | None = None,
+    prior: bool = False,
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
     `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
-    `own`: the user's own strategy, where the run has one.
+    `own`: the user's own strategy, where the run has one. `prior`: whether there is one for a run that had proposed
+    nothing; what an earlier part found of the space is taken as it is.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
@@ -184,19 +151,18 @@ def plan_rest(
     _refuse([(part, text) for part, text in found if part not in accept])
     before = proposed(state)
     most = min(size, budget.most(size + len(gone)) or size)
-    stages: list[Strategy]
-    if header.strategy in ORDERS:
-        stages = list(_stages(header, state, size))
-        first = {index: candidate for index, candidate in candidates.items() if index < header.total}
-        stages[:1] = [_begun(stage, header.advice, first, most) for stage in stages[:1]]
-    else:
-        seed = int(header.settings.get("seed") or 0)
-        searched = _searched(spec, candidates, seed, most if budget.most(size) else None, header.advice)
-        stages = [made(own or header.strategy, searched)]
+    strategy = own or header.strategy
+    seed = int(header.settings.get("seed") or 0)
+    limit, suspects = most if budget.most(size) else None, dict[int, str]()
+    name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice)
     plan = Plan(
         candidates,
-        Guarded(_Continued(before, stages, state), range(MOST_POINTS)),
+        name,
+        continued(header, before, make, candidates, size, limit, suspects),
+        range(MOST_POINTS),
         most - sum(e.index in candidates for e in before),
+        suspects=suspects,
+        to_survey=prior and spec.size is None and uses_prior(strategy) and state.surveyed is None and not before,
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
     )
@@ -204,8 +170,6 @@ def plan_rest(
     if budget.seconds is not None and state.wall_s >= budget.seconds:
         plan.proposable = 0
     _sort_out(plan, state, before)
-    for index in plan.suspects:
-        plan.strategy.tell(index, None, "suspect")
     return plan
 
 
@@ -247,7 +211,11 @@ def finished(state: State, budget: Budget) -> bool:
     count = len(proposed(state))
     most = budget.most(state.total)
     used_up = most is not None and count >= most
-    return count >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
+    return (
+        count + excluded(state) >= state.total
+        or used_up
+        or (budget.seconds is not None and state.wall_s >= budget.seconds)
+    )
 
 
 def differences(
@@ -314,89 +282,6 @@ def _placed(
         index = known[key] if key in known else next(free)
         placed[index] = Candidate(index, key, config)
     return placed, sorted(index for key, index in known.items() if index not in placed)
-
-
-def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
-    """Yield the header's strategy over the space as it was, then over what was added each time."""
-    low, seed = 0, int(header.settings.get("seed") or 0)
-    if header.large:
-        yield make_order(header.strategy, header.total, seed, listed=False)
-        return
-    for high in [*state.totals, total]:
-        if high > low:
-            yield _Shifted(make_order(header.strategy, high - low, seed), low)
-            low = high
-
-
-class _Shifted:
-    """A strategy over candidates that begin at `low`."""
-
-    def __init__(self, inner: Strategy, low: int) -> None:
-        self.name, self.inner, self.low = inner.name, inner, low
-
-    def ask(self) -> int | None:
-        index = self.inner.ask()
-        return None if index is None else index + self.low
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        self.inner.tell(index - self.low, latency_ms, reason)
-
-
-class _Continued:
-    """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
-
-    Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
-    the space, the budget or an outcome is another now, is left out.
-    """
-
-    def __init__(self, before: Sequence[Entry], stages: Sequence[Strategy], state: State) -> None:
-        self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
-        self.name = self._stages[0].name if self._stages else ""
-        self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
-        outcomes = {entry.index: state.outcome(entry.index) for entry in before}
-        untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
-        for entry in before:
-            while untold and untold[0][0] <= entry.heard:
-                self._tell_of(untold.popleft()[1], state)
-            answer = self._next()
-            if answer is not None and answer not in self._seen:
-                self._ahead.append(answer)
-        for _, index in untold:
-            self._tell_of(index, state)
-
-    @property
-    def most_outstanding(self) -> int:
-        return min((stage.limit(2**31) for stage in self._stages), default=1)
-
-    def ask(self) -> int | None:
-        if self._ahead:
-            return self._ahead.popleft()
-        while (index := self._next()) is not None:
-            if index not in self._seen:
-                return index
-        return None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        for stage in reversed(self._stages):
-            inner = stage.strategy
-            if not isinstance(inner, _Shifted) or index >= inner.low:
-                stage.tell(index, latency_ms, reason)
-                return
-
-    def expected_best(self) -> float | None:
-        said = (stage.expected_best() for stage in self._stages)
-        return next((latency_ms for latency_ms in said if latency_ms is not None), None)
-
-    def _tell_of(self, index: int, state: State) -> None:
-        outcome, reason = state.outcome(index), reason_of(state, index)
-        own = isinstance(outcome, CandidateMeasured) and not reason
-        self.tell(index, outcome.timing.latency_ms if own and isinstance(outcome, CandidateMeasured) else None, reason)
-
-    def _next(self) -> int | None:
-        for stage in self._stages:
-            if (index := stage.ask()) is not None:
-                return index
-        return None
 
 
 def _plain(value: Any) -> Any:

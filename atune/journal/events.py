@@ -82,6 +82,22 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     """`seq` up to which a strategy that learns had been told of outcomes."""
     expected_ms: float | None = None
     """The best latency that the strategy expected of the space then, where it expects one."""
+    surveyed: bool = False
+    """Whether no strategy proposed it: it was found to fail when the space was surveyed, and counts for no budget."""
+
+
+class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
+    """What the strategy is told of the space beside its axes: columns, with a value for each of `indices`.
+
+    `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
+    All are rounded to six digits; None is what is not known.
+    """
+
+    indices: tuple[int, ...]
+    prior: tuple[float | None, ...] = ()
+    facts: dict[str, tuple[float | None, ...]] = {}
+    seconds: float = 0.0
+    """Seconds that it took, on all compile workers at once."""
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
@@ -276,10 +292,10 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
 
 
 AnyEvent = (
-    RunStarted | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased | ArtifactBuilt
-    | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded | ReferenceMeasured
-    | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged | FinalOrdered
-    | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
+    | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
+    | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged
+    | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

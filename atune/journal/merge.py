@@ -28,6 +28,7 @@ from atune.journal.events import (
     RunInterrupted,
     RunResumed,
     RunStarted,
+    SpaceSurveyed,
     Warned,
     WinnerProven,
 )
@@ -160,6 +161,8 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
             return msgspec.structs.replace(event, entries=entries)
         case WinnerProven() if not part.alone:
             return None  # as with the finals: that journal's winner need not be the merged one's
+        case SpaceSurveyed():
+            return event if part.alone else None  # a strategy's, of that run's indices
         case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
             return None  # of that run, and not of the merged one
         case DeviceReady():

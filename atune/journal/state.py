@@ -28,6 +28,7 @@ from atune.journal.events import (
     RunInterrupted,
     RunResumed,
     RunStarted,
+    SpaceSurveyed,
     Warned,
     WinnerProven,
 )
@@ -58,7 +59,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     heard: int = 0
-    """As `CandidateProposed` has it."""
+    """As `CandidateProposed` has it; so has it `surveyed`."""
+    surveyed: bool = False
     place: Place | None = None
     """What it is ranked by, while it is measured."""
 
@@ -79,6 +81,8 @@ class State:
         """Candidates lowered, and distinct codes whose library was built."""
         self.unbuilt = 0
         """Distinct codes that have an outcome without a library."""
+        self.surveyed: SpaceSurveyed | None = None
+        """What the strategy was told of the space, where that was surveyed."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -118,8 +122,9 @@ class State:
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
-                entry.key, entry.config, entry.heard = event.key, thaw(event.config), event.heard
+                entry.key, entry.config = event.key, thaw(event.config)
                 self.expected_ms = event.expected_ms
+                entry.heard, entry.surveyed = event.heard, event.surveyed
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
@@ -158,6 +163,8 @@ class State:
                 self.final = event
             case WinnerProven():
                 self.proven = event
+            case SpaceSurveyed():
+                self.surveyed = event
             case Warned():
                 self.warnings.append(event.message)
             case RunFinished():

@@ -9,21 +9,26 @@ from dataclasses import dataclass
 import msgspec
 
 from atune.engine.interfaces import GroupFailed
-from atune.errors import RemoteError, ServerLost, WorkerLost, WorkerTimeout, translated
+from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
-from atune.local.entry_points import BUILD, LOWER, LOWER_ANEW, PROVE
+from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE, RANK
 from atune.local.patience import Patience, Room, shortage
 from atune.local.run_store import EXACT, RunStore
 from atune.local.workers import Workers, how_it_ended
-from atune.model.artifact import Artifact, Built, Failure, FailureKind, Lowered, Proof
-from atune.model.candidate import Candidate
-from atune.processes.messages import BuildJob, ProofJob, Session
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof, StaticFacts
+from atune.model.candidate import Candidate, Config
+from atune.processes.messages import BuildJob, ProofJob, RankJob, Session
 from atune.processes.worker import Worker
+from atune.search.prior import OwnPrior
 from atune.system.folders import made_folder
 from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
 
 COMPILE_NICE = 5
 """Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
+
+ELABORATE_S = 20.0
+"""Seconds that one elaboration may take while the whole run waits for it, where `compile_timeout_s` is more. Past them
+nothing is known of the candidate; lowering it has the whole deadline."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,39 @@ class LocalCompileWorker:
             return lowered
         kept = await self.context.store.find(lowered)
         return lowered if kept is not None else await self.lower(candidate, anew=True)
+
+    async def elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure]:
+        limit, index = min(self._limit_s, ELABORATE_S), candidates[0].index
+        try:
+            reply = await self._call(ELABORATE, msgspec.msgpack.encode(list(candidates)), limit)
+        except WorkerTimeout as error:
+            doubt = "" if limit == self._limit_s else f"elaborating it takes more than {limit:g} s"
+            message = f"elaborating ran past compile_timeout_s={self._limit_s:g}"
+            mishap = _Mishap("timeout", doubt or message, error.detail, doubt)
+        except WorkerLost as error:
+            mishap = _lost("elaborating", error)
+        except RemoteError as error:
+            raise translated(error) from error
+        else:
+            return msgspec.msgpack.decode(reply, type=list[Elaborated | Failure])
+        if len(candidates) > 1:
+            raise GroupFailed(mishap.message, mishap.doubt)
+        return [mishap.of(index)]
+
+    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
+        job = RankJob(prior=prior.shipped, candidates=dict(known))
+        try:
+            reply = await self._call(RANK, msgspec.msgpack.encode(job))
+        except WorkerTimeout as error:
+            raise UsageError(
+                f"prior {prior.name} took more than compile_timeout_s={self._limit_s:g} s for {len(known)} candidates: "
+                "make it faster, or leave prior= out"
+            ) from error
+        except WorkerLost as error:
+            raise UsageError(f"prior {prior.name} ended its process: {how_it_ended(error)}") from error
+        except RemoteError as error:
+            raise translated(error) from error
+        return msgspec.msgpack.decode(reply, type=dict[int, float])
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         found = await self.context.store.find(lowered)
@@ -180,33 +218,35 @@ class LocalCompileWorker:
         except RemoteError as error:
             return _Mishap("codegen", str(error), error.detail)
 
-    async def _call(self, entry: str, payload: bytes) -> bytes:
-        """Call the worker, in its turn. What the machine is short of is waited for, each time with a new worker.
+    async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
+        """Call the worker, in its turn, for `limit_s` or the settings' deadline.
+
+        What the machine is short of is waited for, each time with a new worker.
 
         Raises `WorkerLost` where a compiler was killed, too.
         """
-        return await self.context.patience.until_it_works(lambda: self._call_with_room(entry, payload))
+        return await self.context.patience.until_it_works(lambda: self._call_with_room(entry, payload, limit_s))
 
-    async def _call_with_room(self, entry: str, payload: bytes) -> bytes:
+    async def _call_with_room(self, entry: str, payload: bytes, limit_s: float | None) -> bytes:
         """Call the worker while there is room beside others; again where it lacked memory, or its server was lost."""
         room = self.context.room
         while True:
             async with room.taken():
                 try:
-                    return await self._call_now(entry, payload)
+                    return await self._call_now(entry, payload, limit_s)
                 except ServerLost:
                     continue  # another is started, and raises what says so once none is
                 except WorkerLost as error:
                     if not (error.outside and room.made()):
                         raise
 
-    async def _call_now(self, entry: str, payload: bytes) -> bytes:
+    async def _call_now(self, entry: str, payload: bytes, limit_s: float | None) -> bytes:
         if self._worker is None or not self._worker.alive:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if entry == PROVE else 1  # a proof lowers and compiles
         try:
-            return await self._worker.call(entry, payload, steps * self._limit_s)
+            return await self._worker.call(entry, payload, steps * (limit_s or self._limit_s))
         except RemoteError as error:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error

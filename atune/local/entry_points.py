@@ -19,6 +19,8 @@ LOCATE = "atune.stages.session.questions:locate_kernel"
 SURVEY_SPACE = "atune.stages.session.questions:survey_space"
 DISCOVER = "atune.stages.discovery:discover"
 
+ELABORATE = "atune.stages.compile_jobs:elaborate"
+RANK = "atune.stages.compile_jobs:rank"
 LOWER = "atune.stages.compile_jobs:lower"
 LOWER_ANEW = "atune.stages.compile_jobs:lower_anew"
 BUILD = "atune.stages.compile_jobs:build"

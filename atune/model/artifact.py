@@ -143,6 +143,13 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a block does; None where any of it depends on values that only a call has."""
 
 
+class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
+    """What a kernel tells before it is lowered: its `facts` as they are foreseen."""
+
+    index: int
+    facts: StaticFacts
+
+
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, whatever compiles it.
 

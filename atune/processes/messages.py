@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Failure, Lowered, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
@@ -73,6 +73,14 @@ class LookUp(msgspec.Struct, frozen=True):
 
     places: tuple[int, ...]
     deadline_s: float
+
+
+class RankJob(msgspec.Struct, frozen=True):
+    """A user's prior, as `ship_function` packs it, and the candidates that it is asked of: how they are configured,
+    and what is known of them."""
+
+    prior: bytes
+    candidates: dict[int, tuple[Config, StaticFacts]]
 
 
 class BuildJob(msgspec.Struct, frozen=True):

@@ -7,23 +7,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
+from atune.model.settings import Budget
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import Begun, Exhaustive, Random, first_of
+from atune.search.orders import Begun, Exhaustive, Random, Ranked, first_of
 
 if TYPE_CHECKING:
     from atune.search.learner import Learner
 
 AUTO = "auto"
 ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
-"""Strategies that learn nothing: orders of any number of candidates."""
+"""Strategies that know nothing of candidates: orders of any number of them."""
+PRIOR = Ranked.name
+UNTAUGHT = (*ORDERS, PRIOR)
+"""Strategies that learn nothing from outcomes."""
 LEARNING = ("local", "evolution", "forest")
 """Strategies that need the space's configurations, and propose by what they were told."""
-NAMES = (*ORDERS, *LEARNING)
+NAMES = (*UNTAUGHT, *LEARNING)
 SHOWN = (AUTO, *NAMES, "optuna", "optuna:SAMPLER")
 """What may be given by name, for people."""
 FEW = 8
 """Candidates of which nothing is learnt that helps to choose the next."""
-QUICK = ("exhaustive", "random", "local", "evolution")
+QUICK = (*UNTAUGHT, "local", "evolution")
 """Strategies that answer within a millisecond or so."""
 
 
@@ -41,8 +45,11 @@ def check_name(name: str) -> None:
         raise UsageError(f"strategy {name!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
 
 
-def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
-    """Raise `UsageError` for what is no strategy, is not installed, or cannot learn as candidates are not measured."""
+def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
+    """Raise `UsageError` for what is no strategy, is not installed, or cannot learn as candidates are not measured.
+
+    `own_prior`: whether there is a user's prior, which not every strategy uses.
+    """
     if strategy is None:
         return
     if isinstance(strategy, str):
@@ -51,7 +58,10 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
         check_strategy(strategy)
         if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
             raise UsageError(f"strategy {strategy.name!r}: atune's own has that name; give yours another")
-    if not pipeline and strategy not in (AUTO, *ORDERS):
+    if own_prior and not uses_prior(strategy):
+        name = strategy if isinstance(strategy, str) else strategy.name
+        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {', '.join((PRIOR, *LEARNING))}")
+    if not pipeline and strategy not in (AUTO, *UNTAUGHT):
         name = strategy if isinstance(strategy, str) else strategy.name
         raise UsageError(f"strategy {name!r} learns while others compile: leave out pipeline=False (--no-pipeline)")
 
@@ -69,11 +79,19 @@ def make_learner(name: str, searched: Searched) -> Learner:
     return _class(name)(searched)
 
 
+def uses_prior(strategy: str | Strategy) -> bool:
+    """Tell whether a strategy, or that of a name, makes use of what is known of candidates beforehand."""
+    return strategy not in ORDERS if isinstance(strategy, str) else hasattr(strategy, "begin")
+
+
 def make_strategy(name: str, searched: Searched) -> Strategy:
     """Return the strategy called `name` over a listed space. Raises `UsageError` as `check_name` does."""
     check_name(name)
     if name == AUTO:
-        name = chosen(len(searched.configs), searched.budget, limited=searched.budget is not None)
+        total, known = len(searched.configs), searched.prior is not None
+        name = chosen(total, searched.budget, limited=searched.budget is not None, prior=known)
+    if name == PRIOR:
+        return Ranked(searched)
     if name in ORDERS:
         indices = list(searched.configs)
         order = _Of(make_order(name, len(indices), searched.seed), indices)
@@ -81,19 +99,34 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     return make_learner(name, searched)
 
 
-def chosen(total: int, budget: int | None, *, limited: bool, listed: bool = True, learns: bool = True) -> str:
+def chosen(
+    total: int,
+    budget: int | None,
+    *,
+    limited: bool,
+    listed: bool = True,
+    learns: bool = True,
+    prior: bool = False,
+    own_prior: bool = False,
+) -> str:
     """Return the strategy that ``auto`` stands for, of a space of `total` candidates.
 
     `limited`: whether there is a budget of any kind, and `budget` how many candidates it admits, where that is known.
-    `learns`: whether outcomes come before all is proposed.
+    `learns`: whether outcomes come before all is proposed. `prior`: whether there is one; `own_prior`: a user's.
     """
     from atune.search.forest import available
 
     if not limited or (budget is not None and budget >= total):
-        return "exhaustive"
+        return PRIOR if own_prior else "exhaustive"
     if not listed or not learns or (budget is not None and budget <= FEW):
-        return "random"
+        return PRIOR if own_prior or (prior and listed) else "random"
     return "forest" if available() else "evolution"
+
+
+def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
+    """Tell, before the space is known, whether a run's strategy may be the forest, which takes long to import."""
+    few = budget.candidates is not None and budget.candidates <= FEW
+    return strategy == "forest" or (strategy in (None, AUTO) and learns and budget.limited and not few)
 
 
 def _class(name: str) -> Callable[[Searched], Learner]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from atune.model.candidate import Config
+from atune.search.interface import by_prior
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,16 +122,6 @@ def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> 
         return np.zeros((len(indices), 0))
     beyond = math.log2(max(elsewhere.values())) + 1.0
     return np.array([[math.log2(elsewhere[index]) if index in elsewhere else beyond] for index in indices])
-
-
-def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by their estimate, the best first; those without one (or NaN) last, in order."""
-
-    def estimate(index: int) -> float:
-        value = float(prior.get(index, float("inf")))
-        return value if value == value else float("inf")
-
-    return sorted(indices, key=estimate)
 
 
 def _text(value: Any) -> bytes:

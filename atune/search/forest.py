@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from atune.errors import UsageError
@@ -122,6 +123,12 @@ def needs() -> None:
             "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take local "
             "or evolution"
         )
+
+
+def preload() -> None:
+    """Import scikit-learn where it is installed, which takes a second or more: for a thread."""
+    with suppress(Exception):  # whoever needs it is told
+        _classifier()
 
 
 def _classifier() -> Any:

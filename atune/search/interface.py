@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -46,8 +46,9 @@ class Searched:
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
     milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
-    candidates beside their axes. `elsewhere`: how many times as long as the best a candidate took on other problems or
-    devices, for those known there; it may be wrong here.
+    candidates beside their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`:
+    how many times as long as the best a candidate took on other problems or devices, for those known there; it may be
+    wrong here.
     """
 
     configs: Mapping[int, Config]
@@ -56,6 +57,17 @@ class Searched:
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     elsewhere: Mapping[int, float] = field(default_factory=dict)
+    default: int | None = None
+
+
+def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
+    """Return `indices` by their estimate, the best first; those without one (or NaN) last, in order."""
+
+    def estimate(index: int) -> float:
+        value = float(prior.get(index, float("inf")))
+        return value if value == value else float("inf")
+
+    return sorted(indices, key=estimate)
 
 
 def check_strategy(strategy: object) -> None:

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from atune.search.encoding import Encoding, by_prior
+from atune.search.encoding import Encoding
 from atune.search.expected import expected_latency
-from atune.search.interface import DUPLICATE, Searched
+from atune.search.interface import DUPLICATE, Searched, by_prior
 from atune.search.orders import first_of
 
 BATCH = 8

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from atune.model.permutation import Permutation
-from atune.search.interface import Strategy
+from atune.search.interface import Searched, Strategy, by_prior
 
 NEIGHBOURHOOD = 8
 """Candidates that follow each other in the space and are proposed in a row: they may share work."""
@@ -125,3 +125,28 @@ def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
     """Return the candidates that advice has tried first: the best elsewhere, `FIRST` and half of `most` at most."""
     count = FIRST if most is None else min(FIRST, max(1, most // 2))
     return sorted(ratios, key=lambda index: (ratios[index], index))[:count]
+
+
+class Ranked:
+    """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
+
+    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
+    """
+
+    name = "prior"
+
+    def __init__(self, searched: Searched) -> None:
+        shuffled = list(searched.configs)
+        random.Random(searched.seed).shuffle(shuffled)
+        order = by_prior(shuffled, searched.prior or {})
+        default = searched.default
+        if default is not None and default in order[1:]:
+            order.remove(default)
+            order.insert(1, default)
+        self._order = iter(order)
+
+    def ask(self) -> int | None:
+        return next(self._order, None)
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from atune.errors import UsageError, name_and_message
 from atune.model.artifact import Gemm, StaticFacts, Work
@@ -20,6 +21,32 @@ Prior = Callable[[Mapping[str, Any], StaticFacts], float]
 """A user's own: from a configuration and what lowering told of it to milliseconds, or to a rank; less is better."""
 Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
 """Configurations and what lowering told of them, by index."""
+
+AUTO: Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class OwnPrior:
+    """A user's prior as a run has it: the function, and that as workers load it."""
+
+    function: Prior
+    shipped: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return _called(self.function)
+
+
+Chosen = OwnPrior | Literal["auto"] | None
+"""The prior of a run: a user's, that from the machine where there is one, or none."""
+
+
+def prior_setting(prior: Chosen) -> dict[str, str]:
+    """Return the prior as a run's header has it among its settings: nothing for ``auto``, as before there was one."""
+    if prior == AUTO:
+        return {}
+    return {"prior": "off" if prior is None else prior.name}
+
 
 SHARED_BYTES = 128
 """That shared memory of an SM moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import (
@@ -24,7 +27,11 @@ from atune.journal.reader import JournalReader
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config
+from atune.model.device import DeviceInfo, Target
 from atune.search.interface import DUPLICATE
+
+FACTS = ".facts.json.xz"
+"""Ends the name of a file with `StaticFacts` by index, which lies beside a journal of that name."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,9 @@ class Recording:
     total: int
     start_s: float = 0.0
     end_s: float = 0.0
+    target: Target | None = None
+    devices: tuple[DeviceInfo, ...] = ()
+    default: int | None = None
 
     @property
     def best_ms(self) -> float:
@@ -55,8 +65,20 @@ class Recording:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran."""
-    return recording_of(JournalReader(path), str(path))
+    """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran.
+
+    Where a file of facts lies beside it, those count: for journals of before facts had what a kernel does.
+    """
+    recording = recording_of(JournalReader(path), str(path))
+    beside = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
+    if not beside.is_file():
+        return recording
+    try:
+        with lzma.open(beside) as packed:
+            facts = msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
+    except (OSError, EOFError, lzma.LZMAError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{beside}, beside the journal, cannot be read: {error}") from error
+    return replace(recording, facts={index: facts.get(index, known) for index, known in recording.facts.items()})
 
 
 def recording_of(events: Iterable[Event], where: str) -> Recording:
@@ -103,7 +125,11 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
         raise UsageError(f"{where}: no candidate was measured there, so that nothing can be simulated")
     configs = {index: state.entries[index].config for index in sorted(tried)}
     facts = {index: known for index in configs if (known := state.entries[index].facts) is not None}
-    return Recording(configs, tried, facts, state.total, start_s, max(0.0, state.last_mono - settled_s))
+    assert state.header is not None
+    return Recording(
+        configs, tried, facts, state.total, start_s, max(0.0, state.last_mono - settled_s),
+        state.header.target, tuple(state.devices.values()), state.header.default,
+    )  # fmt: skip
 
 
 def reason_of(state: State, index: int) -> str:

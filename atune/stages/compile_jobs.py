@@ -1,23 +1,61 @@
-"""Entry points of compile workers: lower a candidate, build a group, prove a winner. Bytes in, bytes out."""
+"""Entry points of compile workers: elaborate candidates, ask a prior of them, lower one, build a group, prove a winner.
+
+Bytes in, bytes out.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
 from atune.errors import message_of, name_of, traceback_of
-from atune.model.artifact import Failure, Lowered, Proof
-from atune.model.candidate import Candidate
-from atune.processes.messages import BuildJob, ProofJob
+from atune.model.artifact import Elaborated, Failure, Lowered, Proof
+from atune.model.candidate import Candidate, thaw
+from atune.processes.messages import BuildJob, ProofJob, RankJob
+from atune.search.prior import asked
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, lowering, proof
+from atune.stages.compile.foreseen import foreseen
 from atune.stages.compile.known import lowered_before
-from atune.stages.session.session import candidate_of, session
+from atune.stages.compile.steps import backend_context
+from atune.stages.session.session import candidate_of, session, workload
 from atune.system.shortage import check_machine
+from atune.workload.pickling import load_function
 
 T = TypeVar("T")
+
+SLICE_S = 0.25
+"""Seconds after which elaborating answers with what it has: so little is lost where a later candidate hangs."""
+
+
+def elaborate(payload: bytes) -> bytes:
+    """Elaborate candidates: msgpack of a list → msgpack of a list of `Elaborated` or `Failure`.
+
+    It has an answer for each of the first of them: one at least, and as many as come in `SLICE_S`.
+    """
+    ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
+    for candidate in msgspec.msgpack.decode(payload, type=list[Candidate]):
+        answers.append(_guarded(candidate, _elaborated))
+        if time.monotonic() > ends:
+            break
+    return msgspec.msgpack.encode(answers)
+
+
+def _elaborated(candidate: Candidate) -> Elaborated:
+    work = workload()
+    function = lowering.elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
+    return Elaborated(candidate.index, foreseen(function, session().target.arch))
+
+
+def rank(payload: bytes) -> bytes:
+    """Ask a user's prior: msgpack of a `RankJob` → msgpack of its answers, by index. Raises `UsageError`."""
+    job = msgspec.msgpack.decode(payload, type=RankJob)
+    workload()  # its folders are where the prior's modules are looked for
+    found = asked(load_function(job.prior), {i: (thaw(config), facts) for i, (config, facts) in job.candidates.items()})
+    return msgspec.msgpack.encode(found)
 
 
 def lower(payload: bytes) -> bytes:

@@ -57,7 +57,7 @@ class FakeMachine:
         Settings, of which the two deadlines matter here.
     default
         Index of the default configuration.
-    fingerprint, device_name
+    fingerprint, device_name, target
         What `describe` and `discover` tell, for tests of what a journal is compared by.
     """
 
@@ -76,6 +76,7 @@ class FakeMachine:
         default: int | None = None,
         fingerprint: str = "",
         device_name: str = "a fake device",
+        target: str = "c",
         lanes: int | None = None,
     ) -> None:
         if lanes is not None:
@@ -88,6 +89,7 @@ class FakeMachine:
         elif not isinstance(configs, Space):
             self.configs = [dict(config) for config in configs]
         self.script = script or Script()
+        self.target = Target("c") if target == "c" else Target("cuda", target)
         self.clock = clock
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
@@ -98,6 +100,8 @@ class FakeMachine:
         self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
         """How often `open` was entered, and left."""
+        self.elaborated: list[tuple[int, ...]] = []
+        """Candidates that were elaborated by one call, in the order in which that began."""
         self.lowered: list[int] = []
         """Candidates in the order in which their lowering began."""
         self.groups: list[tuple[int, ...]] = []
@@ -176,7 +180,7 @@ class FakeMachine:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         await anyio.lowlevel.checkpoint()
-        return Target("c"), [worker.info for worker in self._device_workers]
+        return self.target, [worker.info for worker in self._device_workers]
 
     def compile_workers(self, candidates: int | None = None) -> list[FakeCompileWorker]:
         return self._compile_workers

@@ -9,7 +9,7 @@ from typing import Literal
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.candidate import Config, config_key
 
-Stage = Literal["lower", "build", "measure"]
+Stage = Literal["elaborate", "lower", "build", "measure"]
 Seconds = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
@@ -31,6 +31,8 @@ class Script:
     does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
     writes.
 
+    `facts` is what lowering tells of a candidate, and elaborating it, which takes `elaborate_s`.
+
     `kills` maps a candidate to how often its compile worker is killed from outside in a stage, ``lower`` or ``build``.
 
     `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often it
@@ -51,6 +53,7 @@ class Script:
     latency_ms: Callable[[Config], float] = lambda config: 1.0
     final_ms: Callable[[Config], float] | None = None
     reference_ms: float | None = 2.0
+    elaborate_s: Seconds = 0.02
     lower_s: Seconds = 0.1
     library_s: float = 1.0
     compile_s: Seconds = 0.5

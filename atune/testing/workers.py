@@ -12,10 +12,11 @@ import msgspec
 
 from atune.engine.interfaces import GroupFailed
 from atune.errors import WorkerError, WorkerLost, WorkloadError
-from atune.model.artifact import Artifact, Built, Failure, KernelParam, Lowered, Proof
-from atune.model.candidate import Candidate
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
+from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.search.prior import OwnPrior, asked
 from atune.testing.script import FATAL, seconds_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,27 @@ class FakeCompileWorker:
             seconds=seconds,
             blob=b"",
         )
+
+    async def elaborate(self, candidates: Sequence[Candidate]) -> list[Elaborated | Failure]:
+        machine, script = self.machine, self.machine.script
+        limit, answers = machine.compile.compile_timeout_s, list[Elaborated | Failure]()
+        machine.elaborated.append(tuple(candidate.index for candidate in candidates))
+        with machine.running_as("elaborate"):
+            for index, config in ((candidate.index, candidate.config) for candidate in candidates):
+                hangs = script.hangs.get(index) == "elaborate"
+                in_time = await machine.take(math.inf if hangs else seconds_of(script.elaborate_s, config), limit)
+                if not in_time and len(candidates) > 1:
+                    raise GroupFailed("elaborating ran past the deadline")
+                if not in_time:
+                    answers.append(Failure(index, "timeout", f"elaborating ran past compile_timeout_s={limit:g}"))
+                elif kind := script.failure(index, "elaborate"):
+                    answers.append(Failure(index, kind, f"scripted to fail: {kind}", "what the fake said"))
+                else:
+                    answers.append(Elaborated(index, script.facts(config)))
+        return answers
+
+    async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
+        return asked(prior.function, known)
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         return None

@@ -11,10 +11,11 @@ import hashlib
 import importlib.util
 import linecache
 import os
+import pickle
 import pickletools
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.errors import SpaceError, WorkloadError, message_of, name_and_message
+from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
 from atune.system.paths import working_folder
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
@@ -140,6 +141,34 @@ def _without_kernels(workload: Workload) -> Workload:
         part.__post_init__()  # makes the caches anew
     shipped.kernel = fresh
     return shipped
+
+
+def ship_function(function: Callable[..., Any], where: str) -> bytes:
+    """Pack a function beside a workload's own. Raises `UsageError`, naming `where`, for what cannot be pickled."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and not _importable(module)
+    with _by_value:
+        if by_value:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            return pickle.dumps((sys.path, cloudpickle.dumps(function, protocol=5)))
+        except Exception as error:
+            raise UsageError(
+                f"{where} cannot be sent to the workers ({error}); it must not hold locks, files or the like"
+            ) from error
+        finally:
+            if by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def load_function(packed: bytes) -> Callable[..., Any]:
+    """Return the function that `ship_function` packed."""
+    folders, pickled = pickle.loads(packed)
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    function: Callable[..., Any] = pickle.loads(pickled)
+    return function
 
 
 def load(ref: WorkloadRef) -> Workload:

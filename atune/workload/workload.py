@@ -43,7 +43,10 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
-_OF_TUNE = ("target", "devices", "strategy", "budget", "journal", "compile", "benchmark", "on_event", "log", "progress")
+_OF_TUNE = (
+    "target", "devices", "strategy", "prior", "budget", "journal", "compile", "benchmark", "on_event", "log",
+    "progress",
+)  # fmt: skip
 _ELSEWHERE = {
     **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
     **{name: f"CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},

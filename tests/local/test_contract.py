@@ -15,13 +15,16 @@ import anyio
 import pytest
 
 from atune.engine.interfaces import CompileHints, GroupFailed
+from atune.errors import UsageError
 from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
-from atune.model.artifact import Artifact, Failure, Lowered, Proof
+from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.search.prior import OwnPrior
 from atune.stages.measure.effort import MOST
 from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
+from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -348,6 +351,61 @@ async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody
     assert time.monotonic() - started < COMPILE_LIMIT_S + 2
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (10, "timeout")
     assert isinstance(await worker.lower(moody.candidate("ok")), Lowered)
+
+
+async def test_elaborating_answers_for_each_and_a_kernel_that_raises_is_a_failure(moody: Bench) -> None:
+    asked = [moody.candidate(mode) for mode in ("ok", "raise", "also ok")]
+    answers: list[Elaborated | Failure] = []
+    while len(answers) < len(asked):
+        new = await moody.compiler.elaborate(asked[len(answers) :])
+        assert new
+        answers += new
+    assert [answer.index for answer in answers] == [one.index for one in asked]
+    assert isinstance(answers[0], Elaborated) and isinstance(answers[2], Elaborated)
+    if moody.kind != "fake":  # its script raises when it lowers
+        assert isinstance(answers[1], Failure) and answers[1].kind == "lower"
+        assert "the kernel does not like 'raise'" in answers[1].message
+
+
+async def test_elaborating_that_does_not_end_is_killed_and_is_one_candidates_fault(moody: Bench) -> None:
+    if moody.kind == "fake":
+        pytest.skip(reason="its script ends when it elaborates")
+    worker, slow, ok = moody.hasty_compiler, moody.candidate("slow lower"), moody.candidate("ok")
+    with pytest.raises(GroupFailed):
+        await worker.elaborate([slow, ok])
+    [answer] = await worker.elaborate([slow])
+    assert isinstance(answer, Failure) and (answer.index, answer.kind, answer.doubt) == (10, "timeout", "")
+    [answer] = await worker.elaborate([ok])
+    assert isinstance(answer, Elaborated) and answer.index == 0
+
+
+async def test_a_users_prior_is_asked_in_a_worker(moody: Bench) -> None:
+    here, name = os.getpid(), "mode"
+
+    def length(config: Any, facts: StaticFacts) -> float:
+        if config[name] == "raise":
+            raise KeyError("no such mode")
+        return len(config[name]) + (os.getpid() == here) / 2
+
+    prior = OwnPrior(length, ship_function(length, "prior"))
+    known = {number: ({name: mode}, StaticFacts()) for number, mode in enumerate(["ok", "wrong"])}
+    beside = 0.5 if moody.kind == "fake" else 0.0
+    assert await moody.compiler.rank(prior, known) == {0: 2.0 + beside, 1: 5.0 + beside}
+    with pytest.raises(UsageError, match="length raised KeyError: 'no such mode' at mode='raise'"):
+        await moody.compiler.rank(prior, {**known, 2: ({name: "raise"}, StaticFacts())})
+
+
+async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) -> None:
+    if moody.kind == "fake":
+        pytest.skip(reason="it has no process to end")
+
+    def endless(config: Any, facts: StaticFacts) -> float:
+        while True:
+            pass
+
+    prior = OwnPrior(endless, ship_function(endless, "prior"))
+    with pytest.raises(UsageError, match=f"endless took more than compile_timeout_s={COMPILE_LIMIT_S:g} s"):
+        await moody.hasty_compiler.rank(prior, {0: ({}, StaticFacts()), 1: ({}, StaticFacts())})
 
 
 async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:

@@ -129,7 +129,7 @@ class _Reader:
 
     def tensor_bytes(self) -> int | None:
         try:
-            return sum(_size(buffer.shape) * _bits(buffer.dtype) // 8 for buffer in self.tensors)
+            return sum(size_of(buffer) for buffer in self.tensors)
         except _Unknown:
             return None
 
@@ -154,7 +154,7 @@ class _Reader:
         if threads is not None:
             self.threads = math.prod(int(n) for n in threads)
         for buffer in node.alloc_buffers:
-            size = _size(buffer.shape) * _bits(buffer.dtype) // 8
+            size = size_of(buffer)
             scope = str(buffer.scope())
             self.registers += size if scope == "local.fragment" else 0
             self.registers += size * self.threads if scope == "local" else 0
@@ -228,7 +228,7 @@ class _Reader:
         elif name in COPIES:
             self._copy(call, place)
         elif name in IN_REGISTERS:
-            self.ops += place.times * place.all_elements * _size(_region(call.args[0])[1])
+            self.ops += place.times * place.all_elements * _size(region(call.args[0])[1])
         else:
             self.expression(call, place)
 
@@ -236,7 +236,7 @@ class _Reader:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
         if not all(isinstance(size, int) for size in (m, n, k)) or place.parallel:
             raise _Unknown("a product of unknown shape")
-        first = _region(call.args[0])[0]
+        first = region(call.args[0])[0]
         gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))
         in_registers = str(first.scope()).startswith("local")
         policy = policy if isinstance(policy, int) else 0
@@ -244,10 +244,10 @@ class _Reader:
         self.steps = max(self.steps, place.times)
 
     def _copy(self, call: Any, place: _Place) -> None:
-        regions = [_region(argument) for argument in call.args[:2]]
+        regions = [region(argument) for argument in call.args[:2]]
         elements = min(_size(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
-            n_bytes = place.times * place.all_elements * elements * _bits(buffer.dtype) / 8
+            n_bytes = place.times * place.all_elements * elements * bits_of(buffer.dtype) / 8
             self._moved(buffer, indices, n_bytes, place, store)
 
     # ---- expressions
@@ -278,7 +278,7 @@ class _Reader:
         variables = {variable for index in indices for variable in _variables(index)}
         if self.own & variables:
             raise _Unknown("what each thread does by itself")
-        n_bytes = place.times * place.elements(variables) * _bits(buffer.dtype) / 8
+        n_bytes = place.times * place.elements(variables) * bits_of(buffer.dtype) / 8
         self._moved(buffer, indices, n_bytes, place, store)
 
     def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
@@ -288,7 +288,7 @@ class _Reader:
         if scope != "global":
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
-        width = None if place.width is None else place.width * _bits(buffer.dtype) // 8
+        width = None if place.width is None else place.width * bits_of(buffer.dtype) // 8
         access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
@@ -367,7 +367,7 @@ def _mean(times: Any) -> float:
     return float(times if isinstance(times, int) else times.mean())
 
 
-def _region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
+def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the buffer, the extents and the indices of a part of a tensor."""
     kind = type(node).__name__
     if _name(node) == "tl.region":
@@ -389,7 +389,12 @@ def _size(extents: Any) -> int:
     return math.prod(int(extent) for extent in extents)
 
 
-def _bits(dtype: Any) -> int:
+def size_of(buffer: Any) -> int:
+    """Return the bytes of a buffer. Raises what tells that they are not known."""
+    return _size(buffer.shape) * bits_of(buffer.dtype) // 8
+
+
+def bits_of(dtype: Any) -> int:
     from tilelang import tvm
 
     kind = tvm.DataType(_text(dtype))

@@ -1,0 +1,36 @@
+"""The option `prior`: what users give, and what a run takes it for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from atune.errors import UsageError
+from atune.search.prior import AUTO, Chosen, OwnPrior
+from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.pickling import ship_function
+
+GivenPrior = Callable[..., float] | Literal["auto", False] | None
+
+
+def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
+    """Return the prior that an option means; `ship`: whether workers are to load it. Raises `UsageError`."""
+    if given is None or given == AUTO:
+        return AUTO
+    if given is False:
+        return None
+    if not callable(given) or isinstance(given, type) or inspect.iscoroutinefunction(given):
+        raise UsageError(
+            f"prior: give a function of (configuration, facts) that returns milliseconds or a rank, 'auto', or False "
+            f"for none, got {given!r}"
+        )
+    own = OwnPrior(given)
+    return OwnPrior(given, ship_function(given, f"prior {own.name}")) if ship else own
+
+
+def key_of(prior: Chosen) -> dict[str, str]:
+    """Return what a result's key has of a prior: nothing for ``auto``, as before there was one."""
+    if prior == AUTO:
+        return {}
+    return {"prior": "off" if prior is None else kernel_fingerprint(prior.function)}

@@ -1,0 +1,135 @@
+"""From the strategy to the compile stage: the space is surveyed, the strategy made, and asked for candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+from anyio.streams.memory import MemoryObjectSendStream
+
+from atune.engine.asking import Asking
+from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.plan import Plan, proposed
+from atune.engine.proposals import Listed, LookedUp
+from atune.engine.run_state import Run
+from atune.engine.scheduler import CompileState
+from atune.engine.survey import SHARE_OF_TIME, Survey, drawn
+from atune.errors import SpaceError
+from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed, Warned
+from atune.model.candidate import Candidate
+from atune.search.devices import Figures
+from atune.search.guard import Guarded
+from atune.search.prior import Chosen, OwnPrior, estimates
+from atune.search.surveyed import columns
+
+
+class Proposing:
+    """Proposes the candidates of a plan.
+
+    `strategy`: None where it is made once the space is surveyed, with `prior` and `figures`, which are the device's.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        asking: Asking,
+        machine: Machine,
+        *,
+        strategy: Guarded | None,
+        prior: Chosen,
+        figures: Figures | None,
+        seed: int,
+        seconds: float | None,
+    ) -> None:
+        self._run, self._plan, self._asking, self._machine = run, plan, asking, machine
+        self._prior, self._figures = prior, figures
+        self._seed, self._seconds = seed, seconds
+        asking.strategy = strategy
+        self.counted: int | None = None
+        """Candidates of a large space, once all of it was looked at."""
+        self.all_budgeted = False
+        """Whether the end was the budget's, and not the space's."""
+
+    async def serve(
+        self, workers: Sequence[CompileWorker], scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]
+    ) -> None:
+        """Propose until the strategy, the budget or the run comes to its end. Raises `UsageError` and `SpaceError`."""
+        run, plan, asking = self._run, self._plan, self._asking
+        with propose:
+            for candidate in plan.redo:
+                await propose.send(candidate)
+                run.wake()
+            if asking.strategy is None:
+                await self._survey(workers)
+                begin = partial(plan.strategy, run.recorder.state)
+                asking.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+            proposals = self._proposals(asking.strategy)
+            await self._ask(proposals, propose)
+        scheduled.proposing = False
+        if proposals.exhausted and run.spec.size is not None:
+            self.counted = len(proposed(run.recorder.state))
+            if not self.counted:
+                raise SpaceError("Space is empty: no configuration satisfies the constraints")
+        else:
+            self.all_budgeted = True
+        run.wake()
+
+    async def _ask(self, proposals: Listed | LookedUp, propose: MemoryObjectSendStream[Candidate]) -> None:
+        run, asking, count = self._run, self._asking, 0
+        while count < self._plan.proposable and not run.stopping:
+            await asking.turn()
+            new = None if run.stopping else await proposals.next()
+            if new is None:
+                break
+            count += 1
+            asking.proposed(new.index)
+            said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms}
+            run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
+            await propose.send(new)
+            run.wake()
+
+    def _proposals(self, strategy: Guarded) -> Listed | LookedUp:
+        if self._run.spec.size is None:
+            return Listed(self._plan.candidates, self._asking.ask)
+        return LookedUp(
+            self._plan.candidates, strategy, self._machine.look_up,
+            stopping=lambda: bool(self._run.stopping),
+            warn=lambda message: self._run.recorder.emit(Warned, message=message),
+        )  # fmt: skip
+
+    # ---- the survey
+
+    async def _survey(self, workers: Sequence[CompileWorker]) -> None:
+        """Find out what is known of the candidates before they are lowered, and record it.
+
+        Those that cannot be elaborated have failed with that: they are never proposed. Raises `UsageError` for what a
+        user's prior does wrong.
+        """
+        run, recorder, candidates = self._run, self._run.recorder, self._plan.candidates
+        began = recorder.elapsed_s
+        until = float("inf") if self._seconds is None else began + SHARE_OF_TIME * self._seconds
+        survey = Survey(
+            drawn(list(candidates.values()), self._seed),
+            going_on=lambda: not run.stopping and recorder.elapsed_s < until,
+        )
+        await survey.run(workers)
+        found = await self._columns(survey, workers[0])
+        for index, failure in survey.failures.items():
+            one = candidates[index]
+            recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
+            recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
+        recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
+        run.outcomes.sync_soon()
+
+    async def _columns(self, survey: Survey, worker: CompileWorker) -> dict[str, Any]:
+        """Return the fields of `SpaceSurveyed`."""
+        candidates, facts = self._plan.candidates, survey.facts
+        known = {index: (candidates[index].config, facts[index]) for index in sorted(facts)}
+        if isinstance(self._prior, OwnPrior):
+            scores = await worker.rank(self._prior, known) if known else {}
+        else:
+            scores = await anyio.to_thread.run_sync(estimates, known, self._figures, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(columns, scores, facts, self._figures, abandon_on_cancel=True)

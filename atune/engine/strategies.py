@@ -1,0 +1,208 @@
+"""The strategy of a run: which one it is, and how it is made, also to go on as if never interrupted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from atune.errors import UsageError
+from atune.journal.events import CandidateMeasured, RunStarted
+from atune.journal.state import Entry, State
+from atune.model.advice import Advice
+from atune.model.candidate import Candidate
+from atune.model.points import MOST_POINTS
+from atune.model.settings import Budget
+from atune.search.advice import elsewhere
+from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
+from atune.search.guard import Guarded
+from atune.search.interface import Searched, Strategy
+from atune.search.orders import Begun, first_of
+from atune.search.recording import reason_of
+from atune.search.surveyed import told
+from atune.workload.workload import WorkloadSpec
+
+Make = Callable[[State], Strategy]
+"""Returns a strategy, by what the state has of the space's survey."""
+
+
+def strategy_name(
+    given: str | Strategy | None, header: RunStarted | None, total: int, budget: Budget, **known: bool
+) -> str:
+    """Return the name of the strategy of a run over `total` candidates, as its header has it.
+
+    Where none is asked for, a run that goes on has its header's. `known`: as for `chosen`.
+    """
+    if given is not None and not isinstance(given, str):
+        return given.name
+    if given is not None and given != AUTO:
+        return given
+    if header is not None:
+        return header.strategy
+    return chosen(total, budget.most(total), limited=budget.limited, **known)
+
+
+def made(given: str | Strategy, searched: Searched) -> Strategy:
+    """Return the strategy of a listed space: the user's own, which is told what there is, or the one of that name."""
+    if isinstance(given, str):
+        return make_strategy(given, searched)
+    begin = getattr(given, "begin", None)
+    if begin is not None:
+        begin(searched)
+    return given
+
+
+def maker(
+    strategy: str | Strategy,
+    spec: WorkloadSpec,
+    candidates: Mapping[int, Candidate],
+    seed: int,
+    most: int | None,
+    default: int | None,
+    advice: Sequence[Advice] = (),
+) -> tuple[str, Make]:
+    """Return a strategy's name, and what makes it. Raises `UsageError` for a space that is too large for it."""
+    if isinstance(strategy, str) and strategy in ORDERS:
+        return strategy, lambda state: begun(
+            make_order(strategy, spec.total, seed, listed=spec.size is None), advice, candidates, most
+        )
+    name = strategy if isinstance(strategy, str) else strategy.name
+    if spec.size is not None:
+        raise UsageError(
+            f"the space has {spec.size:,} points and is not listed, which strategies that learn need, and priors: take "
+            "exhaustive or random, or give fewer axes or values"
+        )
+    return name, lambda state: made(strategy, _searched(candidates, seed, most, default, advice, state))
+
+
+def begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int | None) -> Strategy:
+    """Return `order`, begun with what `advice` has tried first."""
+    if not advice:
+        return order
+    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
+    return Begun(order, first_of(ratios, most)) if ratios else order
+
+
+def _searched(
+    candidates: Mapping[int, Candidate],
+    seed: int,
+    most: int | None,
+    default: int | None,
+    advice: Sequence[Advice],
+    state: State,
+) -> Searched:
+    """Return what a strategy is told of the space: all candidates but those that the survey found to fail."""
+    left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
+    ratios = elsewhere(advice, {index: candidates[index].key for index in left})
+    return Searched(left, seed, most, **told(state.surveyed), default=default, elsewhere=ratios)
+
+
+def continued(
+    header: RunStarted,
+    before: Sequence[Entry],
+    make: Make,
+    candidates: Mapping[int, Candidate],
+    size: int,
+    most: int | None,
+    suspects: Collection[int],
+) -> Make:
+    """Return what makes the strategy of a run that goes on over `size` candidates.
+
+    `before`: what was proposed. `most`: as `maker` has it. `suspects`: what will not be tried again.
+    """
+
+    def going_on(state: State) -> Strategy:
+        if header.strategy in ORDERS:
+            stages = list(_stages(header, state, size))
+            first = {index: candidate for index, candidate in candidates.items() if index < header.total}
+            stages[:1] = [begun(stage, header.advice, first, most) for stage in stages[:1]]
+        else:
+            stages = [make(state)]
+        strategy = _Continued(before, stages, state)
+        for index in suspects:
+            strategy.tell(index, None, "suspect")
+        return strategy
+
+    return going_on
+
+
+def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
+    """Yield the header's strategy over the space as it was, then over what was added each time."""
+    low, seed = 0, int(header.settings.get("seed") or 0)
+    if header.large:
+        yield make_order(header.strategy, header.total, seed, listed=False)
+        return
+    for high in [*state.totals, total]:
+        if high > low:
+            yield _Shifted(make_order(header.strategy, high - low, seed), low)
+            low = high
+
+
+class _Shifted:
+    """A strategy over candidates that begin at `low`."""
+
+    def __init__(self, inner: Strategy, low: int) -> None:
+        self.name, self.inner, self.low = inner.name, inner, low
+
+    def ask(self) -> int | None:
+        index = self.inner.ask()
+        return None if index is None else index + self.low
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self.inner.tell(index - self.low, latency_ms, reason)
+
+
+class _Continued:
+    """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
+
+    Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
+    the space, the budget or an outcome is another now, is left out.
+    """
+
+    def __init__(self, before: Sequence[Entry], stages: Sequence[Strategy], state: State) -> None:
+        self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
+        self.name = self._stages[0].name if self._stages else ""
+        self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
+        outcomes = {entry.index: state.outcome(entry.index) for entry in before}
+        untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
+        for entry in before:
+            while untold and untold[0][0] <= entry.heard:
+                self._tell_of(untold.popleft()[1], state)
+            answer = self._next()
+            if answer is not None and answer not in self._seen:
+                self._ahead.append(answer)
+        for _, index in untold:
+            self._tell_of(index, state)
+
+    @property
+    def most_outstanding(self) -> int:
+        return min((stage.limit(2**31) for stage in self._stages), default=1)
+
+    def ask(self) -> int | None:
+        if self._ahead:
+            return self._ahead.popleft()
+        while (index := self._next()) is not None:
+            if index not in self._seen:
+                return index
+        return None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        for stage in reversed(self._stages):
+            inner = stage.strategy
+            if not isinstance(inner, _Shifted) or index >= inner.low:
+                stage.tell(index, latency_ms, reason)
+                return
+
+    def expected_best(self) -> float | None:
+        said = (stage.expected_best() for stage in self._stages)
+        return next((latency_ms for latency_ms in said if latency_ms is not None), None)
+
+    def _tell_of(self, index: int, state: State) -> None:
+        outcome, reason = state.outcome(index), reason_of(state, index)
+        own = isinstance(outcome, CandidateMeasured) and not reason
+        self.tell(index, outcome.timing.latency_ms if own and isinstance(outcome, CandidateMeasured) else None, reason)
+
+    def _next(self) -> int | None:
+        for stage in self._stages:
+            if (index := stage.ask()) is not None:
+                return index
+        return None

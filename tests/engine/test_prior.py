@@ -1,0 +1,287 @@
+"""Runs with a prior: what is surveyed before the first proposal, what that costs, and what a run that goes on has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune import UsageError, resume, tune
+from atune.engine.survey import CHUNK, MOST, Survey, drawn
+from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
+from atune.journal.reader import read
+from atune.journal.replay import replay
+from atune.model.artifact import Access, StaticFacts, Work
+from atune.model.candidate import Candidate
+from atune.model.settings import Budget
+from atune.search.interface import Searched
+from atune.testing import FakeClock, FakeMachine, Script
+
+pytestmark = pytest.mark.anyio
+
+N = 60
+BEST = [37, 12, 55, 3, 20, 41, 8, 30, 16, 49]
+"""Candidates in the order of the prior; all others come later."""
+
+
+def facts(config: Mapping[str, Any]) -> StaticFacts:
+    """Return facts of a copy that moves the more, the later the candidate is to come."""
+    place = BEST.index(config["x"]) if config["x"] in BEST else 20 + config["x"]
+    work = Work(reads=(Access(n_bytes=1e6 * (1 + place), axes="x"),), threads=128)
+    return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+
+
+def fake(target: str = "sm_90a", default: int | None = None, workers: int = 3, **script: Any) -> FakeMachine:
+    script = {"facts": facts, "latency_ms": lambda c: 1.0 + c["x"] % 7, **script}
+    return FakeMachine(N, Script(**script), target=target, default=default, workers=workers)
+
+
+def proposed(events: Any) -> list[int]:
+    return [e.index for e in events if isinstance(e, CandidateProposed) and not e.surveyed]
+
+
+def kept(journal: Path, kind: type[Event]) -> list[Any]:
+    return [event for event in read(journal) if isinstance(event, kind)]
+
+
+def cut_before(journal: Path, count: int) -> None:
+    """Leave the journal as it was when the program died before its proposal number `count`."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    at = [number for number, event in enumerate(read(journal)) if isinstance(event, CandidateProposed)][count]
+    journal.write_bytes(b"".join(lines[:at]))
+
+
+# ---- what is proposed
+
+
+async def test_few_candidates_are_the_priors_first_with_the_default_among_them(tmp_path: Path) -> None:
+    result = await tune(machine=fake(default=44), budget=4, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j")) == [BEST[0], 44, BEST[1], BEST[2]]
+    assert result.header is not None and result.header.strategy == "prior" and result.default is not None
+
+
+@pytest.mark.parametrize("strategy", [None, "local", "evolution"])
+async def test_a_search_begins_with_the_priors_first(tmp_path: Path, strategy: str | None) -> None:
+    await tune(machine=fake(), strategy=strategy, budget=14, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
+
+
+async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_path: Path) -> None:
+    machine = fake()
+    await tune(machine=machine, budget=14, journal=tmp_path / "j")
+    assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
+    assert max(map(len, machine.elaborated)) == CHUNK and machine.most_at_once["elaborate"] == 3
+    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
+    assert surveyed.indices == tuple(range(N)) and surveyed.seq < kept(tmp_path / "j", CandidateProposed)[0].seq
+    order = sorted(surveyed.indices, key=lambda index: surveyed.prior[index])
+    assert order[: len(BEST)] == BEST and "grid_read_bytes" in surveyed.facts
+    assert "threads" not in surveyed.facts  # all have the same
+
+
+async def test_a_users_own_strategy_is_told_of_the_prior_and_the_facts() -> None:
+    class Own:
+        name = "own"
+        searched: Searched
+
+        def begin(self, searched: Searched) -> None:
+            self.searched, self.order = searched, iter(searched.configs)
+
+        def ask(self) -> int | None:
+            return next(self.order, None)
+
+        def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+            pass
+
+    own = Own()
+    await tune(machine=fake(), strategy=own, budget=5)
+    assert own.searched.prior is not None and min(own.searched.prior, key=own.searched.prior.__getitem__) == BEST[0]
+    assert own.searched.facts[BEST[3]]["grid_read_bytes"] == pytest.approx(4e9)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "strategy"),
+    [
+        ("sm_90a", {"budget": 4, "prior": False}, "random"),
+        ("c", {"budget": 4}, "random"),
+        ("sm_90a", {}, "exhaustive"),
+        ("sm_90a", {"budget": 14, "strategy": "random"}, "random"),
+    ],
+)
+async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, options: Any, strategy: str) -> None:
+    machine = fake(target)
+    result = await tune(machine=machine, **options)
+    assert not machine.elaborated and result.header is not None and result.header.strategy == strategy
+
+
+async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:
+    await tune(machine=fake(), budget=20, pipeline=False, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j"))[: len(BEST)] == BEST
+
+
+# ---- what goes wrong in it
+
+
+async def test_a_candidate_that_cannot_be_elaborated_has_failed_and_costs_no_evaluation(tmp_path: Path) -> None:
+    journal, broken = tmp_path / "j", BEST[0]
+    fails = {broken: ("elaborate", "lower")}
+    result = await tune(machine=fake(fails=fails), budget=4, journal=journal)
+    assert result.measured == 4 and proposed(read(journal)) == BEST[1:5]
+    [failure] = result.failures
+    assert (failure.index, failure.kind, failure.config) == (broken, "lower", {"x": broken})
+    assert "scripted to fail" in failure.message
+    later = fake()
+    result = await resume(journal, machine=later, budget=8)
+    assert proposed(read(journal)) == BEST[1:9] and not later.elaborated and result.failed == 1
+
+
+async def test_a_space_of_which_nothing_can_be_elaborated_has_no_winner(tmp_path: Path) -> None:
+    fails = dict.fromkeys(range(N), ("elaborate", "lower"))
+    with pytest.raises(Exception, match="60 × lower: scripted to fail"):
+        await tune(machine=fake(fails=fails), budget=10, journal=tmp_path / "j")
+    assert replay(tmp_path / "j").finished
+
+
+async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(tmp_path: Path) -> None:
+    machine = fake(hangs={5: "elaborate"})
+    result = await tune(machine=machine, budget=4, journal=tmp_path / "j")
+    assert [(r.index, r.kind) for r in result.failures] == [(5, "timeout")]
+    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
+    assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
+
+
+async def test_a_survey_ends_when_it_may_not_go_on(anyio_backend: Any) -> None:
+    machine, left = FakeMachine(N, clock=FakeClock()), iter([True, True, False])
+    candidates = [Candidate(index, str(index), {"x": index}) for index in range(N)]
+    found = Survey(candidates, going_on=lambda: next(left))
+    async with machine.open():
+        await found.run(machine.compile_workers()[:1])
+    assert len(machine.elaborated) == 2 and len(found.facts) == 2 * CHUNK
+
+
+async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no seconds the share is none: nothing is known, and the run goes on without."""
+    monkeypatch.setattr("atune.engine.proposing.SHARE_OF_TIME", 0.0)
+    machine = fake()
+    result = await tune(machine=machine, budget=Budget(seconds=3600, candidates=12), journal=tmp_path / "j")
+    assert not machine.elaborated and result.measured == 12
+    assert kept(tmp_path / "j", SpaceSurveyed)[0].indices == ()
+
+
+def test_of_a_long_space_a_part_is_surveyed_that_the_seed_spreads() -> None:
+    space = [Candidate(index, str(index), {"x": index}) for index in range(4 * MOST)]
+    some = drawn(space, 1)
+    assert len(some) == MOST and some == drawn(space, 1) != drawn(space, 2)
+    quarters = [sum(candidate.index // MOST == quarter for candidate in some) for quarter in range(4)]
+    assert min(quarters) > 0.8 * MOST / 4
+
+
+# ---- going on
+
+
+@pytest.mark.parametrize("strategy", [None, "prior", "evolution"])
+async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_path: Path, strategy: Any) -> None:
+    options = {"strategy": strategy, "budget": 24, "seed": 3}
+    await tune(machine=fake(workers=1), **options, journal=tmp_path / "whole")
+    whole = proposed(read(tmp_path / "whole"))
+    journal = tmp_path / "cut"
+    journal.write_bytes((tmp_path / "whole").read_bytes())
+    cut_before(journal, 3)
+    machine = fake(workers=1)
+    await resume(journal, machine=machine)
+    assert not machine.elaborated and len(kept(journal, SpaceSurveyed)) == 1
+    again = proposed(read(journal))
+    assert again[:5] == whole[:5] and (strategy != "prior" or again == whole)
+
+
+async def test_a_run_that_ended_before_it_was_surveyed_is_surveyed_when_it_goes_on(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=fake(), budget=4, journal=journal)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0])
+    machine = fake()
+    await resume(journal, machine=machine)
+    assert machine.elaborated and proposed(read(journal)) == BEST[:4]
+
+
+async def test_a_journal_of_before_there_was_a_prior_goes_on_without(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=fake(), strategy="evolution", prior=False, budget=10, journal=journal)
+    before = proposed(read(journal))
+    machine = fake()
+    await tune(machine=machine, strategy="evolution", budget=20, journal=journal)
+    assert not machine.elaborated and proposed(read(journal))[:10] == before
+
+
+# ---- a user's own
+
+
+def last_first(config: Mapping[str, Any], known: StaticFacts) -> float:
+    assert known.threads == 128
+    return -float(config["x"])
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "c"])
+async def test_a_users_prior_decides_on_any_target(tmp_path: Path, target: str) -> None:
+    await tune(machine=fake(target), prior=last_first, budget=4, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
+    [header] = kept(tmp_path / "j", RunStarted)
+    assert header.settings["prior"] == "last_first"
+
+
+async def test_with_a_users_prior_and_no_budget_all_are_tried_in_its_order(tmp_path: Path) -> None:
+    result = await tune(machine=fake(), prior=last_first, journal=tmp_path / "j")
+    assert proposed(read(tmp_path / "j")) == list(reversed(range(N))) and not result.remaining
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(math.nan, "returned nan at x="), (1.0, "returns 1.0 for all 60 candidates"), ("fast", "returned 'fast' at x=")],
+)
+async def test_a_users_prior_that_is_of_no_use_ends_the_run_with_one_message(
+    tmp_path: Path, answer: Any, said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"prior .*{said}"):
+        await tune(machine=fake(), prior=lambda config, known: answer, budget=4, journal=tmp_path / "j")
+    assert replay(tmp_path / "j").header is not None
+    await resume(tmp_path / "j", machine=fake(), prior=last_first)
+    assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
+
+
+async def test_a_run_whose_prior_was_not_asked_yet_wants_it_again(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    await tune(machine=fake(), prior=last_first, budget=4, journal=journal)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0])
+    with pytest.raises(UsageError, match=r"had not asked its prior last_first yet.* give prior= again"):
+        await resume(journal, machine=fake())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prior": 3}, "prior: give a function"),
+        ({"prior": True}, "prior: give a function"),
+        ({"prior": last_first, "strategy": "random"}, "strategy 'random' uses no prior"),
+    ],
+)
+async def test_what_is_no_prior_or_is_not_used_is_refused(options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        await tune(machine=fake(), budget=4, **options)
+
+
+async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:
+    """Nothing is proposed any more, and the devices are not waited for in vain."""
+    from atune import NoWinner, Tuner
+
+    machine = fake(elaborate_s=5.0)
+    with anyio.fail_after(20), pytest.raises(NoWinner):
+        async with Tuner(machine=machine, budget=14, journal=tmp_path / "j") as tuner:
+            async for event in tuner.events():
+                if isinstance(event, RunStarted):
+                    tuner.stop()
+            await tuner.result()
+    assert not proposed(read(tmp_path / "j")) and len(machine.elaborated) <= 3

@@ -1,0 +1,74 @@
+"""What is foreseen of a kernel from its elaboration is what lowering it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from stage_runs import session_of
+
+from atune.model.artifact import StaticFacts
+from atune.model.device import Target
+from atune.stages.accelerators import registry
+from atune.stages.compile.foreseen import foreseen
+from atune.stages.compile.lowering import elaborated, lower
+from atune.stages.compile.steps import backend_context
+from atune.stages.session.session import workload
+from atune.workload.workload import FileRef
+
+TESTS = Path(__file__).parents[2]
+GEMM = TESTS.parent / "examples" / "gemm.py"
+SPACES = TESTS.parent / "bench" / "spaces"
+
+
+def both(ref: FileRef, folder: Path, chosen: slice) -> list[tuple[StaticFacts, StaticFacts]]:
+    """Return, of some candidates, what is foreseen and what lowering tells, without the source's length."""
+    found = []
+    with session_of(ref, folder) as candidates:
+        work = workload()
+        for candidate in candidates[chosen]:
+            function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
+            told = lower(candidate, registry.compose(())).facts
+            found.append((foreseen(function, "sm_90a"), msgspec.structs.replace(told, source_bytes=None)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["PRODUCT", "MOVED", "TRIANGLE", "BY_VALUE", "GUARDED"])
+def test_what_is_foreseen_of_small_kernels_is_what_lowering_tells(name: str, tmp_path: Path) -> None:
+    for guess, told in both(FileRef(str(TESTS / "work_kernels.py"), name), tmp_path, slice(None)):
+        if guess.accumulators == 0:  # it has no fragments; what its loops are lowered to may hold something
+            told = msgspec.structs.replace(told, accumulators=0)
+        assert guess == told
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "chosen"),
+    [
+        (GEMM, "WORKLOAD", slice(0, None, 47)),
+        (SPACES / "gemms.py", "UNALIGNED", slice(3, None, 430)),
+        (SPACES / "attentions.py", "CAUSAL", slice(5, None, 115)),
+    ],
+)
+def test_what_is_foreseen_of_products_and_attention_is_what_lowering_tells(
+    file: Path, name: str, chosen: slice, tmp_path: Path
+) -> None:
+    """Stages and the buffers that share memory, producers where loads are in bulk, fragments of several types."""
+    found = both(FileRef(str(file), name), tmp_path, chosen)
+    assert found
+    for guess, told in found:
+        assert guess == told
+
+
+def test_without_warp_specialisation_there_are_no_producers(tmp_path: Path) -> None:
+    with session_of(FileRef(str(GEMM), "WORKLOAD"), tmp_path, Target("cuda", "sm_80")) as candidates:
+        staged = next(one for one in candidates if one.config["num_stages"] == 3)
+        work = workload()
+        function = elaborated(work.kernel, work.arguments, staged.config, backend_context().target)
+        told = lower(staged, registry.compose(())).facts
+    assert foreseen(function, "sm_80").threads == told.threads == staged.config["threads"]
+    assert foreseen(function, "sm_90a").threads == staged.config["threads"] + 128
+
+
+def test_what_is_not_understood_has_no_facts() -> None:
+    assert foreseen(object(), "sm_90a") == StaticFacts()
