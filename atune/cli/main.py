@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from atune.cli.cache import add_cache_commands
 from atune.cli.journal import add_journal_commands
 from atune.cli.printing import OutputLost, complain, mutter, say
+from atune.cli.server import add_server_commands
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import AUTO, NAMES
@@ -197,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_journal_commands(commands, shown)
     add_cache_commands(commands, shown)
+    add_server_commands(commands, shown)
 
     doctor = commands.add_parser(
         "doctor",

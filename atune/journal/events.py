@@ -69,6 +69,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """``name@version`` of those that were active."""
     unused: dict[str, str] = {}
     """Why the others were not, by name."""
+    fork_server: str = ""
+    """``resident`` where a resident server's session was used, or why it was not; empty where there is none."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -262,6 +264,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """What is not as it was and was accepted: a sentence each."""
     accelerators: tuple[str, ...] = ()
     unused: dict[str, str] = {}
+    fork_server: str = ""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

@@ -202,6 +202,8 @@ class FakeBackend:
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
 
+    fork_server = ""
+
     @property
     def running(self) -> int:
         """Calls that are under way."""
