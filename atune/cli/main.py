@@ -114,6 +114,8 @@ def summary_text(result: TuneResult) -> str:
     points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
     lines.append(f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}")
     lines += [f"           {line}" for line in failure_lines(result)]
+    if result.stored:
+        lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     return "\n".join(lines)
