@@ -67,7 +67,9 @@ class Place:
             raise UsageError(f"{why}; set XDG_RUNTIME_DIR or TMPDIR to another place")
 
     def holder(self) -> int:
-        """Return the process that holds the lock, as it says itself; zero where none does."""
+        """Return the process that holds the lock, as it says itself; zero where none does that is to be trusted."""
+        if self.unsafe():
+            return 0
         try:
             with open(self.lock, "rb") as lock:
                 try:
