@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("module", ["test_pool", "test_daemons", "test_crash"])
+@pytest.mark.parametrize("module", ["test_pool", "test_daemons"])
 def test_the_fork_servers_promises_are_kept_by_sessions(module: str, tmp_path: Path) -> None:
     env = {**os.environ, "ATUNE_PROMISES": str(tmp_path / "used"), "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     env.pop("ATUNE_SERVER", None)
