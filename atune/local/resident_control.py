@@ -19,7 +19,7 @@ from atune.local.workers import server_env
 from atune.processes import resident_main
 from atune.processes.resident_client import ANSWER_S, NoSession, Place, ask, wanted
 from atune.processes.resident_session import STATUS, STOP
-from atune.processes.server import refuse_in_worker
+from atune.processes.server import refuse_in_worker, search_path
 from atune.processes.worker import read_tail
 from atune.system.folders import SERVER_FOLDER, private_root
 
@@ -93,7 +93,7 @@ def _started(place: Place, idle_s: float) -> dict[str, Any]:
         "ready": ready,
         "idle_s": idle_s,
         "preload": list(PRELOAD),
-        "path": [os.path.abspath(entry) for entry in sys.path],
+        "path": search_path(),
     }
     log = _log(place.log)
     try:

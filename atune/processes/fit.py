@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,31 @@ def difference(here: Facts, *there: Facts) -> str:
     return f"it was started with another {', another '.join(differing[:4])}" if differing else ""
 
 
+def packages() -> dict[str, str]:
+    """Return the packages and modules that this process has imported, by name, with their files; not Python's own."""
+    own = {*sys.stdlib_module_names, "__main__", "__mp_main__"}
+    named = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if "." not in name}
+    return {
+        name: file for name, file in named.items() if name not in own and isinstance(file, str) and os.path.isabs(file)
+    }
+
+
+def shadowed(imported: Mapping[str, str], path: list[str]) -> str:
+    """Say which of the `imported` packages would come from elsewhere by the search path `path`; empty for none.
+
+    What no entry of it has, such as an editable install, is not looked for.
+    """
+    for name, file in imported.items():
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.has_location and os.path.realpath(spec.origin or "") != os.path.realpath(file):
+            return f"the program would import {name} from {spec.origin}"
+    return ""
+
+
 def stamps() -> Stamps:
     """Return the files that tell whether what this process has imported is what is installed now."""
     own = Path(atune.__file__).parent
-    files = {str(path) for path in own.rglob("*.py")}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name and isinstance(file, str) and os.path.isabs(file):
-            files.add(file)
+    files = {*packages().values(), *(str(path) for path in own.rglob("*.py"))}
     for name in VERSIONED:
         with suppress(metadata.PackageNotFoundError):
             package = metadata.distribution(name)

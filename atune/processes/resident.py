@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from atune.processes import server_main
-from atune.processes.fit import facts, stamps
+from atune.processes.fit import facts, packages, stamps
 from atune.processes.resident_session import Imported, answer, imported_environment, imported_path
 
 BACKLOG = 64
@@ -198,6 +198,7 @@ def _import(preload: list[str]) -> tuple[Imported, float]:
         before=before,
         after=facts(os.environ),
         stamps=stamps(),
+        packages=packages(),
         environment=imported_environment(env, os.environ),
         path=imported_path(path, sys.path),
     )

@@ -27,7 +27,7 @@ from atune.errors import AtuneError, UsageError
 from atune.processes.fit import facts, surroundings
 from atune.processes.resident import peer
 from atune.processes.resident_session import MESSAGE_BYTES, SESSION
-from atune.processes.server import Order, ServerProcess
+from atune.processes.server import Order, ServerProcess, search_path
 from atune.system.folders import private_root, short_path
 
 VARIABLE = "ATUNE_SERVER"
@@ -110,7 +110,7 @@ def ask(place: Place, what: bytes, request: Mapping[str, Any] | None = None, wit
 
 def wanted(preload: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     """Return what a server must have to be of use to this program: `env` is what its fork server would have."""
-    return {"preload": list(preload), "facts": facts(env)}
+    return {"preload": list(preload), "facts": facts(env), "path": search_path()}
 
 
 async def session(
@@ -158,7 +158,6 @@ class Session:
             **wanted(order.preload, order.env),
             "program": surroundings(order.env),
             "folder": order.folder,
-            "path": order.path,
             "arguments": order.arguments,
         }
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from atune.processes import server_main
-from atune.processes.fit import Facts, Stamps, changed, difference, take_over
+from atune.processes.fit import Facts, Stamps, changed, difference, shadowed, take_over
 
 REQUEST_S = 5.0
 """How long a client may take to say what it wants."""
@@ -34,6 +34,8 @@ class Imported(NamedTuple):
     before: Facts
     after: Facts
     stamps: Stamps
+    packages: dict[str, str]
+    """Files of what was imported, by name."""
     environment: dict[str, tuple[str, str]]
     """Variables that importing set: what it put before the value that was there, and the whole value."""
     path: tuple[list[str], list[str]]
@@ -43,7 +45,12 @@ class Imported(NamedTuple):
         """Say why this does not do for a client; empty where it does."""
         if request["preload"] != self.preload:
             return "it imported other modules"
-        return difference(request["facts"], self.before, self.after) or changed(self.stamps)
+        front, back = self.path
+        return (
+            difference(request["facts"], self.before, self.after)
+            or changed(self.stamps)
+            or shadowed(self.packages, [*front, *request["path"], *back])
+        )
 
 
 def imported_environment(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -66,6 +66,12 @@ class Lasting(NamedTuple):
     """How many calls it was given."""
 
 
+def search_path() -> list[str]:
+    """Return this program's search path for modules, whatever the working folder is."""
+    there = working_folder()
+    return [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
+
+
 class Order(NamedTuple):
     """What a fork server is told when it starts. `control` and `lifeline`: its ends; `log`: where it writes."""
 
@@ -169,7 +175,7 @@ class ServerProcess:
                     log=log.fileno(),
                     folder=there,
                     preload=tuple(preload),
-                    path=[os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
+                    path=search_path(),
                     env={**os.environ, **env, SERVER_FOLDER: str(folder)},
                 )
                 self._process = launch(order)

@@ -341,6 +341,11 @@ async def test_another_toolkit_or_other_modules_do_not_fit_but_a_variable_of_the
 ) -> None:
     with pytest.raises(NoSession, match="it imported other modules"):
         await new_session(tmp_path / "run", ("json",))
+    (tmp_path / "pool_targets.py").write_text("")  # what the server has imported, from elsewhere
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        with pytest.raises(NoSession, match=r"would import pool_targets from .*/pool_targets\.py"):
+            await new_session(tmp_path / "run")
     monkeypatch.setenv("MY_KERNELS_SIZE", "12")
     assert await works(await new_session(tmp_path / "run"))
     monkeypatch.setenv("CUDA_HOME", "/opt/another")
