@@ -13,7 +13,7 @@ import pytest
 import atune
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, Event, RunFinished
-from atune.local.backend import run_folder, server_folder
+from atune.system.folders import run_folder, server_folder
 from atune.testing import FakeBackend
 
 ROOT = Path(__file__).parents[2]
