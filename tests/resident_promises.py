@@ -20,12 +20,12 @@ from atune.local import resident_control
 from atune.local.workers import server_env
 from atune.processes import resident_client
 from atune.processes.resident_client import NoSession, Place, Session
-from atune.processes.server import Order, Process, Program, ServerProcess
+from atune.processes.server import ForkServerProcess, Order, Process, Program
 
 START = "from atune.local import resident_control as r; r.PRELOAD = (); r.start(600)"
 used: list[str] = []
 at_start: dict[str, str] = {}
-init, wanted = ServerProcess.__init__, resident_client.wanted
+init, wanted = ForkServerProcess.__init__, resident_client.wanted
 
 
 def launch(order: Order) -> Process:
@@ -54,7 +54,7 @@ def fitting(preload: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     return wanted([], {**env, **server_env(), **at_start})
 
 
-def patched(process: ServerProcess, *arguments: Any, **options: Any) -> None:
+def patched(process: ForkServerProcess, *arguments: Any, **options: Any) -> None:
     init(process, *arguments, **{**options, "launch": launch})
 
 
@@ -66,7 +66,7 @@ def sessions(quick_compiler: None, tmp_path_factory: pytest.TempPathFactory) -> 
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         patch.setattr(resident_control, "PRELOAD", ())
         patch.setattr(resident_client, "wanted", fitting)
-        patch.setattr(ServerProcess, "__init__", patched)
+        patch.setattr(ForkServerProcess, "__init__", patched)
         at_start.update({name: os.environ[name] for name in ("PYTHONPATH", "TMPDIR") if name in os.environ})
         subprocess.run([sys.executable, "-c", START], check=True)  # no child of the tests', which count theirs
         yield

@@ -17,7 +17,7 @@ from atune.local import resident_control
 from atune.processes import resident_client
 from atune.processes.pool import ForkServer
 from atune.processes.resident_client import Place, session
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 
 ROOT = Path(__file__).parents[1]
 LIGHT = ("json", "pool_targets")
@@ -48,7 +48,7 @@ def status() -> dict[str, Any]:
     return found
 
 
-async def new_session(folder: Path, preload: tuple[str, ...] = LIGHT, **env: str) -> ServerProcess:
+async def new_session(folder: Path, preload: tuple[str, ...] = LIGHT, **env: str) -> ForkServerProcess:
     """Return a session whose own variables, beside this program's, are `env`."""
     return await session(Place(), preload, folder, lambda: None, env={**resident_control._env(), **env})
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from atune.local.entry_points import PRELOAD
 from atune.local.workers import server_env
 from atune.processes.resident_client import NoSession, found, session
-from atune.processes.server import ServerProcess, parked
+from atune.processes.server import ForkServerProcess, parked
 from atune.system.folders import server_folder
 
 
-async def fork_server(kind: tuple[object, ...]) -> ServerProcess:
+async def fork_server(kind: tuple[object, ...]) -> ForkServerProcess:
     """Return a fork server: the parked one of this `kind`, else a session, else a fresh one. Its `kind` says which.
 
     Cancelled, it leaves no process behind.
@@ -26,6 +26,6 @@ async def fork_server(kind: tuple[object, ...]) -> ServerProcess:
         return process
 
 
-def fresh_server() -> ServerProcess:
+def fresh_server() -> ForkServerProcess:
     """Start a fork server, which imports for itself."""
-    return ServerProcess(PRELOAD, *server_folder(), env=server_env())
+    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())

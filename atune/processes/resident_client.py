@@ -27,7 +27,7 @@ from atune.errors import AtuneError, UsageError
 from atune.processes.fit import facts, surroundings
 from atune.processes.resident import peer
 from atune.processes.resident_session import MESSAGE_BYTES, SESSION
-from atune.processes.server import Order, ServerProcess, search_path
+from atune.processes.server import ForkServerProcess, Order, search_path
 from atune.system.folders import private_root, short_path
 
 VARIABLE = "ATUNE_SERVER"
@@ -120,8 +120,8 @@ async def session(
     remove_folder: Callable[[], None],
     *,
     env: Mapping[str, str],
-) -> ServerProcess:
-    """Return a session of the resident server at `place`, as `ServerProcess` is made of the same.
+) -> ForkServerProcess:
+    """Return a session of the resident server at `place`, as `ForkServerProcess` is made of the same.
 
     Raises `NoSession` where it does not fit, or does not answer in time. Cancelled, it leaves no process behind.
     """
@@ -132,7 +132,7 @@ async def session(
         return asked[0]
 
     try:
-        process = ServerProcess(preload, folder, remove_folder, env=env, launch=launch)
+        process = ForkServerProcess(preload, folder, remove_folder, env=env, launch=launch)
     except BaseException:
         remove_folder()
         raise

@@ -1,6 +1,6 @@
 """A child of the resident server: it answers one client, and becomes the client's fork server where it fits.
 
-From then on it is `server_main.Server`, as a fork server of the program's own: its lifeline, control socket and log are
+From then on it is `server_main.ForkServerMain`, as a fork server of the program's own: its lifeline, control socket and log are
 the client's, and it does not need the resident server any more.
 """
 
@@ -113,7 +113,7 @@ def _become_fork_server(
     _set_environment(imported, request)
     server_main.set_limits()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = server_main.Server(socket.socket(fileno=control), lifeline, request["folder"])
+    server = server_main.ForkServerMain(socket.socket(fileno=control), lifeline, request["folder"])
     own = os.pidfd_open(os.getpid())
     _reply(client, {"pid": os.getpid()}, [own])
     os.close(own)

@@ -27,7 +27,7 @@ from atune.processes.fit import changed, difference
 from atune.processes.pool import ForkServer
 from atune.processes.resident_client import NoSession, Place, found
 from atune.processes.resident_session import imported_environment, imported_path
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import children_of, descendants
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ def gone(pid: int) -> bool:
     return True
 
 
-async def works(process: ServerProcess) -> bool:
+async def works(process: ForkServerProcess) -> bool:
     """Tell whether a fork server forks a worker that answers."""
     async with ForkServer(process=process) as pool:
         worker = await pool.spawn("test")
@@ -72,7 +72,7 @@ async def falls_back(folder: Path, why: str) -> None:
     """See that there is no session because of `why`, quickly, and that a fork server of one's own works then."""
     with anyio.fail_after(10), pytest.raises(NoSession, match=why):
         await new_session(folder)
-    assert await works(ServerProcess((), folder, env={}))
+    assert await works(ForkServerProcess((), folder, env={}))
 
 
 @every_loop
@@ -166,8 +166,8 @@ async def test_a_stopped_server_leaves_its_sessions_to_their_runs(server: int, t
 
 
 async def test_a_killed_session_is_replaced_by_a_fork_server_of_the_runs_own(server: int, tmp_path: Path) -> None:
-    def again() -> ServerProcess:
-        return ServerProcess((), tmp_path / "again", env={})
+    def again() -> ForkServerProcess:
+        return ForkServerProcess((), tmp_path / "again", env={})
 
     async with pool(tmp_path / "run", again=again) as forks:
         worker = await forks.spawn("test")
@@ -315,7 +315,7 @@ async def test_a_disk_that_is_full_fails_the_start_and_no_run(tmp_path: Path, mo
     with pytest.raises(WorkerError, match="did not start"):
         resident_control.start(600)
     monkeypatch.undo()
-    assert await works(ServerProcess((), tmp_path / "own", env={}))
+    assert await works(ForkServerProcess((), tmp_path / "own", env={}))
 
 
 async def test_a_package_upgraded_underneath_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ async def test_a_package_upgraded_underneath_is_not_used(tmp_path: Path, monkeyp
             await new_session(tmp_path / "next", (*residents.LIGHT, "upgraded"))
         assert "upgraded.py was changed" in status()["misfit"]
         assert first == status()["pid"]
-    assert await works(ServerProcess(("upgraded",), tmp_path / "own", env={}))
+    assert await works(ForkServerProcess(("upgraded",), tmp_path / "own", env={}))
 
 
 async def test_another_toolkit_or_other_modules_do_not_fit_but_a_variable_of_the_users_does(
