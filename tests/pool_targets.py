@@ -209,3 +209,13 @@ if __name__ == "__main__":
 def limits(payload: bytes) -> bytes:
     found = resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NOFILE)
     return json.dumps([found, os.getcwd()]).encode()
+
+
+def surroundings(payload: bytes) -> bytes:
+    """Tell what a session takes over from its program, beside `settings`."""
+    mask = os.umask(0)
+    os.umask(mask)
+    ignored = [int(one) for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN]
+    stack = resource.getrlimit(resource.RLIMIT_STACK)
+    facts = {"umask": mask, "stack": stack, "path": sys.path, "argv": sys.argv, "ignored": ignored}
+    return json.dumps(facts).encode()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from atune.cli.cache import add_cache_commands
 from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
+from atune.cli.server import add_server_commands
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
@@ -115,6 +116,8 @@ def summary_text(result: TuneResult) -> str:
     lines += [f"           {line}" for line in failure_lines(result)]
     if result.axis_importance is not None:
         lines.append(f"axes that mattered: {printable(result.axis_importance.describe())}")
+    if result.stored:
+        lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     return "\n".join(lines)
@@ -199,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_journal_commands(commands, shown)
     add_cache_commands(commands, shown)
+    add_server_commands(commands, shown)
 
     doctor = commands.add_parser(
         "doctor",

@@ -265,6 +265,7 @@ class Engine:
             "strategy": self.strategy_name,
             "settings": settings,
             "versions": self.machine.versions(),
+            "fork_server": self.machine.fork_server,
         }
 
     def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
@@ -281,6 +282,7 @@ class Engine:
             accepted=plan.accepted,
             accelerators=active,
             unused=dict(unused),
+            fork_server=self.machine.fork_server,
         )
         for index, device in plan.suspects.items():
             message = "suspect: the whole program died twice while this candidate was being measured"

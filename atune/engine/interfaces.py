@@ -171,6 +171,14 @@ class Machine(Protocol):
 
     def versions(self) -> dict[str, str]: ...
 
+    @property
+    def fork_server(self) -> str:
+        """``resident`` for a session of a resident server, or why there is none; empty where there is no such server.
+
+        Known once `discover` has returned.
+        """
+        ...
+
 
 class GroupFailed(Exception):
     """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""

@@ -72,6 +72,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Why the others were not, by name."""
     advice: tuple[Advice, ...] = ()
     """What was taken over from elsewhere: all that the strategy was told of that."""
+    fork_server: str = ""
+    """``resident`` where a resident server's session was used, or why it was not; empty where there is none."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -283,6 +285,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """What is not as it was and was accepted: a sentence each."""
     accelerators: tuple[str, ...] = ()
     unused: dict[str, str] = {}
+    fork_server: str = ""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

@@ -80,6 +80,8 @@ class TuneResult:
         self.failed = state.counts["failed"]
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
+        self.built, self.stored = state.built, state.stored
+        """Distinct codes that have a library, and how many of those an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
         entries = state.final.entries if state.final else ()
         firsts = [(state.first(e.index), e.timing) for e in entries]

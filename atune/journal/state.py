@@ -33,7 +33,7 @@ from atune.journal.events import (
     WinnerProven,
 )
 from atune.journal.improvements import Improvement
-from atune.model.artifact import Artifact, StaticFacts
+from atune.model.artifact import STORED, Artifact, StaticFacts
 from atune.model.candidate import Config, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
@@ -79,6 +79,7 @@ class State:
         """Candidates by `Status`, ``remaining`` left out."""
         self.lowered = self.built = 0
         """Candidates lowered, and distinct codes whose library was built."""
+        self._stored: set[int] = set()
         self.unbuilt = 0
         """Distinct codes that have an outcome without a library."""
         self.surveyed: SpaceSurveyed | None = None
@@ -137,6 +138,8 @@ class State:
                     self._made(index)
                     entry = self.first(index)
                     self.built += not entry.built
+                    if event.why == STORED and not entry.built:
+                        self._stored.add(index)
                     self._count(entry, -1)
                     entry.built = True
                     self._count(entry, 1)
@@ -254,6 +257,11 @@ class State:
         if self._counted is not None:
             return self._counted
         return self.totals[-1] if self.totals else 0
+
+    @property
+    def stored(self) -> int:
+        """Distinct codes that an earlier run compiled, so that this one found their libraries."""
+        return len({self.first(index).index for index in self._stored})
 
     @property
     def settled(self) -> int:

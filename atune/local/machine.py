@@ -19,10 +19,11 @@ from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompil
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DISCOVER, PRELOAD
+from atune.local.fork_server import fork_server, fresh_server
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
-from atune.local.workers import Workers, process_folders, server_env
+from atune.local.workers import Workers, process_folders
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -32,7 +33,7 @@ from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
-from atune.system.folders import run_folder, server_folder
+from atune.system.folders import run_folder
 from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
@@ -68,6 +69,7 @@ class LocalMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
+        self.fork_server = ""
         self.workers = Workers(workload)
         self._space = SpaceWorker(self.workers, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
@@ -90,7 +92,8 @@ class LocalMachine:
         """
         with run_folder() as self.run_dir:
             kind = (PRELOAD, *surroundings())
-            process = parked.take(kind) or _started()
+            process = await fork_server(kind)
+            self.fork_server = process.kind
             park = functools.partial(parked.park, kind)
             async with (
                 ForkServer(process=process, park=park, again=self._new_server) as self.server,
@@ -253,7 +256,7 @@ class LocalMachine:
 
     def _new_server(self) -> ForkServerProcess:
         """Start a server in the place of one that was lost."""
-        process = _started()
+        process = fresh_server()
         self._warn("the fork server was lost, and another is started; what was under way is done once more")
         return process
 
@@ -278,7 +281,3 @@ class LocalMachine:
     @property
     def _on_cpu(self) -> bool:
         return self.found.target.kind == "c"
-
-
-def _started() -> ForkServerProcess:
-    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())

@@ -175,6 +175,10 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
 
 
+STORED = "from the artifact store"
+"""What `Artifact.why` says of a library that an earlier run compiled."""
+
+
 class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """One candidate's place in a shared library: the file, and the symbol to call in it."""
 

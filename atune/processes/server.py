@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 
@@ -42,7 +42,7 @@ def refuse_in_worker() -> None:
     frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
     while frame is not None and not where:  # the innermost file that is being run
         code, line = frame.f_code, frame.f_lineno
-        if code.co_name == "<module>" and code.co_filename != server_main.__file__:
+        if code.co_name == "<module>" and os.path.dirname(code.co_filename) != os.path.dirname(server_main.__file__):
             where = f"{code.co_filename}, line {line},"
         frame = frame.f_back
     if not where:
@@ -66,12 +66,78 @@ class Lasting(NamedTuple):
     """How many calls it was given."""
 
 
+def search_path() -> list[str]:
+    """Return this program's search path for modules, whatever the working folder is."""
+    there = working_folder()
+    return [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
+
+
+class Order(NamedTuple):
+    """What a fork server is told when it starts. `control` and `lifeline`: its ends; `log`: where it writes."""
+
+    control: int
+    lifeline: int
+    log: int
+    folder: str
+    """The program's working folder."""
+    preload: tuple[str, ...]
+    path: list[str]
+    """The program's search path for modules."""
+    env: dict[str, str]
+
+    @property
+    def arguments(self) -> str:
+        """What the server's program has as its only argument."""
+        named = {name: getattr(self, name) for name in ("control", "lifeline", "folder", "preload", "path")}
+        return json.dumps({**named, "parent": os.getpid()})
+
+
+class Process(Protocol):
+    """A fork server's process, as `subprocess.Popen` has one."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def open_pidfd(self) -> int:
+        """Return a new descriptor that is readable once the process has ended. Raises `ProcessLookupError`."""
+        ...
+
+    def forget(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+
+
+class Program(subprocess.Popen[bytes]):
+    """A fork server that this program starts."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(
+            [sys.executable, "-P", server_main.__file__, order.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=order.log,
+            stderr=order.log,
+            env=order.env,
+            cwd="/",  # which stays: libraries that torch loads end the process where there is none
+            pass_fds=(order.control, order.lifeline),
+        )
+
+    def open_pidfd(self) -> int:
+        return os.pidfd_open(self.pid)
+
+    def forget(self) -> None:
+        self.returncode = 0  # not our child: nothing to wait for
+
+
 class ForkServerProcess:
     """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
 
     Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
-    of its workers; `remove_folder` is called once the process has ended. `facts` holds whatever runs learned and the
-    next may use, `lasting` the workers that one leaves to the next. Raises `WorkloadError` in a worker.
+    of its workers; `remove_folder` is called once the process has ended. `launch` starts the process. `facts` holds
+    whatever runs learned and the next may use, `lasting` the workers that one leaves to the next. Raises
+    `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -81,6 +147,7 @@ class ForkServerProcess:
         remove_folder: Callable[[], None] = lambda: None,
         *,
         env: Mapping[str, str],
+        launch: Callable[[Order], Process] = Program,
     ) -> None:
         refuse_in_worker()
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +156,8 @@ class ForkServerProcess:
         self.log = folder / "fork-server.log"
         self.numbers = count()
         self.preload_s: float | None = None
+        self.kind = ""
+        """What a run's header says of it: `RESIDENT`, or why it is none of a resident server's; mostly empty."""
         self.facts: dict[Any, Any] = {}
         self.lasting: list[Lasting] = []
         with ExitStack() as stack:
@@ -98,40 +167,37 @@ class ForkServerProcess:
             lifeline, self.lifeline = os.pipe()
             stack.callback(os.close, lifeline)
             there = working_folder()
-            config = {
-                "control": theirs.fileno(),
-                "lifeline": lifeline,
-                "parent": os.getpid(),
-                "folder": there,
-                "preload": tuple(preload),
-                "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
-            }
             try:
                 log = stack.enter_context(self.log.open("ab"))
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-P", server_main.__file__, json.dumps(config)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                order = Order(
+                    control=theirs.fileno(),
+                    lifeline=lifeline,
+                    log=log.fileno(),
+                    folder=there,
+                    preload=tuple(preload),
+                    path=search_path(),
                     env={**os.environ, **env, SERVER_FOLDER: str(folder)},
-                    cwd="/",  # which stays: libraries that torch loads end the process where there is none
-                    pass_fds=(theirs.fileno(), lifeline),
                 )
+                self._process = launch(order)
             except BaseException:
                 self.control.close()
                 os.close(self.lifeline)
                 raise
-        self.pid = self._popen.pid
+
+    @property
+    def pid(self) -> int:
+        """The process; zero where a resident server was asked for one and has not answered."""
+        return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        return self._popen.poll()
+        return self._process.poll()
 
     async def wait(self) -> int | None:
         """Wait for the process to end, and reap it."""
         while self.returncode is None:
             try:
-                pidfd = os.pidfd_open(self.pid)
+                pidfd = self._process.open_pidfd()
             except ProcessLookupError:
                 continue
             try:
@@ -156,7 +222,7 @@ class ForkServerProcess:
     def reap(self) -> None:
         """Wait for a process that was hung up on, blocking: it takes milliseconds, and half a second at most."""
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(REAP_S)
+            self._process.wait(REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:
@@ -171,7 +237,7 @@ class ForkServerProcess:
         if self.lasting:
             with suppress(OSError, subprocess.TimeoutExpired):
                 self.control.shutdown(socket.SHUT_WR)
-                self._popen.wait(REAP_S)
+                self._process.wait(REAP_S)
         self.hang_up()
         self.reap()
         self._close()
@@ -182,7 +248,7 @@ class ForkServerProcess:
             os.close(self.lifeline)
             self.lifeline = -1
         self._close()
-        self._popen.returncode = 0  # not our child: nothing to wait for
+        self._process.forget()
 
     def _close(self) -> None:
         self.control.close()

@@ -78,7 +78,9 @@ def main() -> NoReturn:
     server = ForkServerMain(socket.socket(fileno=config["control"]), lifeline, config["folder"])
     try:
         server.report(op="ready", **preload(config["preload"]))
-        server.serve(config["parent"])
+        parent = os.pidfd_open(config["parent"])
+        if os.getppid() == config["parent"]:  # else the number may be another process's by now
+            server.serve(parent)
     except BrokenPipeError:
         pass  # the parent hung up in the middle of a report
     except BaseException:
@@ -198,15 +200,13 @@ class ForkServerMain:
         self.control.send(json.dumps(message).encode())
 
     def serve(self, parent: int) -> None:
-        """Return when the parent has hung up or is gone."""
+        """Return when the parent, a pidfd, has hung up or is gone."""
         self.wakeup.setblocking(False)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.parent = os.pidfd_open(parent)
+        self.parent = parent
         self.own = children_of(os.getpid())
         fcntl.fcntl(self.lifeline, F_SETSIG, signal.SIGCONT)  # from now on we see its end ourselves
-        if os.getppid() != parent:
-            return
         poll = select.poll()
         for source in (self.control, self.woken, self.parent, self.lifeline):
             poll.register(source, select.POLLIN)

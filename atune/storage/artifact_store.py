@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from atune.model.artifact import Artifact, Lowered, source_path
+from atune.model.artifact import STORED, Artifact, Lowered, source_path
 from atune.system.paths import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
 
 MAX_BYTES = 4 << 30
@@ -74,9 +74,7 @@ class ArtifactStore:
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         self._pin(library.name)
-        return msgspec.structs.replace(
-            found, index=index, path=str(library), seconds=0.0, why="from the artifact store", store_key=key
-        )
+        return msgspec.structs.replace(found, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
     def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
         """Keep artifacts of one library, each under its code's key. Raises `OSError`."""

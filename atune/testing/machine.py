@@ -206,6 +206,8 @@ class FakeMachine:
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
 
+    fork_server = ""
+
     @property
     def running(self) -> int:
         """Calls that are under way."""

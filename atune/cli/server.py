@@ -1,0 +1,105 @@
+"""``atune server``: start the resident server, look at it, stop it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from atune.cli.printing import say
+from atune.errors import UsageError
+
+if TYPE_CHECKING:
+    from atune.system.signals import Interrupts
+
+OK, NONE = 0, 1
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def add_server_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``server`` and its commands; `shown` has the options that all commands have."""
+    text = "Keep tilelang imported between runs, in a server of your own"
+    server = commands.add_parser(
+        "server", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+    )
+    inner = server.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, command, said in (
+        ("start", _start, "Start the resident server; runs of this user and this Python use it from then on"),
+        ("status", _status, "Say whether it runs, fits, and how much memory it takes; exit status 1 where none runs"),
+        ("stop", _stop, "Stop it; runs that use it go on"),
+    ):
+        parser = inner.add_parser(
+            name, parents=[shown], allow_abbrev=False, help=f"{said[0].lower()}{said[1:]}", description=f"{said}."
+        )
+        parser.set_defaults(command=command)
+        if name == "start":
+            parser.add_argument(
+                "--idle", type=_seconds, default=1800.0, metavar="30m", help="end after so long without a run (30m)"
+            )
+
+
+def _start(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.local import resident_control
+
+    before = resident_control.status()
+    answers = before is not None and "up_s" in before
+    if before is not None and answers:
+        if not before["misfit"]:
+            return _show({**before, "started": False}, f"runs already: {_described(before)}", arguments)
+        resident_control.stop()
+    began = resident_control.start(arguments.idle)
+    now = resident_control.status() or {}
+    replaced = f" It replaces one that did not fit: {before['misfit']}." if before is not None and answers else ""
+    text = f"{_described({**now, **began})} Its imports took {began['seconds']:.1f} s.{replaced}"
+    return _show({**now, **began, "started": True}, text, arguments)
+
+
+def _status(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.local import resident_control
+
+    found = resident_control.status()
+    if found is None:
+        _show({"pid": None}, "no resident server runs; atune server start starts one", arguments)
+        return NONE
+    return _show(found, _described(found), arguments)
+
+
+def _stop(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.local import resident_control
+
+    pid = resident_control.stop()
+    text = "no resident server runs" if pid is None else f"resident server {pid} was stopped; runs that use it go on"
+    return _show({"pid": pid}, text, arguments)
+
+
+def _show(found: dict[str, Any], text: str, arguments: argparse.Namespace) -> int:
+    say(json.dumps(found) if arguments.json else text)
+    return OK
+
+
+def _described(found: dict[str, Any]) -> str:
+    """Return what is known of a server in a few sentences."""
+    from atune.reporting.progress import duration
+
+    parts = [f"resident server {found['pid']}"]
+    if "up_s" in found:
+        parts.append(
+            f"up for {duration(found['up_s'])}, with {found['sessions']} runs now and {found['served']} before"
+        )
+        parts.append(f"ends after {duration(found['idle_s'])} without a run")
+    if "rss_bytes" in found:
+        shared = f", {found['pss_bytes'] / 2**20:.0f} of them its own share" if "pss_bytes" in found else ""
+        parts.append(f"{found['rss_bytes'] / 2**20:.0f} MiB of memory{shared}")
+    why = f" Programs of this environment do not use it: {found['misfit']}." if found.get("misfit") else ""
+    return f"{'; '.join(parts)}.{why}"
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text[:-1]) * UNITS[text[-1:]] if text[-1:] in UNITS else float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"--idle {text!r}: give a time such as 90s, 30m or 2h")
+    return value

@@ -1,0 +1,152 @@
+"""The resident server from outside: started, asked how it is, stopped. Blocking, for the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atune.errors import UsageError, WorkerError
+from atune.local.entry_points import PRELOAD
+from atune.local.workers import server_env
+from atune.processes import resident_main
+from atune.processes.resident_client import ANSWER_S, NoSession, Place, ask, wanted
+from atune.processes.resident_session import STATUS, STOP
+from atune.processes.server import refuse_in_worker, search_path
+from atune.processes.worker import read_tail
+from atune.system.folders import SERVER_FOLDER, private_root
+
+START_S = 300.0
+"""For importing the preload: never what a slow machine needs."""
+STOP_S = 5.0
+
+
+def status(within_s: float = ANSWER_S) -> dict[str, Any] | None:
+    """Return what the resident server says of itself, and as ``misfit`` why this program would not use it.
+
+    Of one that does not answer, its ``pid`` and ``misfit`` alone; None where there is none.
+    """
+    place = Place()
+    try:
+        return ask(place, STATUS, wanted(PRELOAD, _env()), within_s)
+    except NoSession as error:
+        pid = place.holder()
+        return {"pid": pid, "misfit": f"{error}; it still imports, or hangs"} if pid else None
+
+
+def start(idle_s: float) -> dict[str, Any]:
+    """Start a resident server that ends after `idle_s` without a run; return its ``pid``, and ``seconds`` of imports.
+
+    Another that is being started is waited for. Raises `WorkerError` where importing fails.
+    """
+    refuse_in_worker()
+    place = Place()
+    place.make()
+    deadline = time.monotonic() + START_S
+    while True:
+        said = _started(place, idle_s)
+        if "pid" in said:
+            return said
+        if "error" in said:
+            raise WorkerError(f"the resident server did not start: {said['error']}", read_tail(place.log))
+        while (other := status()) is not None:  # it was started meanwhile, by somebody else
+            if "up_s" in other:
+                return {"pid": other["pid"], "seconds": 0.0}
+            if time.monotonic() > deadline:
+                raise WorkerError(f"a resident server, process {other['pid']}, hangs; atune server stop ends it")
+            time.sleep(0.1)
+
+
+def stop() -> int | None:
+    """Stop the resident server and wait until it has ended; return its pid, None where there is none.
+
+    One that does not answer is killed.
+    """
+    place = Place()
+    pid = place.holder()
+    if not pid:
+        return None
+    try:
+        ask(place, STOP, within_s=ANSWER_S)
+    except NoSession:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + STOP_S
+    while place.holder() == pid and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pid
+
+
+def _started(place: Place, idle_s: float) -> dict[str, Any]:
+    """Start the server's program; return what it says of how it began."""
+    heard, ready = os.pipe()
+    config = {
+        "socket": str(place.socket),
+        "lock": str(place.lock),
+        "ready": ready,
+        "idle_s": idle_s,
+        "preload": list(PRELOAD),
+        "path": search_path(),
+    }
+    log = _log(place.log)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", resident_main.__file__, json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_env(),
+            cwd="/",
+            pass_fds=(ready,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(ready)
+        os.close(log)
+    try:
+        return _said(heard, process, place)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        os.close(heard)
+
+
+def _said(heard: int, process: subprocess.Popen[bytes], place: Place) -> dict[str, Any]:
+    """Wait for what the server says. Raises `WorkerError` where it ends without a word, or is not done in time."""
+    text = b""
+    deadline = time.monotonic() + START_S
+    while select.select([heard], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(heard, 1 << 16)
+        if not part:
+            break
+        text += part
+    if not text:
+        raise WorkerError(f"the resident server (process {process.pid}) ended as it started", read_tail(place.log))
+    said: dict[str, Any] = json.loads(text)
+    if "pid" not in said:
+        process.wait()
+    process.returncode = 0  # it outlives this program
+    return said
+
+
+def _log(path: Path) -> int:
+    """Open the server's log, anew. Raises `UsageError`."""
+    try:
+        path.unlink(missing_ok=True)  # another server may still write to it
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _env() -> dict[str, str]:
+    """Return the server's environment: by its folder's name, runs know their own processes on a GPU."""
+    return {**os.environ, **server_env(), SERVER_FOLDER: str(private_root() / "server-resident")}

@@ -1,0 +1,255 @@
+"""Finding a resident server, and asking it: for a session to be a run's fork server, how it is, or to stop.
+
+Nothing that it sends is more than JSON, and nothing is read before the kernel said whose the other end is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from atune.errors import AtuneError, UsageError
+from atune.processes.fit import facts, surroundings
+from atune.processes.resident import peer
+from atune.processes.resident_session import MESSAGE_BYTES, SESSION
+from atune.processes.server import ForkServerProcess, Order, search_path
+from atune.system.folders import private_root, short_path
+
+VARIABLE = "ATUNE_SERVER"
+"""Environment variable: with ``off``, no resident server is looked for."""
+RESIDENT = "resident"
+ANSWER_S = 1.0
+"""How long a resident server may take to fork a session; a fresh fork server takes longer."""
+STATUS_S = 0.05
+"""How long the exit status of a session is waited for. Without it the session counts as killed, as most end."""
+
+
+class NoSession(AtuneError):
+    """A resident server gives no session: it does not fit, or does not answer. A fork server of one's own works."""
+
+
+class Place:
+    """Where the resident server of this user and this Python is reached: its socket, lock and log in one folder."""
+
+    def __init__(self) -> None:
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        self.below_runtime = os.path.isabs(runtime) and os.path.isdir(runtime)
+        root = Path(runtime, "atune") if self.below_runtime else Path(tempfile.gettempdir(), f"atune-{os.getuid()}")
+        name = hashlib.sha256(f"{sys.executable}\0{sys.prefix}".encode(errors="surrogateescape")).hexdigest()[:16]
+        self.folder = root
+        self.socket, self.lock, self.log = (root / f"resident-{name}.{kind}" for kind in ("socket", "lock", "log"))
+
+    def make(self) -> None:
+        """Make the folder, if need be. Raises `UsageError` where it is not this user's alone, or cannot be made."""
+        try:
+            if self.below_runtime:
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+            else:
+                private_root()
+        except OSError as error:
+            raise UsageError(f"{self.folder} cannot be made: {error.strerror or error}") from error
+        if why := self.unsafe():
+            raise UsageError(f"{why}; set XDG_RUNTIME_DIR or TMPDIR to another place")
+
+    def holder(self) -> int:
+        """Return the process that holds the lock, as it says itself; zero where none does that is to be trusted."""
+        if self.unsafe():
+            return 0
+        try:
+            with open(self.lock, "rb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return int(lock.read() or b"0")
+        except (OSError, ValueError):
+            pass
+        return 0
+
+    def unsafe(self) -> str:
+        """Say why what is there is not to be trusted; empty where it is this user's alone."""
+        try:
+            found = os.lstat(self.folder)
+        except OSError as error:
+            return f"{self.folder} cannot be looked at: {error.strerror}"
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            return f"{self.folder} must be a folder that is yours alone (mode 700, no link)"
+        return ""
+
+
+def found() -> Place | None:
+    """Return where a resident server is to be reached, if there is one and it may be used. Costs two stats."""
+    if os.environ.get(VARIABLE) == "off":
+        return None
+    place = Place()
+    return place if os.path.lexists(place.socket) else None
+
+
+def ask(place: Place, what: bytes, request: Mapping[str, Any] | None = None, within_s: float = 5.0) -> dict[str, Any]:
+    """Ask what is answered without descriptors, blocking. Raises `NoSession` where nobody answers in time."""
+    with _connected(place) as sock:
+        _send(sock, what, request or {}, [])
+        if not select.select([sock], [], [], within_s)[0]:
+            raise NoSession(f"it does not answer within {within_s:g} s")
+        return _received(sock)[0]
+
+
+def wanted(preload: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a server must have to be of use to this program: `env` is what its fork server would have."""
+    return {"preload": list(preload), "facts": facts(env), "path": search_path()}
+
+
+async def session(
+    place: Place,
+    preload: Sequence[str],
+    folder: Path,
+    remove_folder: Callable[[], None],
+    *,
+    env: Mapping[str, str],
+) -> ForkServerProcess:
+    """Return a session of the resident server at `place`, as `ForkServerProcess` is made of the same.
+
+    Raises `NoSession` where it does not fit, or does not answer in time. Cancelled, it leaves no process behind.
+    """
+    asked: list[ResidentSession] = []
+
+    def launch(order: Order) -> ResidentSession:
+        asked.append(ResidentSession(place, order))
+        return asked[0]
+
+    try:
+        process = ForkServerProcess(preload, folder, remove_folder, env=env, launch=launch)
+    except BaseException:
+        remove_folder()
+        raise
+    try:
+        await asked[0].answered()
+    except BaseException:
+        process.destroy()
+        raise
+    process.kind = RESIDENT
+    return process
+
+
+class ResidentSession:
+    """A fork server that is no child of this program's, with what is needed of `subprocess.Popen`."""
+
+    def __init__(self, place: Place, order: Order) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self._pidfd = -1
+        self._sock = _connected(place)
+        own = os.pidfd_open(os.getpid())
+        request = {
+            **wanted(order.preload, order.env),
+            "program": surroundings(order.env),
+            "folder": order.folder,
+            "arguments": order.arguments,
+        }
+        try:
+            _send(self._sock, SESSION, request, [order.control, order.lifeline, own, order.log])
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            os.close(own)
+
+    async def answered(self) -> None:
+        """Wait until the session is there. Raises `NoSession` where it will not be."""
+        with anyio.move_on_after(ANSWER_S) as waiting:
+            await anyio.wait_readable(self._sock)
+        if waiting.cancelled_caught:
+            raise NoSession(f"it does not answer within {ANSWER_S:g} s; atune server status tells more")
+        answer, fds = _received(self._sock)
+        if "misfit" in answer:
+            raise NoSession(answer["misfit"])
+        self.pid, [self._pidfd] = answer["pid"], fds
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (self._pidfd < 0 or select.select([self._pidfd], [], [], 0)[0]):
+            self.returncode = self._status()
+            self.forget()
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        if self.returncode is None and self._pidfd >= 0 and not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("session", timeout)
+        code = self.poll()
+        assert code is not None, "it has ended"
+        return code
+
+    def open_pidfd(self) -> int:
+        return os.dup(self._pidfd)
+
+    def forget(self) -> None:
+        self.returncode = 0 if self.returncode is None else self.returncode
+        self._sock.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _status(self) -> int:
+        """Return how the process ended, as the resident server says it."""
+        if self._pidfd >= 0 and select.select([self._sock], [], [], STATUS_S)[0]:
+            with suppress(OSError, NoSession):
+                return int(_received(self._sock)[0]["ended"])
+        return -signal.SIGKILL
+
+
+def _connected(place: Place) -> socket.socket:
+    """Connect to the server at `place`. Raises `NoSession` where nobody is there, or somebody else."""
+    if why := place.unsafe():
+        raise NoSession(why)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.setblocking(False)
+        with short_path(str(place.folder)) as folder:
+            sock.connect(f"{folder}/{place.socket.name}")
+        if peer(sock) != os.getuid():
+            raise NoSession(f"{place.socket} is another user's")
+    except OSError as error:
+        sock.close()
+        raise NoSession(f"it does not answer ({error.strerror}); atune server start starts it anew") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _send(sock: socket.socket, what: bytes, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Send a request in a file without a name: the environment in it may be larger than a message."""
+    file = os.memfd_create("atune-request")
+    try:
+        with open(file, "wb", closefd=False) as writing:
+            writing.write(json.dumps(request).encode())
+        socket.send_fds(sock, [what], [file, *fds])
+    except OSError as error:
+        raise NoSession(f"it cannot be asked: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def _received(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receive an answer that is there, with its descriptors. Raises `NoSession` where the other end has left."""
+    try:
+        text, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise NoSession(f"it does not answer ({error.strerror})") from error
+    if not text:
+        raise NoSession("it ended while it was asked")
+    answer: dict[str, Any] = json.loads(text)
+    return answer, fds

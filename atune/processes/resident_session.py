@@ -1,0 +1,166 @@
+"""A child of the resident server: it answers one client, and becomes the client's fork server where it fits.
+
+From then on it is `ForkServerMain`, as in a fork server of the program's own. Its lifeline, control socket and log are
+the client's, and it does not need the resident server any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from atune.processes import server_main
+from atune.processes.fit import Facts, Stamps, changed, difference, shadowed, take_over
+
+REQUEST_S = 5.0
+"""How long a client may take to say what it wants."""
+SESSION, STATUS, STOP = b"session", b"status", b"stop"
+MESSAGE_BYTES = 1 << 16
+
+
+class Imported(NamedTuple):
+    """What a resident server has imported, and among what."""
+
+    preload: list[str]
+    before: Facts
+    after: Facts
+    stamps: Stamps
+    packages: dict[str, str]
+    """Files of what was imported, by name."""
+    environment: dict[str, tuple[str, str]]
+    """Variables that importing set: what it put before the value that was there, and the whole value."""
+    path: tuple[list[str], list[str]]
+    """What importing put before and behind the entries of `sys.path`."""
+
+    def misfit(self, request: Mapping[str, Any]) -> str:
+        """Say why this does not do for a client; empty where it does."""
+        if request["preload"] != self.preload:
+            return "it imported other modules"
+        front, back = self.path
+        return (
+            difference(request["facts"], self.before, self.after)
+            or changed(self.stamps)
+            or shadowed(self.packages, [*front, *request["path"], *back])
+        )
+
+
+def imported_environment(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return what importing did to the environment, as `Imported.environment` has it."""
+    found = {}
+    for name, value in after.items():
+        old = before.get(name, "")
+        if value != before.get(name):
+            found[name] = (value.removesuffix(old) if old else "", value)
+    return found
+
+
+def imported_path(before: Sequence[str], after: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what importing put before and behind the entries of a search path."""
+    first = next((place for place, entry in enumerate(after) if entry in before), len(after))
+    new = [(place, entry) for place, entry in enumerate(after) if entry not in before]
+    return [entry for place, entry in new if place < first], [entry for place, entry in new if place > first]
+
+
+def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any]) -> NoReturn:
+    """Answer `client` in this freshly forked child; never return. `told`: what ``status`` says of the server."""
+    try:
+        client.settimeout(REQUEST_S)
+        asked, fds, _, _ = socket.recv_fds(client, 64, 8, socket.MSG_CMSG_CLOEXEC)
+        if asked == STOP:
+            os.kill(told["pid"], signal.SIGTERM)
+            _reply(client, {"pid": told["pid"]})
+        elif asked in (SESSION, STATUS):
+            request = json.loads(_read(fds[0]))
+            why = imported.misfit(request)
+            if asked == STATUS:
+                _reply(client, {**told, **_memory(told["pid"]), "misfit": why})
+            elif why:
+                _reply(client, {"misfit": why})
+            else:
+                _become_fork_server(client, imported, request, fds[1:])
+    except OSError:
+        pass  # the client left, or says nothing
+    except BaseException:
+        with suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _become_fork_server(
+    client: socket.socket, imported: Imported, request: dict[str, Any], fds: Sequence[int]
+) -> NoReturn:
+    control, lifeline, watched, log = fds
+    os.setpgid(0, 0)
+    lifeline = server_main.arm_lifeline(lifeline)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if why := take_over(request["program"]):
+        _reply(client, {"misfit": why})
+        os._exit(0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    _set_environment(imported, request)
+    server_main.set_limits()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = server_main.ForkServerMain(socket.socket(fileno=control), lifeline, request["folder"])
+    own = os.pidfd_open(os.getpid())
+    _reply(client, {"pid": os.getpid()}, [own])
+    os.close(own)
+    client.close()
+    try:
+        server.report(op="ready", seconds=0.0, error=None)
+        server.serve(watched)
+    except BrokenPipeError:
+        pass  # the program hung up in the middle of a report
+    except BaseException:
+        traceback.print_exc()
+    server.end()
+
+
+def _set_environment(imported: Imported, request: dict[str, Any]) -> None:
+    """Have the program's environment, search path and arguments, with what importing does to them."""
+    env = request["program"]["env"]
+    os.environ.clear()
+    os.environ.update(env)
+    for name, (prefix, value) in imported.environment.items():
+        if env.get(name) != value:
+            os.environ[name] = prefix + env[name] if prefix and name in env else value
+    front, back = ([entry for entry in part if entry not in request["path"]] for part in imported.path)
+    sys.path[:] = [*front, *request["path"], *back]
+    sys.argv[:] = [server_main.__file__, request["arguments"]]
+    time.tzset()
+
+
+def _reply(client: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    socket.send_fds(client, [json.dumps(message).encode()], list(fds))
+
+
+def _read(fd: int) -> bytes:
+    """Read the file that a client wrote its request to, and close it."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def _memory(pid: int) -> dict[str, int]:
+    """Return the memory, open files and threads of a process of this user's."""
+    found = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, size = line.split()[:2]
+            if name in ("Rss:", "Pss:"):
+                found[f"{name[:-1].lower()}_bytes"] = int(size) * 1024
+        found["open_files"] = len(os.listdir(f"/proc/{pid}/fd"))
+        found["threads"] = len(os.listdir(f"/proc/{pid}/task"))
+    return found

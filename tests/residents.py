@@ -1,0 +1,76 @@
+"""A resident server with next to nothing imported, for tests, and a program that uses a session of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from atune.local import resident_control
+from atune.processes import resident_client
+from atune.processes.pool import ForkServer
+from atune.processes.resident_client import Place, session
+from atune.processes.server import ForkServerProcess
+
+ROOT = Path(__file__).parents[1]
+LIGHT = ("json", "pool_targets")
+
+
+def prepare(patch: pytest.MonkeyPatch, folder: Path, preload: tuple[str, ...] = LIGHT) -> None:
+    """Have a place of the test's own for a server, which imports `preload` alone."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    patch.setenv("XDG_RUNTIME_DIR", str(folder))
+    patch.delenv("ATUNE_SERVER", raising=False)
+    patch.setattr(resident_control, "PRELOAD", preload)
+    patch.setattr(resident_client, "ANSWER_S", 20.0)  # however loaded the machine is
+
+
+@contextmanager
+def running(idle_s: float = 600.0) -> Iterator[int]:
+    """Start a server; yield its pid, and stop it at the end."""
+    pid = resident_control.start(idle_s)["pid"]
+    try:
+        yield pid
+    finally:
+        resident_control.stop()
+
+
+def status() -> dict[str, Any]:
+    found = resident_control.status(20.0)
+    assert found is not None, "no server answers"
+    return found
+
+
+async def new_session(folder: Path, preload: tuple[str, ...] = LIGHT, **env: str) -> ForkServerProcess:
+    """Return a session whose own variables, beside this program's, are `env`."""
+    return await session(Place(), preload, folder, lambda: None, env={**resident_control._env(), **env})
+
+
+@asynccontextmanager
+async def pool(folder: Path, **options: Any) -> AsyncGenerator[ForkServer, None]:
+    async with ForkServer(process=await new_session(folder), **options) as server:
+        yield server
+
+
+async def client(folder: str) -> None:
+    """Use a session with a worker that has a compiler under way; print their pids, and stay until killed."""
+    async with pool(Path(folder)) as server, anyio.create_task_group() as tasks:
+        worker = await server.spawn("test")
+        tasks.start_soon(worker.call, "pool_targets:run_compiler", b"")
+        print(json.dumps(server.pids()), flush=True)
+        await anyio.sleep_forever()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
+
+
+if __name__ == "__main__":
+    anyio.run(client, sys.argv[1])
