@@ -18,21 +18,22 @@ from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.discovery import accelerators_for, bare, check_discovery
-from atune.local.entry_points import DISCOVER, PRELOAD
+from atune.local.entry_points import DISCOVER
+from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
-from atune.local.workers import Workers, process_folders, server_env
+from atune.local.workers import Workers, process_folders
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess, parked, surroundings
+from atune.processes.server import ServerProcess
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
-from atune.system.folders import run_folder, server_folder
+from atune.system.folders import run_folder
 from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
@@ -89,9 +90,7 @@ class LocalBackend:
         A run that ends well leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
         """
         with run_folder() as self.run_dir:
-            kind = (PRELOAD, *surroundings())
-            process = parked.take(kind) or _started()
-            park = functools.partial(parked.park, kind)
+            process, park = taken()
             async with (
                 ForkServer(process=process, park=park, again=self._new_server) as self.server,
                 self.service,
@@ -253,7 +252,7 @@ class LocalBackend:
 
     def _new_server(self) -> ServerProcess:
         """Start a server in the place of one that was lost."""
-        process = _started()
+        process = started()
         self._warn("the fork server was lost, and another is started; what was under way is done once more")
         return process
 
@@ -278,7 +277,3 @@ class LocalBackend:
     @property
     def _on_cpu(self) -> bool:
         return self.found.target.kind == "c"
-
-
-def _started() -> ServerProcess:
-    return ServerProcess(PRELOAD, *server_folder(), env=server_env())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from atune.local.entry_points import DISCOVER, LOCATE, PRELOAD, SURVEY_SPACE
-from atune.local.workers import Workers, process_folders, server_env
+from atune.local.entry_points import DISCOVER, LOCATE, SURVEY_SPACE
+from atune.local.fork_servers import taken
+from atune.local.workers import Workers, process_folders
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess, parked, surroundings
-from atune.system.folders import run_folder, server_folder
+from atune.system.folders import run_folder
 from atune.workload.kernel_site import KernelSite, Sought
 from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef, WorkloadRef
@@ -24,9 +23,8 @@ from atune.workload.workload import FileRef, WorkloadRef
 async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
     """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
     with run_folder() as run_dir:
-        kind = (PRELOAD, *surroundings())
-        process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
-        async with ForkServer(process=process, park=functools.partial(parked.park, kind)) as server:
+        process, park = taken()
+        async with ForkServer(process=process, park=park) as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))
             yield workers
