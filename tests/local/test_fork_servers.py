@@ -15,7 +15,8 @@ import pytest
 from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
-from atune.local import fork_servers
+from atune.cli.main import main
+from atune.local import backend, fork_servers
 from atune.processes import server_main
 from atune.processes.server import ServerProcess, parked
 from atune.system import surroundings as around
@@ -201,6 +202,43 @@ def test_a_program_that_ends_before_tuning_leaves_nothing_and_prints_nothing(tmp
     wait_until(lambda: not marked(mark), 2, "the end of all processes")
     if end in ("exit", "fork"):
         assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_atune_tune_starts_it_before_all_else(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool
+) -> None:
+    """But for a dry run, and before the command looks at its arguments: here at a file that is not there."""
+    started, start = [], fork_servers.started
+    monkeypatch.setattr(fork_servers, "started", lambda: (started.append(1), start())[1])
+    assert main(["tune", "missing.py:WORKLOAD", *(["--dry-run"] if dry else [])]) == 2
+    assert len(started) == len(waiting()) == (0 if dry else 1)
+    assert "missing.py" in capsys.readouterr().err
+
+
+def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    atune.shutdown()
+    monkeypatch.delenv(fork_servers.VARIABLE, raising=False)
+    monkeypatch.setattr(fork_servers, "_started_early", False)
+    started, start = [], fork_servers.started
+    for module in (fork_servers, backend):
+        monkeypatch.setattr(module, "started", lambda: (started.append(1), start())[1])
+    assert (
+        main(
+            [
+                "tune",
+                SCALE.replace("SCALE", "SLICED"),
+                "--target",
+                "c",
+                "--budget",
+                "1",
+                "--journal",
+                str(tmp_path / "j"),
+            ]
+        )
+        == 0
+    )
+    assert len(started) == 1
 
 
 DROP_IN = """
