@@ -193,9 +193,10 @@ def hit_row(target: str) -> Row:
 
     def run(**env: str) -> Variant:
         def again(folder: Folder) -> dict[str, float]:
-            if not (folder.path / "work" / "program.py").exists():
+            file = folder.path / "work" / "program.py"
+            if not file.exists():
                 folder.program(text, **NO_SERVER)  # tunes
-            return {"wall_s": folder.program(text, **NO_SERVER, **env)}
+            return {"wall_s": folder.run(sys.executable, str(file), **NO_SERVER, **env)}
 
         return again
 

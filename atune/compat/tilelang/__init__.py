@@ -8,9 +8,9 @@ meaning here warn once (`CompatWarning`) and say what happens instead. docs/migr
 
 from __future__ import annotations
 
-from atune.local.fork_servers import warm_early
+from atune.compat.tilelang.ahead import warm_for_program
 
-warm_early()  # the fork server then imports tilelang while the program does
+warm_for_program()  # the fork server then imports tilelang while the program does
 
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner
