@@ -11,7 +11,7 @@ from contextlib import suppress
 from atune.errors import AtuneError
 from atune.local.entry_points import PRELOAD
 from atune.local.server_env import server_env
-from atune.processes.server import ServerProcess, in_worker, parked
+from atune.processes.server import ForkServerProcess, in_worker, parked
 from atune.system.folders import server_folder
 from atune.system.surroundings import surroundings
 
@@ -21,12 +21,12 @@ VARIABLE = "ATUNE_WARM"
 _started_early = False
 
 
-def started() -> ServerProcess:
+def started() -> ForkServerProcess:
     """Start a fork server; it imports by itself."""
-    return ServerProcess(PRELOAD, *server_folder(), env=server_env())
+    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())
 
 
-def taken() -> tuple[ServerProcess, Callable[[ServerProcess], None]]:
+def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
     """Return the fork server that waits, else a new one, and what leaves it to the next run.
 
     One that waits and was started in other surroundings is ended.

@@ -14,7 +14,7 @@ from workloads import scale
 import atune
 from atune.journal.events import ArtifactBuilt, WinnerProven
 from atune.model.settings import CompileSettings
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 LOWER_S, COMPILE_S = 0.1, 2.0
@@ -26,42 +26,42 @@ def script(*, accelerated: bool = False) -> Script:
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
 async def test_a_single_candidate_is_compiled_once_and_held_in_no_final(workers: int) -> None:
-    backend = FakeBackend(1, script(), workers=workers, clock=FakeClock())
-    run = await finish(backend)
-    assert (backend.lowered, backend.groups, backend.build_exact, backend.proved) == ([0], [(0,)], [], [])
-    assert backend.finals == [] and backend.measured["fake-0"] == [0]
+    machine = FakeMachine(1, script(), workers=workers, clock=FakeClock())
+    run = await finish(machine)
+    assert (machine.lowered, machine.groups, machine.build_exact, machine.proved) == ([0], [(0,)], [], [])
+    assert machine.finals == [] and machine.measured["fake-0"] == [0]
     [proven] = run.of(WinnerProven)
     assert proven.how == "plain" and run.result.proven
 
 
 async def test_the_one_candidate_of_a_budget_is_compiled_once() -> None:
-    backend = FakeBackend(36, script(), workers=16, clock=FakeClock())
+    machine = FakeMachine(36, script(), workers=16, clock=FakeClock())
     events: list[atune.Event] = []
-    await atune.tune(backend=backend, budget=1, on_event=events.append)
-    assert len(backend.lowered) == len(backend.groups) == 1 and backend.groups[0] == (backend.lowered[0],)
-    assert backend.finals == backend.proved == backend.build_exact == []
+    await atune.tune(machine=machine, budget=1, on_event=events.append)
+    assert len(machine.lowered) == len(machine.groups) == 1 and machine.groups[0] == (machine.lowered[0],)
+    assert machine.finals == machine.proved == machine.build_exact == []
 
 
 @pytest.mark.parametrize("budgeted", [False, True])
 @pytest.mark.parametrize("candidates", [2, 4, 15])
 async def test_few_candidates_are_compiled_each_alone_and_at_once(candidates: int, budgeted: bool) -> None:
     """Each by a worker of its own: the last library is there when the first is."""
-    backend = FakeBackend(36 if budgeted else candidates, script(), workers=16, clock=FakeClock())
+    machine = FakeMachine(36 if budgeted else candidates, script(), workers=16, clock=FakeClock())
     events: list[atune.Event] = []
     budget = candidates if budgeted else None
-    await atune.tune(backend=backend, strategy="exhaustive", budget=budget, on_event=events.append)
+    await atune.tune(machine=machine, strategy="exhaustive", budget=budget, on_event=events.append)
     built = [event for event in events if isinstance(event, ArtifactBuilt)]
-    assert sorted(map(len, backend.groups)) == [1] * candidates == [len(event.indices) for event in built]
+    assert sorted(map(len, machine.groups)) == [1] * candidates == [len(event.indices) for event in built]
     assert len({event.worker for event in built}) == candidates
-    assert backend.most_at_once["build"] == candidates
-    assert backend.build_exact == backend.proved == []
+    assert machine.most_at_once["build"] == candidates
+    assert machine.build_exact == machine.proved == []
 
 
 async def test_more_candidates_than_workers_cost_the_proof_of_the_winner_beside_their_own() -> None:
-    backend = FakeBackend(4, script(accelerated=True), workers=1, clock=FakeClock())
-    await finish(backend)
-    assert sorted(index for group in backend.groups for index in group) == [0, 1, 2, 3]
-    assert len(set(backend.proved)) == len(backend.proved) and backend.build_exact == []
+    machine = FakeMachine(4, script(accelerated=True), workers=1, clock=FakeClock())
+    await finish(machine)
+    assert sorted(index for group in machine.groups for index in group) == [0, 1, 2, 3]
+    assert len(set(machine.proved)) == len(machine.proved) and machine.build_exact == []
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.cli.main import main
-from atune.local import backend, fork_servers
+from atune.local import fork_servers, machine
 from atune.processes import server_main
-from atune.processes.server import ServerProcess, parked
+from atune.processes.server import ForkServerProcess, parked
 from atune.system import surroundings as around
 from atune.system.surroundings import surroundings
 
 SCALE = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
 
 
-def waiting() -> list[ServerProcess]:
+def waiting() -> list[ForkServerProcess]:
     return list(parked._servers.values())
 
 
@@ -136,7 +136,7 @@ def test_signs_start_nothing_where_that_is_switched_off(quick: None, monkeypatch
 
 
 def test_signs_say_nothing_where_no_server_can_be_started(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> ServerProcess:
+    def full() -> ForkServerProcess:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fork_servers, "started", full)
@@ -221,7 +221,7 @@ def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv(fork_servers.VARIABLE, raising=False)
     monkeypatch.setattr(fork_servers, "_started_early", False)
     started, start = [], fork_servers.started
-    for module in (fork_servers, backend):
+    for module in (fork_servers, machine):
         monkeypatch.setattr(module, "started", lambda: (started.append(1), start())[1])
     assert (
         main(

@@ -30,7 +30,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import run_folder
@@ -38,13 +38,13 @@ from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalBackend", "LocalCompileWorker", "LocalDeviceWorker"]
+__all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
 
 NEIGHBOURS = 2
 """Candidates in a row for one worker, where those that differ in the order of their blocks are lowered once."""
 
 
-class LocalBackend:
+class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
@@ -250,7 +250,7 @@ class LocalBackend:
         for remark in self._remarks:
             warn(remark)
 
-    def _new_server(self) -> ServerProcess:
+    def _new_server(self) -> ForkServerProcess:
         """Start a server in the place of one that was lost."""
         process = started()
         self._warn("the fork server was lost, and another is started; what was under way is done once more")
