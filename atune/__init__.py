@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atune.api.tuner import tune as tune
     from atune.api.compile_all import compile_all as compile_all
     from atune.api.compile_all import CompileFailed as CompileFailed
+    from atune.local.fork_servers import warm as warm
     from atune.processes.server import shutdown as shutdown
     from atune.api.resume import resume as resume
     from atune.api.resume import run_resume as run_resume
@@ -158,6 +159,7 @@ __all__ = [
     "shutdown",
     "simulate",
     "tune",
+    "warm",
 ]
 
 # Loaded on first use, so that `import atune` costs next to nothing, in workers and at the command line too.
@@ -165,6 +167,7 @@ _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
     "atune.api.compile_all": ("CompileFailed", "compile_all"),
+    "atune.local.fork_servers": ("warm",),
     "atune.processes.server": ("shutdown",),
     "atune.api.tuner": (
         "Tuner",

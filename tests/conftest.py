@@ -11,6 +11,8 @@ from contextlib import suppress
 import precompiled
 import pytest
 
+os.environ.setdefault("ATUNE_WARM", "off")  # importing the drop-in here starts nothing; test_fork_servers shows it
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")

@@ -140,6 +140,10 @@ def _only_error(error: BaseException) -> BaseException:
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not arguments.dry_run:
+        from atune.local.fork_servers import warm_early
+
+        warm_early()  # 0.1 s sooner than what is imported below would
     from atune.cli.tune import tune_command
 
     return tune_command(arguments, interrupts)

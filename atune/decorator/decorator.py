@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from atune.api.cached_tune import Concurrent
+from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
@@ -74,7 +75,8 @@ def autotune(
 ) -> Any:
     """Tune a kernel when it is called: put this above `@tilelang.jit`.
 
-    The first call with a new key tunes, later ones look up what to call. Returns an `Autotuned`, or a decorator.
+    The first call with a new key tunes, later ones look up what to call. Returns an `Autotuned`, or a decorator. Where
+    a call may tune and the result cache has no result of the kernel, `warm` is called, once a program.
 
     Parameters
     ----------
@@ -176,7 +178,9 @@ def autotune(
     def decorate(kernel: Any) -> Autotuned:
         if not callable(kernel) or isinstance(kernel, Autotuned):
             raise UsageError(f"autotune: put it above @tilelang.jit, or a function that returns a PrimFunc: {kernel!r}")
-        return Autotuned(kernel, options)
+        autotuned = Autotuned(kernel, options)
+        warm_for(autotuned)
+        return autotuned
 
     return decorate if kernel is None else decorate(kernel)
 

@@ -19,8 +19,9 @@ from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import ServiceReady
-from atune.processes.server import services, surroundings
+from atune.processes.server import services
 from atune.system.cores import usable_cores
+from atune.system.surroundings import surroundings
 
 ACCELERATOR = "cicc"
 """The accelerator that the service is for."""

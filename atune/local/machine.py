@@ -18,8 +18,8 @@ from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.discovery import accelerators_for, bare, check_discovery
-from atune.local.entry_points import DISCOVER, PRELOAD
-from atune.local.fork_server import fork_server, fresh_server
+from atune.local.entry_points import DISCOVER
+from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
@@ -30,7 +30,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.processes.server import ForkServerProcess, parked, surroundings
+from atune.processes.server import ForkServerProcess
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import run_folder
@@ -91,10 +91,8 @@ class LocalMachine:
         A run that ends well leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
         """
         with run_folder() as self.run_dir:
-            kind = (PRELOAD, *surroundings())
-            process = await fork_server(kind)
+            process, park = await taken()
             self.fork_server = process.kind
-            park = functools.partial(parked.park, kind)
             async with (
                 ForkServer(process=process, park=park, again=self._new_server) as self.server,
                 self.service,
@@ -256,7 +254,7 @@ class LocalMachine:
 
     def _new_server(self) -> ForkServerProcess:
         """Start a server in the place of one that was lost."""
-        process = fresh_server()
+        process = started()
         self._warn("the fork server was lost, and another is started; what was under way is done once more")
         return process
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from atune.local.entry_points import DISCOVER, LOCATE, PRELOAD, SURVEY_SPACE
-from atune.local.fork_server import fork_server
+from atune.local.entry_points import DISCOVER, LOCATE, SURVEY_SPACE
+from atune.local.fork_servers import taken
 from atune.local.workers import Workers, process_folders
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.pool import ForkServer
-from atune.processes.server import parked, surroundings
 from atune.system.folders import run_folder
 from atune.workload.kernel_site import KernelSite, Sought
 from atune.workload.space_survey import SpaceSurvey
@@ -25,9 +23,8 @@ from atune.workload.workload import FileRef, WorkloadRef
 async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
     """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
     with run_folder() as run_dir:
-        kind = (PRELOAD, *surroundings())
-        process = await fork_server(kind)
-        async with ForkServer(process=process, park=functools.partial(parked.park, kind)) as server:
+        process, park = await taken()
+        async with ForkServer(process=process, park=park) as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))
             yield workers

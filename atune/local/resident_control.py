@@ -15,7 +15,7 @@ from typing import Any
 
 from atune.errors import UsageError, WorkerError
 from atune.local.entry_points import PRELOAD
-from atune.local.workers import server_env
+from atune.local.server_env import server_env
 from atune.processes import resident_main
 from atune.processes.resident_client import ANSWER_S, NoSession, Place, ask, wanted
 from atune.processes.resident_session import STATUS, STOP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from atune.processes.pool import ForkServer
 from atune.processes.worker import Worker
 from atune.system.folders import made_folder
 from atune.system.paths import CACHE_VARIABLE, cache_folder
-from atune.system.tilelang_cache import substitute
 from atune.workload.sources import Module, changed, written_since
 from atune.workload.workload import FileRef, WorkloadRef
 
@@ -26,25 +24,6 @@ T = TypeVar("T")
 
 LOAD_TIMEOUT_S = 300.0
 """For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
-SERVER_ENV = {
-    "TILELANG_DISABLE_CACHE": "1",
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
-    # and then no fork of the server could use it; NVML can be asked without that.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
-_HUGE_PAGES = "glibc.malloc.hugetlb"
-"""glibc's tunable that has malloc ask for transparent huge pages: lowering, which allocates a lot of small things,
-took 6 to 15 % less time with them."""
-
-
-def server_env() -> dict[str, str]:
-    """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
-    common = {**SERVER_ENV, **substitute()}
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES in tunables:
-        return common
-    return {**common, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
 
 
 def process_folders(run_dir: str) -> dict[str, str]:

@@ -256,11 +256,6 @@ class ForkServerProcess:
             worker.sock.close()
 
 
-def surroundings() -> tuple[object, ...]:
-    """Return what a server takes from this program when it starts: one started among others is of another kind."""
-    return tuple(sorted(os.environ.items())), working_folder()
-
-
 class Parked:
     """Idle servers, by what they were started with: at most one of a kind, and only while its kind is in use."""
 

@@ -90,13 +90,11 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     if name == AUTO:
         total, known = len(searched.configs), searched.prior is not None
         name = chosen(total, searched.budget, limited=searched.budget is not None, prior=known)
-    if name == PRIOR:
-        return Ranked(searched)
-    if name in ORDERS:
-        indices = list(searched.configs)
-        order = _Of(make_order(name, len(indices), searched.seed), indices)
-        return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
-    return make_learner(name, searched)
+    if name not in UNTAUGHT:
+        return make_learner(name, searched)
+    indices = list(searched.configs)
+    order: Strategy = Ranked(searched) if name == PRIOR else _Of(make_order(name, len(indices), searched.seed), indices)
+    return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
 
 
 def chosen(

@@ -19,7 +19,8 @@ from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, TuningF
 from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import plan
-from atune.local.workers import process_folders, server_env
+from atune.local.server_env import server_env
+from atune.local.workers import process_folders
 from atune.system import tilelang_cache
 
 pytestmark = pytest.mark.timeout(170)

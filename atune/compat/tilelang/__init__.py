@@ -8,6 +8,10 @@ meaning here warn once (`CompatWarning`) and say what happens instead. docs/migr
 
 from __future__ import annotations
 
+from atune.compat.tilelang.ahead import warm_for_program
+
+warm_for_program()  # the fork server then imports tilelang while the program does
+
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.capture import AutotuneInputsCapture, get_autotune_inputs, set_autotune_inputs

@@ -1,0 +1,98 @@
+"""The fork server of this program: one that waits, a resident server's session, or a fresh one; also ahead of a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from atune.errors import AtuneError
+from atune.local.entry_points import PRELOAD
+from atune.local.resident_control import status
+from atune.local.server_env import server_env
+from atune.processes.resident_client import NoSession, found, session
+from atune.processes.server import ForkServerProcess, in_worker, parked
+from atune.system.folders import server_folder
+from atune.system.surroundings import surroundings
+
+VARIABLE = "ATUNE_WARM"
+"""Environment variable: ``off`` has nothing started before a run, or `warm`, asks for it."""
+
+_started_early = False
+
+
+def started() -> ForkServerProcess:
+    """Start a fork server; it imports by itself."""
+    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())
+
+
+async def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
+    """Return the fork server that waits, else another, and what leaves it to the next run.
+
+    One that waits and was started in other surroundings is ended. Another is a session of a resident server that fits,
+    else a fresh one; its `kind` says which. Cancelled, this leaves no process behind.
+    """
+    kind = _kind()
+    return parked.take(kind) or await _another(), functools.partial(parked.park, kind)
+
+
+async def _another() -> ForkServerProcess:
+    if (place := found()) is None:
+        return started()
+    try:
+        return await session(place, PRELOAD, *server_folder(), env=server_env())
+    except NoSession as error:
+        process = started()
+        process.kind = f"a fresh one, because the resident server cannot be used: {error}"
+        return process
+
+
+def warm() -> None:
+    """Start the processes that the next tuning needs, in the background, and return at once.
+
+    They import torch and tilelang while the program goes on, and then wait. A tuning takes them over where they fit:
+    same environment, working folder, umask, limits, niceness and cores; otherwise it ends them and starts its own. They
+    end with the program, however it ends, or at `shutdown`. This does nothing once they wait, in a worker, and where a
+    resident server fits.
+
+    Raises `UsageError` where ``$TMPDIR`` cannot be used, and OSError where no process can be started.
+    """
+    if in_worker():
+        return
+    kind = _kind()
+    process = parked.take(kind)
+    if process is None and not _resident_fits():
+        process = started()
+    if process is not None:
+        parked.park(kind, process)
+
+
+def warm_early() -> None:
+    """Do as `warm`, once a program, on a sign that it will tune; in silence where that cannot be.
+
+    Not in a child that `multiprocessing` has made: it has run the program's file only to have its functions.
+    """
+    global _started_early
+    if _started_early or os.environ.get(VARIABLE) == "off" or _is_child():
+        return
+    _started_early = True
+    with suppress(AtuneError, OSError):
+        warm()
+
+
+def _resident_fits() -> bool:
+    if found() is None:
+        return False
+    told = status()
+    return told is not None and not told["misfit"]
+
+
+def _is_child() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _kind() -> tuple[object, ...]:
+    return PRELOAD, *surroundings()

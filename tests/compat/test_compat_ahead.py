@@ -1,0 +1,94 @@
+"""Importing the drop-in starts the processes that tuning needs, but for a program that has probably tuned all."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from atune.compat.tilelang import ahead
+from atune.storage.result_cache import ResultCache
+
+OLD, NEW = 1_700_000_000, 1_800_000_000
+Import = Callable[[], int]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program's file, written long ago."""
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "program.py"
+    file.write_text("from atune.compat.tilelang.ahead import warm_for_program\nwarm_for_program()\n")
+    os.utime(file, (OLD, OLD))
+    main = types.ModuleType("__main__")
+    main.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return file
+
+
+@pytest.fixture
+def runs(program: Path, monkeypatch: pytest.MonkeyPatch) -> Import:
+    """A function that runs the file, and returns how many times that asked for the processes."""
+    asked: list[bool] = []
+    monkeypatch.setattr(ahead, "warm_early", lambda: asked.append(True))
+
+    def run() -> int:
+        asked.clear()
+        runpy.run_path(str(program))
+        return len(asked)
+
+    return run
+
+
+def use_cache(tmp_path: Path, at: int, suffix: str = "") -> None:
+    path = Path(f"{ResultCache(tmp_path / 'cache' / 'atune').path}{suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (at, at))
+
+
+def test_with_no_result_cache_yet_it_starts_them(runs: Import) -> None:
+    assert runs() == 1
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+def test_a_program_that_is_older_than_the_last_use_of_the_cache_starts_none(
+    runs: Import, tmp_path: Path, suffix: str
+) -> None:
+    """It finds its results, and pays nothing."""
+    use_cache(tmp_path, NEW, suffix)
+    assert runs() == 0
+
+
+def test_a_program_whose_text_is_no_file_starts_them(
+    runs: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: nobody knows when it was written."""
+    use_cache(tmp_path, NEW)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "cell.py"))
+    assert runs() == 1
+
+
+def test_an_edited_program_starts_them(runs: Import, program: Path, tmp_path: Path) -> None:
+    use_cache(tmp_path, NEW)
+    os.utime(program, (NEW + 1, NEW + 1))
+    assert runs() == 1
+
+
+def test_an_edited_module_with_the_import_starts_them(
+    runs: Import, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's own file is old, and imports it."""
+    use_cache(tmp_path, NEW)
+    main = tmp_path / "main.py"
+    main.touch()
+    os.utime(main, (OLD, OLD))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main))
+    assert runs() == 0
+    os.utime(program, (NEW + 1, NEW + 1))
+    assert runs() == 1

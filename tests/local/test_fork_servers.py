@@ -1,0 +1,277 @@
+"""The fork server is started ahead of the run that needs it: by `atune.warm`, or by a sign that one will."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from processes import MARK, environment, marked, new_mark, wait_until
+
+import atune
+from atune.cli.main import main
+from atune.local import fork_servers, machine
+from atune.processes import server_main
+from atune.processes.server import ForkServerProcess, parked
+from atune.system import surroundings as around
+from atune.system.surroundings import surroundings
+
+SCALE = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
+
+
+def waiting() -> list[ForkServerProcess]:
+    return list(parked._servers.values())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that import nothing, and a program that has none yet."""
+    atune.shutdown()
+    monkeypatch.delenv(fork_servers.VARIABLE, raising=False)
+    monkeypatch.setattr(fork_servers, "PRELOAD", ())
+    monkeypatch.setattr(fork_servers, "_started_early", False)
+
+
+def test_a_run_takes_over_the_server_that_warm_started() -> None:
+    atune.shutdown()
+    atune.warm()
+    [server] = waiting()
+    atune.warm()
+    assert waiting() == [server], "a second call starts another"
+    assert atune.run(SCALE, target="c").measured == 2
+    assert waiting() == [server] and server.returncode is None
+
+
+@pytest.mark.parametrize("misfit", ["", "it imported other modules"])
+def test_nothing_is_started_ahead_where_a_resident_server_fits(
+    quick: None, monkeypatch: pytest.MonkeyPatch, misfit: str
+) -> None:
+    monkeypatch.setattr(fork_servers, "found", lambda: Path("somewhere"))
+    monkeypatch.setattr(fork_servers, "status", lambda: {"pid": 1, "misfit": misfit})
+    atune.warm()
+    assert len(waiting()) == bool(misfit)
+
+
+def set_variable(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("ATUNE_TEST_SOMETHING", "1")
+
+
+def change_folder(patch: pytest.MonkeyPatch) -> None:
+    patch.chdir("/")
+
+
+def change_umask(patch: pytest.MonkeyPatch) -> None:
+    os.umask(0o027)
+
+
+def lower_limit(patch: pytest.MonkeyPatch) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+
+
+def one_core(patch: pytest.MonkeyPatch) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("this machine has one core")
+    os.sched_setaffinity(0, {min(cores)})
+
+
+@pytest.mark.parametrize("change", [set_variable, change_folder, change_umask, lower_limit, one_core])
+def test_a_server_of_other_surroundings_is_ended_and_another_started(
+    quick: None, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    umask = os.umask(0o022)
+    files, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
+    try:
+        atune.warm()
+        [before] = waiting()
+        change(monkeypatch)
+        server, _ = anyio.run(fork_servers.taken)
+        assert server is not before and not Path(f"/proc/{before.pid}").exists()
+        server.destroy()
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        os.sched_setaffinity(0, cores)
+
+
+def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    atune.warm()
+    [before] = waiting()
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: before.returncode is not None, 5, "its end")
+    server, _ = anyio.run(fork_servers.taken)
+    assert server is not before and server.returncode is None
+    server.destroy()
+
+
+def test_what_tilelangs_import_sets_makes_no_other_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is started before the program imports tilelang, and taken over after it."""
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    before, folder = surroundings(), around._tilelang_folder()
+    assert folder.endswith("/tilelang/")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}3rdparty/tvm/python:/mine")
+    for name in around._TILELANGS:
+        monkeypatch.setenv(name, f"{folder}lib")
+    assert surroundings() == before
+    monkeypatch.setenv("TL_TEMPLATE_PATH", "/mine/src")
+    assert surroundings() != before, "a choice of the user's own counts"
+
+
+def test_the_test_that_runs_makes_no_other_surroundings() -> None:
+    before = surroundings()
+    os.environ["PYTEST_CURRENT_TEST"] = "tests/test_mine.py::test_one (setup)"  # pytest itself removes it
+    assert surroundings() == before
+
+
+def test_signs_start_it_once_a_program(quick: None) -> None:
+    """A program that ended it has it back by `warm`, and not by the next definition."""
+    fork_servers.warm_early()
+    assert len(waiting()) == 1
+    atune.shutdown()
+    fork_servers.warm_early()
+    assert waiting() == []
+
+
+def test_signs_start_nothing_where_that_is_switched_off(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fork_servers.VARIABLE, "off")
+    fork_servers.warm_early()
+    assert waiting() == []
+
+
+def test_signs_say_nothing_where_no_server_can_be_started(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> ForkServerProcess:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fork_servers, "started", full)
+    fork_servers.warm_early()
+    assert waiting() == []
+    with pytest.raises(OSError, match="No space"):
+        atune.warm()
+
+
+def test_a_worker_starts_none(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload's file that calls `warm`, or imports the drop-in, is loaded in workers, too."""
+    monkeypatch.setenv(server_main.WORKER, str(os.getpid()))
+    atune.warm()
+    fork_servers.warm_early()
+    assert waiting() == []
+
+
+def started_in_a_child() -> int:
+    fork_servers.warm_early()
+    return len(waiting())
+
+
+def test_a_child_of_multiprocessing_starts_none(quick: None) -> None:
+    """It runs the program's file again only to have its functions: a loader of data has dozens of them."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(started_in_a_child) == 0
+
+
+PROGRAM = """
+    import os, sys, time
+    import atune
+    from atune.processes.server import parked
+
+    assert not parked._servers, "import atune alone starts a server"
+    atune.warm()
+    [server] = parked._servers.values()
+    if sys.argv[1] == "fork":
+        child = os.fork()
+        if child == 0:
+            assert not parked._servers and server.lifeline == -1
+            sys.exit(0)  # runs the exit handlers, which must leave the parent's server alone
+        assert os.waitpid(child, 0)[1] == 0
+        assert server.returncode is None
+    if sys.argv[1] == "kill":
+        os.kill(os.getpid(), 9)
+    if sys.argv[1] == "at once":
+        os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "fork", "kill", "at once"])
+def test_a_program_that_ends_before_tuning_leaves_nothing_and_prints_nothing(tmp_path: Path, end: str) -> None:
+    """It ends while the server imports, however that may be."""
+    mark = new_mark()
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    program = subprocess.run(
+        [sys.executable, str(script), end],
+        env={**environment(), MARK: mark, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert program.returncode == {"kill": -9, "at once": 3}.get(end, 0), program.stderr
+    assert program.stdout == program.stderr == ""
+    wait_until(lambda: not marked(mark), 2, "the end of all processes")
+    if end in ("exit", "fork"):
+        assert not list(tmp_path.glob("atune-*/server-*")), "folders are left over"
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_atune_tune_starts_it_before_all_else(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool
+) -> None:
+    """But for a dry run, and before the command looks at its arguments: here at a file that is not there."""
+    started, start = [], fork_servers.started
+    monkeypatch.setattr(fork_servers, "started", lambda: (started.append(1), start())[1])
+    assert main(["tune", "missing.py:WORKLOAD", *(["--dry-run"] if dry else [])]) == 2
+    assert len(started) == len(waiting()) == (0 if dry else 1)
+    assert "missing.py" in capsys.readouterr().err
+
+
+def test_atune_tune_takes_over_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    atune.shutdown()
+    monkeypatch.delenv(fork_servers.VARIABLE, raising=False)
+    monkeypatch.setattr(fork_servers, "_started_early", False)
+    started, start = [], fork_servers.started
+    for module in (fork_servers, machine):
+        monkeypatch.setattr(module, "started", lambda: (started.append(1), start())[1])
+    assert (
+        main(
+            [
+                "tune",
+                SCALE.replace("SCALE", "SLICED"),
+                "--target",
+                "c",
+                "--budget",
+                "1",
+                "--journal",
+                str(tmp_path / "j"),
+            ]
+        )
+        == 0
+    )
+    assert len(started) == 1
+
+
+DROP_IN = """
+    import sys
+    from atune.processes.server import parked
+    import atune.compat.tilelang
+    [server] = parked._servers.values()
+    from atune.local import fork_servers
+    import anyio
+    import tilelang
+    assert anyio.run(fork_servers.taken)[0] is server, "importing tilelang made other surroundings"
+    server.destroy()
+"""
+
+
+def test_importing_the_drop_in_starts_it(tmp_path: Path) -> None:
+    """Before the program imports tilelang, after which the server still fits."""
+    env = {name: value for name, value in environment().items() if name != fork_servers.VARIABLE}
+    program = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DROP_IN)],
+        env={**env, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr
+    assert program.stdout == program.stderr == ""
