@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -143,11 +144,19 @@ class _Bars:
     """Two rich bars and a line below them."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
+        from rich.console import Console, RenderableType
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.text import Text
 
-        self._progress: Any = RichProgress(
+        self._below = ""
+
+        class WithLine(RichProgress):
+            def get_renderables(bars) -> Iterable[RenderableType]:  # noqa: N805 -- `self` is the one around it
+                yield from super().get_renderables()
+                yield Text(self._below, no_wrap=True, overflow="ellipsis")
+
+        self._progress: Any = WithLine(
             TextColumn("{task.description:>8}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -162,14 +171,10 @@ class _Bars:
 
     def show(self, state: Progress) -> None:
         total = state.total or None
-        left = f"about {duration(state.left_s)} left" if state.left_s else ""
+        left = f"about {duration(state.left_s)} left" if state.left_s else state.proof
+        self._below = state.best
         self._progress.update(self._compiled, completed=state.compiled, total=total, note=f"{state.failed} failed")
-        self._progress.update(
-            self._measured,
-            completed=state.measured,
-            total=total and state.to_measure,
-            note="  ".join(part for part in (left, state.best, state.proof) if part),
-        )
+        self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
 
     def note(self, text: str) -> None:
         self._progress.console.print(f"warning: {text}", markup=False, highlight=False)
