@@ -152,7 +152,7 @@ class _Bars:
         self._below = ""
 
         class WithLine(RichProgress):
-            def get_renderables(bars) -> Iterable[RenderableType]:  # noqa: N805 -- `self` is the one around it
+            def get_renderables(bars) -> Iterable[RenderableType]:
                 yield from super().get_renderables()
                 yield Text(self._below, no_wrap=True, overflow="ellipsis")
 

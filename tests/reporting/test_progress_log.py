@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,23 @@ def test_on_a_terminal_bars_show_best_failures_and_totals(monkeypatch: pytest.Mo
     text = out.getvalue()
     assert "compiled" in text and "measured" in text and "20/20" in text
     assert "4 failed" in text and "best 1.05 ms: block=19" in text
+
+
+def test_bars_keep_their_width_beside_a_long_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns: the best stands below the bars, and is cut where it is too long."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    with Progress(out) as progress:
+        for event in Stream(total=1).candidate(0, 1.0, **{f"an_axis_{i}": 128 for i in range(9)}).finished().events:
+            progress.on_event(event)
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    bars = [line for line in lines if "1/1" in line][-2:]
+    assert [line.split()[0] for line in bars] == ["compiled", "measured"] and all(
+        line.count("━") == 40 for line in bars
+    )
+    [best] = lines[lines.index(bars[1]) + 1 :]
+    assert best.startswith("best 1 ms: an_axis_0=128") and len(best) == 80 and best.endswith("…")
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
