@@ -77,6 +77,7 @@ def report(picture: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             atune(["report", str(ROOT / JOURNAL), "-o", str(page)])
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
+        flags += ["--disable-background-networking"]
         flags += [f"--user-data-dir={folder}/profile", f"--window-size={PAGE[0]},{PAGE[1]}"]
         command = [str(BROWSER), *flags, f"--screenshot={picture}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
