@@ -117,10 +117,10 @@ def test_the_fields_of_a_class_are_found_with_what_stands_below_them() -> None:
 
 
 class Bare:
+    __module__ = "atune.bare"
     field: int = 0
 
     def method(self) -> None: ...
 
 
-Bare.__module__ = "atune.bare"
 sys.modules["atune.bare"] = sys.modules[__name__]
