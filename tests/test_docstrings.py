@@ -24,7 +24,7 @@ import atune.testing
 from atune.engine import interfaces
 from atune.journal.state import State
 
-PROMISES = (interfaces.Backend, interfaces.CompileWorker, interfaces.DeviceWorker)
+PROMISES = (interfaces.Machine, interfaces.CompileWorker, interfaces.DeviceWorker)
 """The protocols that `atune.testing` keeps: what they say of a method holds for the fakes."""
 MODULES = (
     atune,

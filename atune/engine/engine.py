@@ -1,4 +1,4 @@
-"""The engine: one task group that proposes, compiles, measures and records, over any `Backend`.
+"""The engine: one task group that proposes, compiles, measures and records, over any `Machine`.
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
@@ -25,7 +25,7 @@ from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed, strategy_name
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import Listed, LookedUp, endless, looked_up
@@ -70,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        backend: Backend,
+        machine: Machine,
         recorder: Recorder,
         *,
         compile: CompileSettings,
@@ -83,7 +83,7 @@ class Engine:
         find: Find = lambda artifact: None,
         accept: Sequence[str] = (),
     ) -> None:
-        self.backend, self.recorder = backend, recorder
+        self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
         self.strategy, self.seed = strategy, seed
         self.strategy_name = ""
@@ -105,7 +105,7 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        async with self.backend.open():
+        async with self.machine.open():
             spec, plan = await self._describe()
             if plan is not None:
                 await self._work(plan)
@@ -114,10 +114,10 @@ class Engine:
 
     async def _work(self, plan: Plan) -> None:
         """Compile and measure what is left to do, hold the final, and prove its winner."""
-        run, backend = self._run, self.backend
-        compile_workers, device_workers = backend.compile_workers(plan.to_compile), backend.device_workers()
-        backend.on_change(run.wake)
-        backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
+        run, machine = self._run, self.machine
+        compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
+        machine.on_change(run.wake)
+        machine.on_warning(lambda message: self.recorder.emit(Warned, message=message))
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         asking = Asking(run, plan, scheduled)
@@ -133,7 +133,7 @@ class Engine:
         )  # fmt: skip
         compiling = Compiling(
             run, scheduled, proposals, answers,
-            hints=backend.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
+            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
         )  # fmt: skip
         measuring = Measuring(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
@@ -161,11 +161,11 @@ class Engine:
         listed = state.header is not None and not state.header.large  # also by a version that listed every space
 
         async def describe() -> None:
-            specs.append(await self.backend.describe(whole=listed))
+            specs.append(await self.machine.describe(whole=listed))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
-            target, devices = await self.backend.discover()
+            target, devices = await self.machine.discover()
         spec = specs[0]
         self._run.spec, self._run.limits = spec, _common_limits(devices)
         plan = await self._plan(spec, target, devices)
@@ -185,7 +185,7 @@ class Engine:
         if state.header is None:
             new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget)
             plan = await _computed(spec, new, quick=quick)
-            active, unused = self.backend.accelerators(plan.to_compile)
+            active, unused = self.machine.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
             for remark in (*spec.remarks, *endless(spec, budget)):
                 self.recorder.emit(Warned, message=remark)
@@ -193,7 +193,7 @@ class Engine:
         check_places(state.header, spec)
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
-        known = await looked_up(places, self.backend.look_up)
+        known = await looked_up(places, self.machine.look_up)
         rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own)
         plan = await _computed(spec, rest, quick=quick)
         if finished(state, budget) and plan.empty:
@@ -225,7 +225,7 @@ class Engine:
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,
             "settings": settings,
-            "versions": self.backend.versions(),
+            "versions": self.machine.versions(),
         }
 
     def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
@@ -233,7 +233,7 @@ class Engine:
         emit, journal = self.recorder.emit, self.recorder.journal
         if journal is not None and journal.torn_bytes:
             emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-        active, unused = self.backend.accelerators(plan.to_compile)
+        active, unused = self.machine.accelerators(plan.to_compile)
         emit(
             RunResumed,
             part=state.resumed.part + 1 if state.resumed else 1,
@@ -282,7 +282,7 @@ class Engine:
         if self._run.spec.size is None:
             return Listed(plan.candidates, asking.ask)
         return LookedUp(
-            plan.candidates, plan.strategy, self.backend.look_up,
+            plan.candidates, plan.strategy, self.machine.look_up,
             stopping=lambda: bool(self._run.stopping),
             warn=lambda message: self.recorder.emit(Warned, message=message),
         )  # fmt: skip
@@ -294,7 +294,7 @@ class Engine:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
-        for words in await anyio.to_thread.run_sync(self.backend.last_words):
+        for words in await anyio.to_thread.run_sync(self.machine.last_words):
             self.recorder.emit(Warned, message=words)
         reason = self._run.stopping or self._ended_by
         self.recorder.emit(
