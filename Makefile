@@ -13,7 +13,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-slow test-floors check lint clean
+.PHONY: demo test test-slow test-floors check lint pictures clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -34,6 +34,10 @@ lint: $(SETUP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# The README's pictures, of a stored journal; the report's needs a headless Chromium.
+pictures: $(SETUP)
+	$(PY) docs/pictures.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atune needs Python 3.11 or newer; say which with SYSTEM_PYTHON=…")'

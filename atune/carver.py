@@ -19,7 +19,10 @@ AXES = ("block_M", "block_N", "block_K", "num_stages", "threads", "swizzle")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as the roller's cost model sees it. Defaults are common to compute capabilities 8.0 to 9.0."""
+    """A GPU as the roller's cost model sees it. Defaults are common to compute capabilities 8.0 to 9.0.
+
+    `multiprocessors`: their number. `l2_bytes`: size of the L2 cache. Both stand in the GPU's data sheet.
+    """
 
     arch: str
     """Such as ``sm_90a``."""
@@ -39,7 +42,11 @@ HARDWARE = {
 
 
 class MatmulHints(msgspec.Struct, frozen=True):
-    """The callable behind `matmul_space`: the problem's M, N and K → configurations."""
+    """The callable behind `matmul_space`: the problem's M, N and K → configurations.
+
+    `hardware`, `topk`, `in_dtype`, `out_dtype`, `accum_dtype`, `trans_A`, `trans_B` and `names` are what `matmul_space`
+    was given.
+    """
 
     hardware: Hardware
     topk: int
@@ -71,6 +78,10 @@ def matmul_space(
     The problem's arguments must have `M`, `N` and `K`. The axes are `block_M`, `block_N`, `block_K`, `num_stages` (0
     where the roller does not pipeline), `threads` and `swizzle`; `names` gives them other names, such as
     ``{"threads": "thread_num"}``. Where the roller has fewer distinct ones than `topk`, the space has those.
+
+    `arch`: one of `HARDWARE`, or a GPU described by a `Hardware`. `in_dtype`, `out_dtype`, `accum_dtype`: TileLang's
+    names of the types of A and B, of C, and of the sums. `trans_A`, `trans_B`: whether A is given as (K, M), and B as
+    (N, K).
 
     Raises `SpaceError` for an `arch` that is not in `atune.carver.HARDWARE` (give a `Hardware` then), a `topk` below
     one, and unknown axes in `names`. Enumerating raises it where the roller has no tensor core schedule.

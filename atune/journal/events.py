@@ -23,6 +23,11 @@ SCHEMA = 1
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
     """What every event has. `seq` counts from 0 without a gap within a run.
 
+    These fields mean the same in all events that have them. `index`, `indices`: candidates, by their number in the
+    space. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: wall seconds of the step in its worker.
+    `timing`: its samples, µs, and their median, ms. `kind`: why a candidate failed. `message`, `reason`: one sentence
+    for people. `detail`: the last lines that the compiler, the device or the worker wrote.
+
     Plain data without cycles, which the garbage collector need not look at: a run may have millions.
     """
 
@@ -42,7 +47,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
-    """The header: what is tuned, where it came from, how, and with which versions."""
+    """The header: what is tuned, where it came from, how, and with which versions.
+
+    `schema`: version of the format, `SCHEMA`. `workload`: its name. `total`: number of candidates. `arguments`: the
+    problem. `target`, `devices`: what code is generated for, and the devices' ids. `strategy`: its name. `settings`:
+    ``compile``, ``benchmark``, ``pipeline``, ``seed`` and ``budget`` as they were given. `versions`: by package.
+    """
 
     schema: int
     workload: str
@@ -77,6 +87,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
+    """The strategy proposed a candidate. `key`: 16 hex digits of the configuration. `config`: its values by axis."""
+
     index: int
     key: str
     config: dict[str, Any]
@@ -103,6 +115,8 @@ class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
 
 
 class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"):
+    """A candidate was lowered. `code_key`: equal for equal code. `facts`: what is known of it before it is compiled."""
+
     index: int
     code_key: str
     facts: StaticFacts
@@ -126,7 +140,7 @@ class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"
 
 
 class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
-    """One library with every candidate of `indices` in it."""
+    """One library was compiled, with every candidate of `indices` in it. `file`: its name in the run's folder."""
 
     indices: tuple[int, ...]
     file: str
@@ -142,6 +156,8 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
+    """A candidate failed in lowering or compiling."""
+
     index: int
     kind: FailureKind
     message: str
@@ -163,7 +179,10 @@ class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
 
 
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
-    """A device can measure. `start_s`: seconds that took; after a loss with its inputs made and its reference run."""
+    """A device can measure. `device`: what it is.
+
+    `start_s`: seconds that took; after a loss with its inputs made and its reference run.
+    """
 
     device: DeviceInfo
     start_s: float = 0.0
@@ -189,11 +208,15 @@ class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
 
 
 class ReferenceMeasured(Event, frozen=True, kw_only=True, tag="reference_measured"):
+    """The reference was timed on a device."""
+
     device: str
     timing: Timing
 
 
 class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"):
+    """A candidate went to a device, to be loaded, checked and timed."""
+
     index: int
     device: str
 
@@ -207,6 +230,11 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
+    """A candidate was timed. `checked`: its outputs were compared with the reference's before.
+
+    `max_error`: largest absolute difference over all outputs; None when not compared.
+    """
+
     index: int
     device: str
     timing: Timing
@@ -218,6 +246,8 @@ class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measure
 
 
 class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
+    """A candidate failed on a device."""
+
     index: int
     device: str
     kind: FailureKind
@@ -226,12 +256,17 @@ class BenchmarkFailed(Event, frozen=True, kw_only=True, tag="benchmark_failed"):
 
 
 class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
+    """A candidate is the fastest so far, by first timings. `latency_ms`: its median."""
+
     index: int
     latency_ms: float
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The best few, the default and the slowest, timed again in turn while nothing compiled; fastest first."""
+    """The best few, the default and the slowest, timed again in turn while nothing compiled.
+
+    `entries`: index and timing of each, fastest first. `reference`: its timing beside them; None without one.
+    """
 
     device: str
     entries: tuple[FinalEntry, ...]
@@ -256,6 +291,8 @@ class Warned(Event, frozen=True, kw_only=True, tag="warned"):
 
 
 class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
+    """The run, or a part of it, ended in order."""
+
     wall_s: float
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
@@ -269,12 +306,17 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
+    """The run was cut short. `wall_s`: seconds of this part. `reason`: by what."""
+
     wall_s: float
     reason: str
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with what the parts before had left."""
+    """A further part of the run began, with what the parts before had left.
+
+    `versions`, `accelerators`, `unused`: as in `RunStarted`, of this part.
+    """
 
     part: int
     """Counts from 1; the run's first part is 0."""
@@ -289,7 +331,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):
-    """A half-written last line was cut off when the journal was opened to go on with it."""
+    """A half-written last line, of `cut_bytes` bytes, was cut off before the journal was continued."""
 
     cut_bytes: int
 

@@ -36,10 +36,13 @@ Ratio = tuple[float, float, float]
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What became of one candidate.
 
+    `index`, `key`, `config`: its number in the space, 16 hex digits of its configuration, and the configuration.
     `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
     ``remaining`` was proposed and has no outcome yet.
     `latency_ms`, `timing`: from the final where the candidate was in it, else from its first timing; a duplicate has
     its original's. `kind`, `message`, `detail`: why it failed; for a pruned candidate `message` is the reason.
+    `device`: id of the device that measured it; empty where none did. `facts`, `code_key`: what lowering found, and
+    what is equal for equal code; None and empty for a candidate that was not lowered.
     """
 
     index: int
@@ -62,6 +65,9 @@ class TuneResult:
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
     kernel is loaded from the cache folder only.
+    `header`: the run's first event. `total`: candidates of the space, which is the sum of `measured`, `failed`,
+    `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of the run. `finished`: it ended in order.
+    `devices`: those that were used. `warnings`: what was said. `best_index`: the winner's; None without one.
     The winner is the first entry of the final that still stands; without a final, the measured candidate with the
     smallest latency, the smaller config key on a tie. `records` holds every candidate that was proposed.
     """
@@ -120,10 +126,12 @@ class TuneResult:
 
     @property
     def best(self) -> Record | None:
+        """The winner's record; None where no candidate was measured."""
         return None if self.best_index is None else self._by_index[self.best_index]
 
     @property
     def best_config(self) -> Config | None:
+        """The winner's configuration, a copy; None where no candidate was measured."""
         return None if self.best is None else dict(self.best.config)
 
     @property
@@ -138,6 +146,7 @@ class TuneResult:
 
     @property
     def failures(self) -> tuple[Record, ...]:
+        """The records of candidates that failed, by index; those that were pruned are not among them."""
         return tuple(r for r in self.records if r.status == "failed")
 
     @property
@@ -203,7 +212,8 @@ class TuneResult:
     def kernel(self) -> Any:
         """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone.
 
-        Its `as_op` makes a torch operator of it.
+        Called with the inputs, of the shapes, dtypes and strides that it was tuned for, it returns the outputs; called
+        with every parameter, it writes into those given. Its `as_op` makes a torch operator of it.
         """
         loader, writes = importlib.import_module("atune.stages.measure.loader"), self._writes()
         return loader.load_kernel(self._library(), self._out_idx, writes)

@@ -24,6 +24,7 @@ suspect: the whole program died twice while it was being measured; it is not tri
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     """A candidate that did not make it through a stage. `detail` is the tail of what the compiler or device said.
 
+    `index`: the candidate's. `kind`: the stage or the reason, one of `FailureKind`. `message`: one sentence for people.
     `doubt`: why the fault may not be the candidate's own, so that it is tried once more on a fresh process; empty
     where it is. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
     """

@@ -20,7 +20,10 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Samples of one kernel's time on one device, and how they were taken."""
+    """Samples of one kernel's time on one device, and how they were taken.
+
+    `samples_us`: in the order in which they were taken, µs. `conditions`: the GPU's state afterwards; None on the CPU.
+    """
 
     latency_ms: float
     """Median of the samples."""
@@ -34,6 +37,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def n_samples(self) -> int:
+        """How many samples there are."""
         return len(self.samples_us)
 
     @classmethod
@@ -50,7 +54,10 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
-    """A candidate that ran, was right if it was checked, and was timed."""
+    """A candidate that ran, was right if it was checked, and was timed.
+
+    `index`: the candidate's. `timing`: its first one, not the final's. `checked`: its outputs were compared.
+    """
 
     index: int
     timing: Timing

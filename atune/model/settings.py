@@ -80,7 +80,7 @@ else:
 
 
 class Acceleration(msgspec.Struct, frozen=True):
-    """Which accelerators may be used. `auto`: those that pay; otherwise those that are `named`."""
+    """Which accelerators may be used. `auto`: those that pay, less `without`; otherwise those `named`."""
 
     auto: bool
     named: tuple[str, ...] = ()
@@ -260,7 +260,12 @@ _BUDGETS = "give a number of candidates, such as 40, a share of them, such as 10
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
-    """When to stop proposing: what comes first of `candidates`, `percent` of the space's, and `seconds` of the run."""
+    """When to stop proposing: what comes first of `candidates`, `percent` of the space's, and `seconds` of the run.
+
+    `seconds` count from the start of the run's processes. A share is rounded up to whole candidates. None: no limit.
+
+    Raises `UsageError` for a number that is not above zero, or a `percent` above 100.
+    """
 
     candidates: int | None = None
     seconds: float | None = None

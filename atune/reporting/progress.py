@@ -185,7 +185,8 @@ class _Bars:
 
     def show(self, state: Progress) -> None:
         total = state.total or None
-        left = f"about {duration(state.left_s)} left" if state.left_s else ""
+        left = f"about {duration(state.left_s)} left" if state.left_s else state.proof
+        self._below = state.best
         self._progress.update(self._compiled, completed=state.compiled, total=total, note=f"{state.failed} failed")
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
         said = "; ".join(part for part in (state.best, state.expected, state.tried, state.proof) if part)

@@ -201,9 +201,11 @@ class FakeMachine:
         return []
 
     def device_workers(self) -> list[FakeDeviceWorker]:
+        """Return the devices' workers, ``fake-0`` first."""
         return self._device_workers
 
     def versions(self) -> dict[str, str]:
+        """Return the version of the fakes, as a run's header has it."""
         return {"fake": "1"}
 
     fork_server = ""

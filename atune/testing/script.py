@@ -22,14 +22,15 @@ FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "time
 class Script:
     """What the fakes do, by configuration or by candidate index. Times are in virtual seconds.
 
-    `latency_ms` is the kernel's latency, `final_ms` the one the final sees (the same by default). `compile_s` is what
-    each member adds to a library's `library_s`. `fails` maps a candidate to the kind of its failure, which tells the
-    stage (`STAGE_OF`), or to (stage, kind); one that fails in ``build`` fails every group it is in. `hangs` maps a
-    candidate to the stage that never ends for it, which the deadlines of the settings cut off. Failures of a kind in
-    `FATAL` cost a device its process. `code_key` equal for two configurations makes them duplicates; only those of
-    equal `merge_key` share a library. `start_failures` says how often a device, by its name, does not start before it
-    does (`math.inf`: never). `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel
-    writes.
+    `latency_ms` is the kernel's latency, `final_ms` the one the final sees (the same by default), and `reference_ms`
+    the reference's (None: there is none). `lower_s`, `measure_s` and `start_s` are what lowering, measuring and the
+    start of a device's process take. `facts` is what lowering finds. `compile_s` is what each member adds to a
+    library's `library_s`. `fails` maps a candidate to the kind of its failure, which tells the stage (`STAGE_OF`), or
+    to (stage, kind); one that fails in ``build`` fails every group it is in. `hangs` maps a candidate to the stage that
+    never ends for it, which the deadlines of the settings cut off. Failures of a kind in `FATAL` cost a device its
+    process. `code_key` equal for two configurations makes them duplicates; only those of equal `merge_key` share a
+    library. `start_failures` says how often a device, by its name, does not start before it does (`math.inf`: never).
+    `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel writes.
 
     `facts` is what lowering tells of a candidate, and elaborating it, which takes `elaborate_s`.
 

@@ -16,7 +16,10 @@ class CompileArgs:
 
     `out_idx`: positions of the outputs that the kernel returns; None where it writes into tensors that it is given.
     `target`: ``auto``, ``cuda``, an arch as ``{"kind": "cuda", "arch": "sm_90a"}``, ``c`` for the CPU, or a TVM target.
-    `compile_flags`: flags of the device compiler.
+    `target_host`: what host code is generated for: a text, a dict or a TVM target; None takes tilelang's own choice.
+    `execution_backend`: ``auto``; for CUDA ``tvm_ffi``, ``cython`` or ``nvrtc``; for the CPU ``cython``.
+    `pass_configs`: TileLang pass configuration. `compile_flags`: flags of the device compiler.
+    `verbose`: show progress.
     """
 
     out_idx: list[int] | int | None = None
@@ -122,6 +125,10 @@ class ProfileArgs(Checks, Timer, Timing):
 
     `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
     one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
+    `supply_type`: how inputs are drawn, by tilelang's names; `supply_prog`: a function that returns them instead.
+    `ref_prog`: a function of the inputs that returns the expected outputs. `rtol`, `atol`: tolerances, as in
+    `torch.testing.assert_close`; `max_mismatched_ratio`: share of elements that may lie outside. `manual_check_prog`: a
+    function of outputs and expected outputs that raises where they differ. `skip_check`: compare nothing.
     `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
     new ones.
     """

@@ -196,6 +196,10 @@ class _Reader:
     def _bound(self, node: Any, place: _Place) -> None:
         """Read a loop over the blocks, or threads, of one axis."""
         tag, extent = str(node.thread_binding.thread_tag), self.value(node.extent)
+        if tag.startswith("threadIdx.") and isinstance(extent, int):  # as tilelang 0.1.14 launches threads
+            self.threads *= extent
+            self.own.add(node.loop_var)
+            return self.statement(node.body, place)
         if not tag.startswith("blockIdx."):
             raise _Unknown(tag)
         self.axes[node.loop_var] = {tag[-1]}

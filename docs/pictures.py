@@ -1,0 +1,98 @@
+"""The README's pictures: a terminal and a report, both made of the journal of one run on an H200.
+
+Run ``python docs/pictures.py`` (``make pictures``). The report needs a headless Chromium; without one only the terminal
+is drawn. No GPU is needed, and no code of the workload is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from rich.console import Console
+from rich.text import Text
+
+from atune.cli.main import main as atune
+from atune.journal.reader import read
+from atune.reporting.progress import Progress
+
+HERE = Path(__file__).parent / "pictures"
+ROOT = Path(__file__).parents[1]
+JOURNAL = "bench/results/accelerators/gemm288_proven.jsonl"
+COLUMNS = 100
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+PAGE = (1000, 1000)
+"""Width and height in pixels of what is kept of the report."""
+
+
+class Terminal(io.StringIO):
+    """What is written to it counts as written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def progress() -> str:
+    """Return the last frame of the run's progress, with its colours as ANSI sequences."""
+    stream = Terminal()
+    surroundings = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor"}
+    with mock.patch.dict(os.environ, surroundings), Progress(stream) as shown:
+        for event in read(ROOT / JOURNAL):
+            shown.on_event(event)
+    frame = re.split(r"\r(?:\x1b\[1A|\x1b\[2K)+", stream.getvalue())[-1]
+    return frame.replace("\x1b[?25h", "").strip("\n")
+
+
+def result() -> str:
+    """Return what ``atune replay`` prints of the run."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
+        atune(["replay", JOURNAL])
+    return printed.getvalue().rstrip("\n")
+
+
+def terminal() -> str:
+    """Return the picture of the terminal as SVG, which asks no server for a font."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text("$ ", "green") + Text(f"atune watch {JOURNAL} --speed 1"))
+    for text in (progress(), result()):
+        console.print(Text.from_ansi(text))
+    console.print()  # the last line's underscores would be cut
+    svg = console.export_svg(title="atune", unique_id="terminal")
+    return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+
+
+def report(picture: Path) -> None:
+    """Write the picture of the top of ``atune report``'s page as PNG."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "report.html")
+        with contextlib.redirect_stdout(io.StringIO()):
+            atune(["report", str(ROOT / JOURNAL), "-o", str(page)])
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
+        flags += ["--disable-background-networking"]
+        flags += [f"--user-data-dir={folder}/profile", f"--window-size={PAGE[0]},{PAGE[1]}"]
+        command = [str(BROWSER), *flags, f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+def main() -> None:
+    """Draw both pictures, and say what was written."""
+    HERE.mkdir(exist_ok=True)
+    (HERE / "terminal.svg").write_text(terminal())
+    print(HERE / "terminal.svg")
+    if BROWSER is None:
+        sys.exit("no headless Chromium is installed: docs/pictures/report.png stays as it is")
+    report(HERE / "report.png")
+    print(HERE / "report.png")
+
+
+if __name__ == "__main__":
+    main()

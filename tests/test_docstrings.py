@@ -1,0 +1,126 @@
+"""Every public name has a docstring, and so has each method and field of a public class."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import atune
+import atune.carver
+import atune.compat.tilelang
+import atune.journal.events
+import atune.journal.result
+import atune.model.settings
+import atune.testing
+from atune.engine import interfaces
+from atune.journal.state import State
+
+PROMISES = (interfaces.Machine, interfaces.CompileWorker, interfaces.DeviceWorker)
+"""The protocols that `atune.testing` keeps: what they say of a method holds for the fakes."""
+MODULES = (
+    atune,
+    atune.carver,
+    atune.compat.tilelang,
+    atune.journal.events,
+    atune.journal.result,
+    atune.model.settings,
+    atune.testing,
+)
+METHODS = (FunctionType, property, classmethod, staticmethod, functools.cached_property)
+
+
+def public(module: ModuleType) -> dict[str, Any]:
+    """Return what `module` offers: its `__all__`; without one the functions and classes that it defines."""
+    names = getattr(module, "__all__", None) or [
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    ]
+    return {name: getattr(module, name) for name in names if not name.startswith("_")}
+
+
+def inherited(kind: type) -> Iterator[type]:
+    """Yield `kind` and those of its bases that are atune's."""
+    yield from (base for base in kind.__mro__ if base.__module__.startswith("atune"))
+
+
+@functools.cache
+def fields(kind: type) -> dict[str, str]:
+    """Return the fields that `kind` itself declares, each with the docstring below it."""
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = following.value.value if isinstance(following, ast.Expr) else ""  # type: ignore[attr-defined]
+            found[node.target.id] = str(text)
+    return found
+
+
+def told(kind: type, field: str) -> bool:
+    """Tell whether a class docstring names `field`, or a docstring stands below it."""
+    return any(f"`{field}`" in (base.__doc__ or "") or fields(base).get(field) for base in inherited(kind))
+
+
+def silent(name: str, value: Any) -> Iterator[str]:
+    """Yield `name`, and the members of a class of that name, as far as they have no docstring."""
+    if not isinstance(value, (type, FunctionType)):
+        return
+    if not value.__doc__ or value.__doc__.startswith(f"{name}("):  # a dataclass makes that one itself
+        yield name
+    if isinstance(value, type):
+        for base in inherited(value):
+            yield from (f"{name}.{field}" for field in fields(base) if field[0] != "_" and not told(value, field))
+            for member, how in vars(base).items():
+                if (
+                    member[0] != "_"
+                    and member not in fields(base)
+                    and isinstance(how, METHODS)
+                    and not meant(value, member)
+                ):
+                    yield f"{name}.{member}"
+
+
+def meant(kind: type, member: str) -> bool:
+    """Tell whether a method has a docstring, of its own or of what it overrides or keeps."""
+    keeps = PROMISES if kind.__module__.startswith("atune.testing") else ()
+    found = (inspect.getattr_static(where, member, None) for where in (kind, *keeps))
+    return any(how is not None and inspect.getdoc(how) for how in found)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_name_method_and_field_has_a_docstring(module: ModuleType) -> None:
+    lacking = {text for name, value in public(module).items() for text in silent(name, value)}
+    assert not lacking
+
+
+def test_every_attribute_of_a_result_has_a_docstring() -> None:
+    """Those that its initialiser sets: named by the class docstring, or with a docstring below them."""
+    kind = atune.TuneResult
+    below = re.findall(r'self\.(\w+)\b[^\n]*\n +"""', inspect.getsource(kind.__init__))
+    below += re.findall(r'self\.(\w+): [^"]*?\n        \)\n +"""', inspect.getsource(kind.__init__))
+    names = [name for name in vars(kind(State())) if name[0] != "_"]
+    assert not [name for name in names if f"`{name}`" not in str(kind.__doc__) and name not in below]
+
+
+def test_the_fields_of_a_class_are_found_with_what_stands_below_them() -> None:
+    assert fields(atune.carver.Hardware)["arch"] == "Such as ``sm_90a``."
+    assert told(atune.BenchmarkSettings, "rep_ms") and not told(atune.BenchmarkSettings, "rep")
+    assert list(silent("Bare", Bare)) == ["Bare", "Bare.field", "Bare.method"]
+
+
+class Bare:
+    __module__ = "atune.bare"
+    field: int = 0
+
+    def method(self) -> None: ...
+
+
+sys.modules["atune.bare"] = sys.modules[__name__]

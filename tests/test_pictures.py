@@ -1,0 +1,39 @@
+"""The README's pictures show what the commands print today: where a test fails, `make pictures` draws them anew."""
+
+from __future__ import annotations
+
+import html
+import re
+import struct
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import pictures  # noqa: E402
+
+
+def shown(svg: str) -> list[str]:
+    """Return the lines of text in `svg`, without the space between them."""
+    texts: dict[str, list[str]] = {}
+    for row, text in re.findall(r'<text class="[\w-]+" x="[\d.]+" y="([\d.]+)"[^>]*>(.*?)</text>', svg, re.DOTALL):
+        texts.setdefault(row, []).append(html.unescape(text).replace("\xa0", " "))
+    return ["".join("".join(parts).split()) for parts in texts.values()]
+
+
+def test_the_stored_terminal_shows_what_is_printed_today() -> None:
+    stored = (pictures.HERE / "terminal.svg").read_text()
+    drawn = shown(pictures.terminal())
+    assert shown(stored) == drawn
+    assert any(re.fullmatch(r"compiled.*288/2880failed", line) for line in drawn)
+    assert any(re.fullmatch(r"latency0\.\d+ms\(reference0\.\d+ms\)", line) for line in drawn)
+    assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", stored)  # a reader's browser asks no server
+
+
+def test_the_pictures_are_small_and_in_the_readme() -> None:
+    report = (pictures.HERE / "report.png").read_bytes()
+    assert struct.unpack(">II", report[16:24]) == pictures.PAGE
+    assert sum(path.stat().st_size for path in pictures.HERE.iterdir()) < 300_000
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"docs/pictures/{name}" in readme for name in ("terminal.svg", "report.png"))
