@@ -39,7 +39,6 @@ DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 GPU_JOURNALS = {"gpu": RESULTS / "run288" / "gemm288.jsonl", "gpu, two parts": RESULTS / "resume" / "half.jsonl"}
 """Of an H200, as measured; the second run was killed at half and resumed."""
-"""What a whole Chromium asks for by itself, by its traffic annotations: time, spelling, components, accounts."""
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
