@@ -27,6 +27,8 @@ SHOWN = (AUTO, *NAMES, "optuna", "optuna:SAMPLER")
 """What may be given by name, for people."""
 FEW = 8
 """Candidates of which nothing is learnt that helps to choose the next."""
+FEW_RANKED = 16
+"""Candidates that are all the prior's where there is one: they are compiled at once, and wait for no outcome."""
 QUICK = (*UNTAUGHT, "local", "evolution")
 """Strategies that answer within a millisecond or so."""
 
@@ -116,8 +118,9 @@ def chosen(
 
     if not limited or (budget is not None and budget >= total):
         return PRIOR if own_prior else "exhaustive"
-    if not listed or not learns or (budget is not None and budget <= FEW):
-        return PRIOR if own_prior or (prior and listed) else "random"
+    ranked = own_prior or (prior and listed)
+    if not listed or not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
+        return PRIOR if ranked else "random"
     return "forest" if available() else "evolution"
 
 

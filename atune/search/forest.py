@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FIRST = 8
 """Candidates drawn before the forest has a word; fewer under a small budget."""
+RANKED = 16
+"""Candidates that the prior begins with, and as many outstanding: its order needs no outcome to be right."""
 GOOD = 5
 """One of so many is good: the best fifth of what is known."""
 TREES = 50
@@ -48,8 +50,12 @@ class Forest(Learner):
 
     @property
     def most_outstanding(self) -> int:
-        """As of all that learn, but fewer under a small budget: else most is asked for before anything is told."""
+        """As of all that learn, but fewer under a small budget: else most is asked for before anything is told.
+
+        With a prior more: what it ranks first is worth compiling at once.
+        """
         first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // BATCH))
+        first = RANKED if self.ranked else first
         return max(first, len(self._told) // OF_TOLD)
 
     def first_drawn(self, rng: random.Random, count: int) -> list[int]:
@@ -59,7 +65,8 @@ class Forest(Learner):
         return spread(self.encoding.places, self.left(), self.asked, count, rng)
 
     def propose(self, rng: random.Random) -> list[int]:
-        first = FIRST if self.budget is None else max(LEAST, min(FIRST, self.budget // 4))
+        most, share = (RANKED, 2) if self.ranked else (FIRST, 4)
+        first = most if self.budget is None else max(LEAST, min(most, self.budget // share))
         if len(self.asked) < first or len(self.latencies) < 2:
             return self.beginning(rng, first)
         if (around := self._polish()) and self.best is not None:
