@@ -328,6 +328,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     accelerators: tuple[str, ...] = ()
     unused: dict[str, str] = {}
     fork_server: str = ""
+    """As in `RunStarted`, of this part of the run."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

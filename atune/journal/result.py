@@ -86,8 +86,10 @@ class TuneResult:
         self.failed = state.counts["failed"]
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
-        self.built, self.stored = state.built, state.stored
-        """Distinct codes that have a library, and how many of those an earlier run compiled."""
+        self.built = state.built
+        """Distinct codes that have a library."""
+        self.stored = state.stored
+        """Of these, how many an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
         entries = state.final.entries if state.final else ()
         firsts = [(state.first(e.index), e.timing) for e in entries]
