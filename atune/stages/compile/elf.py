@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from atune.model.occupancy import MachineFacts
+
 MAGIC = b"\x7fELF\x02"
 _CUDA = 190
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -108,4 +110,49 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
             if name.startswith(".text."):
                 code[f"registers of {name.replace(symbol, 'K')}"] = (section.info >> 24).to_bytes(1, "little")
         found.append(code)
+    return found
+
+
+_NOTE = struct.Struct("<BBH")
+_SIZED, _FRAME_SIZE = 4, 0x11
+
+
+def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
+    """Return what a PrimFunc's kernels take of the machine, from the first binary that has them; None without one.
+
+    Registers stand in the high byte of ``sh_info`` of a kernel's code; its frame stands in ``.nv.info`` as attribute
+    ``EIATTR_FRAME_SIZE``, after the number of its symbol. That is the low part of the code's ``sh_info``.
+    """
+    own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
+    for binary in cuda_binaries(library):
+        try:
+            parts = sections(memoryview(binary))
+        except (ValueError, struct.error, IndexError):
+            continue
+        code = {name: part[0] for name, part in parts.items() if own.fullmatch(name) and name.startswith(".text.")}
+        if not code:
+            continue
+        frames = _frames(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+        static = [part[0].size for name, part in parts.items() if own.fullmatch(name) and name not in code]
+        return MachineFacts(
+            registers=max(section.info >> 24 for section in code.values()),
+            stack_bytes=max(frames.get(section.info & 0xFFFFFF, 0) for section in code.values()),
+            code_bytes=sum(section.size for section in code.values()),
+            static_smem_bytes=max(static, default=0),
+        )
+    return None
+
+
+def _frames(notes: bytes) -> dict[int, int]:
+    """Return bytes of stack frame by the number of a kernel's symbol, from ``.nv.info``."""
+    found, at = {}, 0
+    while at + _NOTE.size <= len(notes):
+        form, attribute, size = _NOTE.unpack_from(notes, at)
+        at += _NOTE.size
+        if form != _SIZED:
+            continue
+        if attribute == _FRAME_SIZE and size == 8:
+            number, frame = struct.unpack_from("<II", notes, at)
+            found[number] = frame
+        at += size
     return found
