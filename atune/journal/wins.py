@@ -24,18 +24,17 @@ def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> 
     Where it differs in none from all of them, those in which it differs from the next one are told. These are facts
     that go along with winning: nothing shows that they are its cause.
     """
-    if not rivals or winner.latency_ms is None or rivals[0].latency_ms is None:
+    next_one = next(iter(rivals), None)
+    if next_one is None or winner.latency_ms is None or next_one.latency_ms is None:
         return None
     arch = "" if target is None else target.arch
-    next_one = rivals[0]
-    slower = rivals[0].latency_ms / winner.latency_ms - 1 if winner.latency_ms else 0.0
-    lead = (
-        f"candidate {next_one.index}, {slower:.1%} slower" if slower > 0 else f"candidate {next_one.index}, no slower"
-    )
-    for others, whom in ((rivals, f"the next {len(rivals)}, {lead} first"), (rivals[:1], f"the next one, {lead}")):
+    slower = next_one.latency_ms / winner.latency_ms - 1 if winner.latency_ms else 0.0
+    lead = f"candidate {next_one.index}, {f'{slower:.1%}' if slower > 0 else 'no'} slower"
+    for others in (rivals, rivals[:1]):
         if told := _differences(winner, others, arch):
-            return f"{', '.join(told)} (beside {whom if len(others) > 1 else f'the next one, {lead}'})"
-    return f"nothing that is known: it has the same facts as the next one, {lead}"
+            whom = "the next one," if len(others) == 1 else f"the next {len(others)}, of which the first is"
+            return f"{', '.join(told)} (beside {whom} {lead})"
+    return f"nothing that is known: its facts are those of the next one, {lead}"
 
 
 def _differences(winner: Record, others: Sequence[Record], arch: str) -> list[str]:

@@ -72,8 +72,8 @@ def differing_rows(one: Explained, other: Explained) -> list[tuple[str, str, str
 
 def source_difference(one: Explained, other: Explained) -> list[str]:
     """Return the unified diff of the device sources, in which the kernel is named ``kernel``; empty for none."""
-    sides = [found.source.splitlines() for found in (one, other)]
-    return [printable(line) for line in difflib.unified_diff(*sides, "A", "B", n=2, lineterm="")]
+    mine, theirs = one.source.splitlines(), other.source.splitlines()
+    return [printable(line) for line in difflib.unified_diff(mine, theirs, "A", "B", n=2, lineterm="")]
 
 
 def _limited(found: Explained) -> str:

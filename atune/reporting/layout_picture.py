@@ -42,7 +42,8 @@ def _squares(picture: Picture) -> Iterator[str]:
             hue = thread * 137 % 360  # neighbours get hues far apart
             yield (
                 f'<g data-thread="{thread}" data-slot="{slot}"><title>row {i}, column {j}: thread {thread}, slot {slot}'
-                f'</title><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="hsl({hue},60%,82%)" stroke="#555"/>'
+                f'</title><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="hsl({hue},60%,82%)" '
+                'stroke="#555"/>'
                 f'<text x="{x + SIDE / 2:g}" y="{y + 15}" text-anchor="middle">{thread}</text>'
                 f'<text x="{x + SIDE / 2:g}" y="{y + 28}" text-anchor="middle" fill="#555">{slot}</text></g>'
             )

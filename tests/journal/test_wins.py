@@ -40,7 +40,7 @@ def test_facts_that_set_the_winner_apart_from_all_next_ones_are_told() -> None:
 def test_a_fact_that_one_of_the_next_has_too_is_told_beside_the_next_one_alone() -> None:
     winner = record(0, 1.0, threads=256)
     said = wins_by(winner, [record(1, 1.1, threads=128), record(2, 1.2, threads=256)], None)
-    assert said == "threads 256 against 128 (beside the next one candidate 1, 10.0% slower)"
+    assert said == "threads 256 against 128 (beside the next one, candidate 1, 10.0% slower)"
 
 
 def test_a_winner_with_the_same_facts_wins_by_nothing_that_is_known() -> None:

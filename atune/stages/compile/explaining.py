@@ -52,7 +52,7 @@ def explain(job: ExplainJob) -> Explained | Failure:
 
 
 def spills(words: str) -> tuple[int, int] | None:
-    """Return bytes of spill stores and loads that ``ptxas -v`` tells, of the kernel with most; None where it does not."""
+    """Return bytes of spill stores and loads that ``ptxas -v`` tells, of the kernel with most; else None."""
     return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(words)), default=None)
 
 

@@ -83,7 +83,8 @@ class How:
 def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    `seen` learns its layouts, for who wants more of them than the facts have. Where an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
+    `seen` learns its layouts, for who wants more of them than the facts have. Where an earlier run's answer is `known`,
+    nothing is lowered, and the answer has no blob.
     """
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
