@@ -42,10 +42,15 @@ def _differences(winner: Record, others: Sequence[Record], arch: str) -> list[st
     told: list[str] = []
     for say, read in FACTS:
         mine, theirs = read(winner, arch), [read(other, arch) for other in others]
-        if mine is None or any(one is None or one == mine for one in theirs):
+        if mine is None or any(one is None or one == mine for one in theirs) or _between(mine, theirs):
             continue
         told.append(say(mine, list(dict.fromkeys(theirs))))
     return told[:MOST]
+
+
+def _between(mine: Any, theirs: Sequence[Any]) -> bool:
+    """Tell whether a number has others on both sides: then more or less of it does not explain anything."""
+    return isinstance(mine, int) and min(theirs) < mine < max(theirs)
 
 
 def _against(name: str) -> Callable[[Any, Sequence[Any]], str]:

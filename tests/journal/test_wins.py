@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from atune.journal.events import ArtifactBuilt, decode, encode
+from atune.journal.merge import _kept
 from atune.journal.result import Record
+from atune.journal.state import State
 from atune.journal.wins import wins_by
 from atune.model.artifact import StaticFacts, Work
 from atune.model.device import Target
@@ -56,3 +60,32 @@ def test_facts_that_one_of_them_lacks_are_not_compared() -> None:
     winner = record(0, 1.0, work=Work(stages=4))
     said = wins_by(winner, [record(1, 1.1)], HOPPER)
     assert said is not None and "stages" not in said and said.startswith("nothing that is known")
+
+
+def test_a_number_between_those_of_the_next_ones_explains_nothing() -> None:
+    winner = record(0, 1.0, threads=128)
+    rivals = [record(1, 1.1, threads=256), record(2, 1.2, threads=64)]
+    assert wins_by(winner, rivals, None) == "threads 128 against 256 (beside the next one, candidate 1, 10.0% slower)"
+
+
+def built(**more: Any) -> ArtifactBuilt:
+    return ArtifactBuilt(seq=1, time=0.0, mono=0.0, indices=(3, 4), file="a.so", seconds=1.0, **more)
+
+
+def test_each_member_of_a_library_has_its_own_registers() -> None:
+    event = built(machine=(MachineFacts(registers=40), MachineFacts(registers=80)))
+    state = State()
+    state.apply(decode(encode(event)))
+    assert [state.entries[index].machine for index in (3, 4)] == list(event.machine)
+
+
+def test_a_library_without_facts_as_in_journals_of_before_has_none() -> None:
+    state = State()
+    state.apply(decode(encode(built())))
+    assert state.entries[3].machine is None
+
+
+def test_merging_leaves_each_member_its_registers() -> None:
+    event = built(machine=(MachineFacts(registers=40), MachineFacts(registers=80)))
+    merged = cast("ArtifactBuilt", _kept(event, cast("Any", SimpleNamespace(indices={4: 0})), total=9))
+    assert (merged.indices, merged.machine) == ((0,), (MachineFacts(registers=80),))
