@@ -21,7 +21,7 @@ Reads = Callable[["Record", str], Any]
 def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> str | None:
     """Say in which facts `winner` differs from each of `rivals`, which are by latency; None without rivals.
 
-    Where it differs in none from all of them, those in which it differs from the next one are told. These are facts
+    A number that lies between others' does not count. Where it differs in none from all of them, those in which it differs from the next one are told. These are facts
     that go along with winning: nothing shows that they are its cause.
     """
     next_one = next(iter(rivals), None)
@@ -34,7 +34,7 @@ def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> 
         if told := _differences(winner, others, arch):
             whom = "the next one," if len(others) == 1 else f"the next {len(others)}, of which the first is"
             return f"{', '.join(told)} (beside {whom} {lead})"
-    return f"nothing that is known: its facts are those of the next one, {lead}"
+    return f"nothing that is known: no fact tells it from the next one, {lead}"
 
 
 def _differences(winner: Record, others: Sequence[Record], arch: str) -> list[str]:
@@ -125,6 +125,5 @@ FACTS: tuple[tuple[Callable[[Any, Sequence[Any]], str], Reads], ...] = (
     (_against("registers"), _of_machine("registers")),
     (_against("shared memory bytes"), _of_facts("smem_bytes")),
     (_against("code bytes"), _of_machine("code_bytes")),
-    (_against("source bytes"), _of_facts("source_bytes")),
 )
 """How a fact is told, and how it is read of a record on an architecture; the most telling first."""

@@ -49,7 +49,7 @@ def test_a_fact_that_one_of_the_next_has_too_is_told_beside_the_next_one_alone()
 
 def test_a_winner_with_the_same_facts_wins_by_nothing_that_is_known() -> None:
     said = wins_by(record(0, 1.0), [record(1, 1.01)], HOPPER)
-    assert said == "nothing that is known: its facts are those of the next one, candidate 1, 1.0% slower"
+    assert said == "nothing that is known: no fact tells it from the next one, candidate 1, 1.0% slower"
 
 
 def test_a_winner_alone_wins_by_nothing() -> None:
