@@ -21,8 +21,8 @@ Reads = Callable[["Record", str], Any]
 def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> str | None:
     """Say in which facts `winner` differs from each of `rivals`, which are by latency; None without rivals.
 
-    A number that lies between others' does not count. Where it differs in none from all of them, those in which it differs from the next one are told. These are facts
-    that go along with winning: nothing shows that they are its cause.
+    A number that lies between others' does not count. Where it differs in none from all of them, those facts are told
+    in which it differs from the next one. They go along with winning; nothing shows that they are its cause.
     """
     next_one = next(iter(rivals), None)
     if next_one is None or winner.latency_ms is None or next_one.latency_ms is None:
