@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.cli.cache import add_cache_commands
+from atune.cli.explain import add_explain_command
 from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.cli.server import add_server_commands
@@ -120,6 +121,8 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
+    if result.wins_by is not None:
+        lines.append(f"wins by    {printable(result.wins_by)}")
     return "\n".join(lines)
 
 
@@ -205,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_output(tune.add_argument_group("output"))
 
     add_journal_commands(commands, shown)
+    add_explain_command(commands, shown)
     add_cache_commands(commands, shown)
     add_server_commands(commands, shown)
 

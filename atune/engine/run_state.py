@@ -65,6 +65,7 @@ class Run(Signals):
             compiler=first.compiler,
             why=first.why,
             words=first.words if seconds else "",
+            machine=tuple(artifact.machine for artifact in artifacts) if first.machine is not None else (),
         )
 
 

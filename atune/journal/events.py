@@ -15,6 +15,7 @@ from atune.model.advice import Advice
 from atune.model.artifact import Artifact, FailureKind, StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
+from atune.model.occupancy import MachineFacts
 
 SCHEMA = 1
 """Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
@@ -153,6 +154,8 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     """Why that compiler."""
     words: str = ""
     """What the compilers said, where `CompileSettings.verbose` asks for it."""
+    machine: tuple[MachineFacts | None, ...] = ()
+    """Registers, stack and code of each of `indices`; empty for target ``c``."""
 
 
 class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):

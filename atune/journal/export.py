@@ -56,6 +56,11 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
             "message": record.message or None,
             "smem_bytes": None if facts is None else facts.smem_bytes,
             "threads": None if facts is None else facts.threads,
+            "registers": None if record.machine is None else record.machine.registers,
+            "stack_bytes": None if record.machine is None else record.machine.stack_bytes,
+            "code_bytes": None if record.machine is None else record.machine.code_bytes,
+            "slots": None if facts is None or facts.layouts is None else facts.layouts.slots,
+            "redundant": None if facts is None or facts.layouts is None else facts.layouts.redundant,
         }
         found.append({**row, **{f"config.{name}": _flat(value) for name, value in record.config.items()}})
     return found

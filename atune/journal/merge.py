@@ -154,7 +154,12 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
             return msgspec.structs.replace(event, index=own[event.index])
         case CandidateAliased() if event.index in own and event.same_as in own:
             return msgspec.structs.replace(event, index=own[event.index], same_as=own[event.same_as])
-        case ArtifactBuilt() | GroupSplit() | CompileRepeated():
+        case ArtifactBuilt():
+            kept = [i for i in event.indices if i in own]
+            facts = dict(zip(event.indices, event.machine, strict=False))
+            machine = tuple(facts[i] for i in kept) if len(facts) == len(event.indices) else ()
+            return msgspec.structs.replace(event, indices=tuple(own[i] for i in kept), machine=machine)
+        case GroupSplit() | CompileRepeated():
             return msgspec.structs.replace(event, indices=tuple(own[i] for i in event.indices if i in own))
         case FinalOrdered() if part.alone:
             entries = tuple(FinalEntry(own[e.index], e.timing) for e in event.entries if e.index in own)

@@ -16,16 +16,18 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.occupancy import MachineFacts
 from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by",
 )  # fmt: skip
 """What ``--json`` prints of a result."""
 
@@ -58,6 +60,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
     facts: StaticFacts | None = None
     code_key: str = ""
+    machine: MachineFacts | None = None
+    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
 
 
 class TuneResult:
@@ -202,6 +206,17 @@ class TuneResult:
         credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in self.records]
         return importance_of([(config, known[index]) for config, index in credited if index in known])
 
+    @cached_property
+    def wins_by(self) -> str | None:
+        """In which known facts the winner differs from the next ones of other code; None without such a one."""
+        return (
+            None if self.best is None else wins_by(self.best, self._next(), self.header.target if self.header else None)
+        )
+
+    def _next(self) -> list[Record]:
+        others = [r for r in self.records if r.status == "measured" and r.index != self.best_index]
+        return sorted(others, key=self._place)[:RIVALS]
+
     @property
     def artifact(self) -> Artifact | None:
         """The winner's place in its library; None where it is gone, or was not kept."""
@@ -316,6 +331,7 @@ class TuneResult:
             detail=detail,
             facts=entry.facts,
             code_key=entry.code_key,
+            machine=first.machine,
         )
 
 

@@ -37,6 +37,7 @@ from atune.model.artifact import STORED, Artifact, StaticFacts
 from atune.model.candidate import Config, thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
+from atune.model.occupancy import MachineFacts
 
 Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
 Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
@@ -52,6 +53,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     config: Config = {}
     code_key: str = ""
     facts: StaticFacts | None = None
+    machine: MachineFacts | None = None
     lowered: bool = False
     built: bool = False
     parent: int | None = None
@@ -134,6 +136,7 @@ class State:
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
+                found = dict(zip(event.indices, event.machine, strict=False))
                 for index in event.indices:
                     self._made(index)
                     entry = self.first(index)
@@ -142,6 +145,7 @@ class State:
                         self._stored.add(index)
                     self._count(entry, -1)
                     entry.built = True
+                    entry.machine = found.get(index) or entry.machine
                     self._count(entry, 1)
             case BenchmarkStarted():
                 self._measuring[event.index] = event.device

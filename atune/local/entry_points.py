@@ -25,6 +25,7 @@ LOWER = "atune.stages.compile_jobs:lower"
 LOWER_ANEW = "atune.stages.compile_jobs:lower_anew"
 BUILD = "atune.stages.compile_jobs:build"
 PROVE = "atune.stages.compile_jobs:prove"
+EXPLAIN = "atune.stages.compile_jobs:explain"
 
 MEASURE = "atune.stages.measure.benchmark:"
 """A device's process: followed by what it does, such as ``prepare``."""

@@ -22,12 +22,19 @@ from atune.workload.workload import FileRef, WorkloadRef
 @asynccontextmanager
 async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
     """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
+    async with asking_in_folder(workload) as (workers, _):
+        yield workers
+
+
+@asynccontextmanager
+async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
+    """Do as `asking`, and give the folder that the workers may write to, too. It is removed on leaving."""
     with run_folder() as run_dir:
         process, park = await taken()
         async with ForkServer(process=process, park=park) as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))
-            yield workers
+            yield workers, run_dir
 
 
 async def survey_space(ref: FileRef) -> SpaceSurvey:

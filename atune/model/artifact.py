@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from atune.model.layouts import Layouts
+from atune.model.occupancy import MachineFacts
+
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "load", "launch", "fault", "out_of_memory",
     "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect",
@@ -142,6 +145,8 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Length of the generated device source."""
     work: Work | None = None
     """What a block does; None where any of it depends on values that only a call has."""
+    layouts: Layouts | None = None
+    """What layout inference decided; None where another's lowering was taken, or an older version lowered it."""
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
@@ -209,6 +214,8 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
+    machine: MachineFacts | None = None
+    """Its registers, stack and code; None for target ``c``, and where an older version compiled it."""
 
     @property
     def exact(self) -> bool:

@@ -14,10 +14,11 @@ import msgspec
 from atune.errors import message_of, name_of, traceback_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
+from atune.model.explained import Explained, ExplainJob
 from atune.processes.messages import BuildJob, ProofJob, RankJob
 from atune.search.prior import asked
 from atune.stages.accelerators import registry
-from atune.stages.compile import codegen, lowering, proof
+from atune.stages.compile import codegen, explaining, lowering, proof
 from atune.stages.compile.foreseen import foreseen
 from atune.stages.compile.known import lowered_before
 from atune.stages.compile.steps import backend_context
@@ -93,6 +94,18 @@ def prove(payload: bytes) -> bytes:
         return proof.prove(candidate, job.measured, job.path)
 
     return msgspec.msgpack.encode(_guarded(job.candidate, work))
+
+
+def explain(payload: bytes) -> bytes:
+    """Compile a configuration plainly, and read its facts: msgpack of an `ExplainJob` → `Explained` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=ExplainJob)
+
+    def work(candidate: Candidate) -> Explained | Failure:
+        return explaining.explain(msgspec.structs.replace(job, candidate=candidate))
+
+    return msgspec.msgpack.encode(
+        _guarded(msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config)), work)
+    )
 
 
 def _lower(payload: bytes, known: Callable[[str], Lowered | None]) -> bytes:

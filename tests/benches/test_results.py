@@ -182,3 +182,9 @@ def test_search() -> None:
     off = [100 * ((journal(f"search/ten288_{n}.jsonl.xz").latency_ms or 0) / best - 1) for n in (1, 2, 3)]
     assert sorted(o > 2 for o in off) == [False, False, True]
     says("search", f"the best by {max(off):.0f} %")
+
+
+def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
+    rows = stored("registers.json")["rows"]
+    assert len(rows) == 20 and all(row["explain"] == row["ptxas"] for row in rows)
+    assert sum(row["ptxas"]["spill_bytes"] > 0 for row in rows) == 5

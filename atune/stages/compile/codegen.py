@@ -7,13 +7,14 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from atune.errors import message_of, name_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
-from atune.stages.compile import adapters, cpu, ir
+from atune.stages.compile import adapters, cpu, elf, ir
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.output import CompileError, CompilerOutput, first_error
@@ -63,6 +64,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
     os.replace(part, path)
+    library = Path(path).read_bytes() if kind == "cuda" and not adapter else b""
     seconds, said = round(time.perf_counter() - started, 4), output.text() if verbose else ""
     return [
         Artifact(
@@ -81,6 +83,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             plain=not (steps.accelerators or blob.accelerators),
             store_key=lowered.store_key,
             source_key=blob.source_key,
+            machine=elf.machine_facts(library, blob.symbol),
         )
         for lowered, blob in zip(group, blobs, strict=True)
     ]

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from atune.model.occupancy import MachineFacts
+
 MAGIC = b"\x7fELF\x02"
 _CUDA = 190
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -108,4 +110,51 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
             if name.startswith(".text."):
                 code[f"registers of {name.replace(symbol, 'K')}"] = (section.info >> 24).to_bytes(1, "little")
         found.append(code)
+    return found
+
+
+_NOTE = struct.Struct("<BBH")
+_SIZED, _FRAME_SIZE, _REGCOUNT = 4, 0x11, 0x2F
+
+
+def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
+    """Return what a PrimFunc's kernels take of the machine, from the first binary that has them; None without one.
+
+    Registers and stack frame stand in ``.nv.info`` as attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE``, after
+    the number of the kernel's symbol. That is the low part of ``sh_info`` of its code. (Before CUDA 13 the high byte
+    of that had the registers, too.)
+    """
+    own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
+    for binary in cuda_binaries(library):
+        try:
+            parts = sections(memoryview(binary))
+        except (ValueError, struct.error, IndexError):
+            continue
+        code = {name: part[0] for name, part in parts.items() if own.fullmatch(name) and name.startswith(".text.")}
+        if not code:
+            continue
+        told = _told(parts[".nv.info"][1]) if ".nv.info" in parts else {}
+        mine = [section.info & 0xFFFFFF for section in code.values()]
+        static = [part[0].size for name, part in parts.items() if own.fullmatch(name) and name not in code]
+        return MachineFacts(
+            registers=max(told.get((_REGCOUNT, number), 0) for number in mine),
+            stack_bytes=max(told.get((_FRAME_SIZE, number), 0) for number in mine),
+            code_bytes=sum(section.size for section in code.values()),
+            static_smem_bytes=max(static, default=0),
+        )
+    return None
+
+
+def _told(notes: bytes) -> dict[tuple[int, int], int]:
+    """Return the values of ``.nv.info`` by attribute and number of a symbol."""
+    found, at = {}, 0
+    while at + _NOTE.size <= len(notes):
+        form, attribute, size = _NOTE.unpack_from(notes, at)
+        at += _NOTE.size
+        if form != _SIZED:
+            continue
+        if size == 8 and at + size <= len(notes):
+            number, value = struct.unpack_from("<II", notes, at)
+            found[attribute, number] = value
+        at += size
     return found

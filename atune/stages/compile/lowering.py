@@ -17,6 +17,7 @@ from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.compile import facts, keys
 from atune.stages.compile.keys import digest
+from atune.stages.compile.layouts import Seen, instruments
 from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
 from atune.stages.compile.work import work_of
 from atune.stages.frontend import elaboration
@@ -79,10 +80,11 @@ class How:
         return (keys.FORMAT, keys.version("z3-solver"), self.accelerators)
 
 
-def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -> Lowered:
+def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    Where an earlier run's answer is `known`, nothing is lowered, and the answer has no blob.
+    `seen` learns its layouts, for who wants more of them than the facts have. Where an earlier run's answer is `known`,
+    nothing is lowered, and the answer has no blob.
     """
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
@@ -99,10 +101,13 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None) -
         seconds = round(time.perf_counter() - started, 4)
         return msgspec.structs.replace(found, index=candidate.index, seconds=seconds, blob=b"")
     configs = normalize_pass_configs(dict(how.pass_configs))
-    with tvm.transform.PassContext(opt_level=3, config=configs), context.target:
+    seen = seen or Seen()
+    with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerJob(function, symbol, repr(how.key())))
         lowered = _generated(candidate, function, modules, how, steps)
-    return msgspec.structs.replace(lowered, ir_key=ir_key, seconds=round(time.perf_counter() - started, 4))
+    told = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
+    seconds = round(time.perf_counter() - started, 4)
+    return msgspec.structs.replace(lowered, ir_key=ir_key, facts=told, seconds=seconds)
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:

@@ -1,0 +1,176 @@
+"""``atune explain``: the facts of a configuration, or of two beside each other. It compiles, and runs no kernel."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from atune.cli.journal import positive
+from atune.errors import UsageError
+
+if TYPE_CHECKING:
+    from atune.model.candidate import Config
+    from atune.model.explained import Explained
+    from atune.system.signals import Interrupts
+    from atune.workload.workload import FileRef
+
+MOST = 2
+"""Configurations at once."""
+_COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
+"""A comma that the next name follows: those in a value stay."""
+
+
+def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add the command's parser to `commands`; `shown` has the options that all have."""
+    text = "Say what a configuration compiles to: layouts, registers, occupancy; of two, what differs"
+    parser = commands.add_parser(
+        "explain", parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+    )
+    parser.set_defaults(command=_explain)
+    parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
+    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="of a journal's candidates (its winner)")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="a=1,b=2",
+        help="the configuration (the kernel's defaults); a second one is compared with the first",
+    )
+    parser.add_argument("--target", metavar="T", help="cuda, an arch such as sm_90a, or c (auto, or the journal's)")
+    parser.add_argument("--source", action="store_true", help="print the generated device source, too")
+    parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
+    parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
+    parser.add_argument(
+        "--compile-timeout", type=positive("seconds"), default=120, metavar="S", help="seconds a step (120)"
+    )
+
+
+def parse_config(text: str) -> Config:
+    """Return the configuration that ``a=1,b=(2, 3),c=name`` stands for. Raises `UsageError` and `SpaceError`.
+
+    A value is a Python literal; what is none is text.
+    """
+    from atune.model.candidate import normalise
+
+    config: Config = {}
+    for part in filter(str.strip, _COMMA.split(text)):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--config: {part.strip()!r} is no name=value; give such as block_M=128,num_stages=2")
+        if name in config:
+            raise UsageError(f"--config: {name} is given twice")
+        try:
+            parsed = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            parsed = value.strip()
+        config[name] = normalise(parsed, f"--config: {name}")
+    return config
+
+
+def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from functools import partial
+
+    import anyio
+
+    from atune.local.explaining import explain
+    from atune.model.artifact import Failure
+    from atune.model.device import parse_target
+    from atune.model.settings import CompileSettings
+
+    if arguments.fragment is not None and arguments.svg is None:
+        raise UsageError("--fragment names what --svg draws: give --svg FILE, too")
+    ref, configs, target = _asked(arguments)
+    parse_target(target)
+    picture = None if arguments.svg is None else (arguments.fragment or "")
+    settings = CompileSettings(compile_timeout_s=float(arguments.compile_timeout))
+    answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
+    found = [answer for answer in answers if not isinstance(answer, Failure)]
+    if len(found) < len(answers):
+        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs)
+    if arguments.svg is not None:
+        _draw(found[0], arguments)
+    _show(found, arguments)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
+    """Return the workload, the configurations and the target that the command line names. Raises `UsageError`."""
+    from atune.journal.reader import is_journal
+    from atune.workload.workload import parse_file_ref
+
+    if is_journal(arguments.what):
+        if arguments.config:
+            raise UsageError("--config goes with FILE.py:NAME; of a journal give the candidate's INDEX")
+        ref, configs, target = _of_journal(arguments.what, arguments.index)
+    else:
+        if arguments.index:
+            raise UsageError(f"an INDEX goes with a journal, and {arguments.what} is none: give --config a=1,b=2")
+        ref, target = parse_file_ref(arguments.what), "auto"
+        configs = [parse_config(text) for text in arguments.config] or [{}]
+    if len(configs) > MOST:
+        raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
+    return ref, configs, arguments.target or target
+
+
+def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str]:
+    from atune.api.resume import origin_of
+    from atune.journal.replay import replay
+    from atune.workload.workload import parse_file_ref
+
+    result = replay(path)
+    known = {record.index: dict(record.config) for record in result.records}
+    if not indices and result.best_index is None:
+        raise UsageError(f"{path} has no winner: give a candidate's INDEX")
+    wanted = indices or [index for index in (result.best_index,) if index is not None]
+    if missing := [index for index in wanted if index not in known]:
+        raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
+    target = result.header.target if result.header is not None else None
+    text = "auto" if target is None else target.arch or target.kind
+    return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text
+
+
+def _failed(failures: list[Any], configs: list[Config]) -> int:
+    from atune.cli.main import NO_WINNER
+    from atune.cli.printing import complain, mutter
+    from atune.journal.result import describe_config, printable
+
+    for failure in failures:
+        asked = describe_config(configs[failure.index]) or "the kernel's defaults"
+        complain(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
+        mutter("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+    return NO_WINNER
+
+
+def _draw(found: Explained, arguments: argparse.Namespace) -> None:
+    from atune.cli.output import write_output
+    from atune.reporting.layout_picture import svg
+
+    if found.picture is None:
+        layouts = found.facts.layouts
+        names = ", ".join(one.name for one in layouts.fragments) if layouts is not None else ""
+        what = f"no fragment {arguments.fragment}" if arguments.fragment else "no fragment"
+        raise UsageError(f"--svg: the kernel has {what}; it has {names or 'none'}")
+    write_output(arguments.svg, svg(found.picture).encode())
+
+
+def _show(found: list[Explained], arguments: argparse.Namespace) -> None:
+    from atune.cli.printing import say
+    from atune.reporting.explanation import difference_lines, differing_rows, report_lines, source_difference
+
+    if arguments.source and not arguments.json:
+        for one in found:
+            say(one.source)
+    if not arguments.json:
+        say("\n".join(difference_lines(*found) if len(found) == MOST else report_lines(found[0])))
+        return
+    data = [{**one.as_data(), **({"source": one.source} if arguments.source else {})} for one in found]
+    if len(found) < MOST:
+        say(json.dumps(data[0]))
+        return
+    one, other = found
+    differing = [{"fact": name, "values": [mine, theirs]} for name, mine, theirs in differing_rows(one, other)]
+    say(json.dumps({"candidates": data, "differences": differing, "source_diff": source_difference(one, other)}))

@@ -1,0 +1,82 @@
+"""One configuration compiled as tilelang does it, and all that can be told of it without running it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from atune.model.artifact import Failure, source_path
+from atune.model.explained import Explained, ExplainJob
+from atune.model.occupancy import occupancy_of
+from atune.stages.compile.codegen import answer
+from atune.stages.compile.layouts import Seen
+from atune.stages.compile.lowering import lower
+from atune.stages.compile.steps import Steps
+from atune.stages.session.session import session
+
+VERBOSE = "TILELANG_VERBOSE"
+"""Has tilelang ask ptxas for its figures, and log them."""
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def explain(job: ExplainJob) -> Explained | Failure:
+    """Lower and compile a configuration by the plain steps, and read its facts. Raises what lowering raises."""
+    seen, plain = Seen(job.picture), Steps()
+    lowered = lower(job.candidate, plain, seen=seen)
+    with ptxas_words() as words:
+        (built,) = answer([lowered], job.path, plain)
+    if isinstance(built, Failure):
+        return built
+    target, machine, facts = session().target, built.machine, lowered.facts
+    source = Path(source_path(built.path, built.symbol)).read_text(errors="replace")
+    explained = Explained(
+        config=job.candidate.config,
+        target=str(target),
+        facts=facts,
+        source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),
+        machine=machine,
+        picture=seen.picture,
+    )
+    if machine is None:
+        return explained
+    stores, loads = spills("\n".join(words)) or (None, None)
+    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
+    occupancy = occupancy_of(target.arch, facts.threads or 0, machine.registers, smem_bytes)
+    return msgspec.structs.replace(explained, spill_bytes=stores, spill_load_bytes=loads, occupancy=occupancy)
+
+
+def spills(words: str) -> tuple[int, int] | None:
+    """Return bytes of spill stores and loads that ``ptxas -v`` tells, of the kernel with most; else None."""
+    return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(words)), default=None)
+
+
+@contextmanager
+def ptxas_words() -> Iterator[list[str]]:
+    """Collect what tilelang logs meanwhile, the figures of ptxas included."""
+    from tilelang import logger
+
+    words: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            words.append(record.getMessage())
+
+    handler, level, before = Collecting(logging.INFO), logger.level, os.environ.get(VERBOSE)
+    os.environ[VERBOSE] = "1"
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield words
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        if before is None:
+            del os.environ[VERBOSE]
+        else:
+            os.environ[VERBOSE] = before

@@ -1,0 +1,216 @@
+"""The layouts that tilelang infers for a kernel, read while it is lowered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts
+
+INFERENCE = "tl.LayoutInference"
+WIDEST = 16
+"""Neighbours that are looked at for a loop's width."""
+DRAWN = 64
+"""Rows and columns of a fragment that a picture has at most."""
+
+
+class Seen:
+    """What was read of a kernel. `layouts` is None until layout inference is over, and where it is not understood."""
+
+    def __init__(self, picture: str | None = None) -> None:
+        self.layouts: Layouts | None = None
+        self.picture: Picture | None = None
+        self._wanted = picture
+
+    def read(self, module: Any) -> None:
+        """Take in a module after layout inference. It never raises: a kernel is lowered all the same."""
+        try:
+            buffers, loops = _annotated(module)
+            self.layouts = layouts_of(buffers, loops)
+            if self._wanted is not None:
+                self.picture = picture_of(buffers, self._wanted)
+        except Exception:
+            return
+
+
+def instruments(seen: Seen) -> list[Any]:
+    """Return the instruments for the `PassContext` in which a kernel is lowered; `seen` learns its layouts."""
+    from tilelang import tvm
+
+    class Instrument:
+        def run_after_pass(self, module: Any, info: Any) -> None:
+            if str(info.name) == INFERENCE:
+                seen.read(module)
+
+    return [tvm.instrument.pass_instrument(Instrument)()]
+
+
+def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, Any]]) -> Layouts:
+    """Return the facts of annotated `buffers` and `loops`, (buffer or loop, layout) each."""
+    fragments = [_fragment(buffer, layout) for buffer, layout in buffers if _is_fragment(layout)]
+    shared = [_shared(buffer, layout) for buffer, layout in buffers if not _is_fragment(layout)]
+    return Layouts(
+        fragments=tuple(fragments[:MOST]),
+        loops=tuple(_loop(loop, layout) for loop, layout in loops[:MOST]),
+        shared=tuple(shared[:MOST]),
+    )
+
+
+def picture_of(buffers: Sequence[tuple[Any, Any]], name: str) -> Picture | None:
+    """Return the picture of the fragment `name`, or of the one with most elements; None where there is none."""
+    found = [(b, one) for b, one in buffers if _is_fragment(one) and name in ("", str(b.name))]
+    if not found:
+        return None
+    buffer, layout = max(found, key=lambda pair: math.prod(_ints(pair[0].shape)))
+    shape = _ints(buffer.shape)
+    *outer, columns = shape
+    rows = list(_places(outer))[:DRAWN]
+    held = [[_holder(layout, (*row, j)) for j in range(min(columns, DRAWN))] for row in rows]
+    return Picture(
+        name=str(buffer.name),
+        shape=shape,
+        replication=_replication(layout),
+        threads=tuple(tuple(thread for thread, _ in row) for row in held),
+        slots=tuple(tuple(slot for _, slot in row) for row in held),
+    )
+
+
+def _places(extents: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for number in range(math.prod(extents)):
+        place = []
+        for extent in reversed(extents):
+            number, index = divmod(number, extent)
+            place.append(index)
+        yield tuple(reversed(place))
+
+
+def _annotated(module: Any) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """Return the buffers and the loops that have a layout, in the order of the statements."""
+    from tilelang import tvm
+
+    buffers: dict[Any, tuple[Any, Any]] = {}
+    loops: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> None:
+        kind = type(node).__name__
+        if kind == "SBlock" and "layout_map" in node.annotations:
+            for buffer, layout in node.annotations["layout_map"].items():
+                buffers.setdefault(buffer, (buffer, layout))
+        elif kind == "For" and "parallel_loop_layout" in node.annotations:
+            loops.append((node, node.annotations["parallel_loop_layout"]))
+
+    for function in module.functions.values():
+        if hasattr(function, "body"):
+            tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
+    return list(buffers.values()), loops
+
+
+def _is_fragment(layout: Any) -> bool:
+    return type(layout).__name__ == "Fragment"
+
+
+def _ints(sizes: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in sizes)
+
+
+def _replication(layout: Any) -> int:
+    return int(layout.replicate_size)
+
+
+def _fragment(buffer: Any, layout: Any) -> FragmentFacts:
+    return FragmentFacts(
+        name="".join(str(buffer.name)),
+        dtype="".join(str(buffer.dtype)),
+        shape=_ints(buffer.shape),
+        slots=math.prod(_ints(layout.get_output_shape())),
+        replication=_replication(layout),
+    )
+
+
+def _shared(buffer: Any, layout: Any) -> SharedFacts:
+    return SharedFacts(
+        name="".join(str(buffer.name)),
+        dtype="".join(str(buffer.dtype)),
+        shape=_ints(buffer.shape),
+        swizzled=not _row_major(layout),
+    )
+
+
+def _row_major(layout: Any) -> bool:
+    """Tell whether a few rows of a layout lie one after another as they are: swizzles move parts of rows."""
+    from tilelang import tvm
+
+    shape, out = _ints(layout.get_input_shape()), _ints(layout.get_output_shape())
+    columns, analyzer = shape[-1], tvm.arith.Analyzer()
+    rows = min(8, math.prod(shape[:-1]))
+    for row in range(rows):
+        outer = next(place for n, place in enumerate(_places(shape[:-1])) if n == row)
+        for column in range(0, columns, max(1, columns // 8)):
+            place = 0
+            for index, extent in zip(_substituted(layout, (*outer, column), layout.index), out, strict=True):
+                place = place * extent + int(analyzer.simplify(index))
+            if place != row * columns + column:
+                return False
+    return True
+
+
+def _substituted(layout: Any, place: Sequence[int], expressions: Sequence[Any]) -> list[Any]:
+    from tilelang import tvm
+
+    names = {
+        variable: tvm.tirx.IntImm("int32", i) for variable, i in zip(layout.get_forward_vars(), place, strict=False)
+    }
+    return [tvm.tirx.stmt_functor.substitute(expression, names) for expression in expressions]
+
+
+def _holder(layout: Any, place: Sequence[int]) -> tuple[int, int]:
+    """Return the first thread that has an element, and the slot where it has it."""
+    from tilelang import tvm
+
+    analyzer, zero = tvm.arith.Analyzer(), tvm.tirx.IntImm("int32", 0)
+    thread, *index = _substituted(layout, place, [layout.thread, *layout.index])
+    rest = dict.fromkeys(tvm.tirx.analysis.undefined_vars(thread), zero)  # the one that counts the copies
+    thread = tvm.tirx.stmt_functor.substitute(thread, rest)
+    slot = 0
+    for one, extent in zip(index, _ints(layout.get_output_shape()), strict=True):
+        slot = slot * extent + int(analyzer.simplify(one))
+    return int(analyzer.simplify(thread)), slot
+
+
+def _loop(loop: Any, layout: Any) -> LoopFacts:
+    extents, slots = _ints(layout.get_input_shape()), math.prod(_ints(layout.get_output_shape()))
+    threads, replication = int(layout.get_thread_size()), _replication(layout)
+    iterations = math.prod(extents)
+    guarded = any("predicate" in str(name) for name in loop.annotations)
+    return LoopFacts(
+        extents=extents,
+        slots=slots,
+        replication=replication,
+        redundant=max(0, slots - -(-iterations // threads)),
+        width=_width(layout, extents),
+        uneven=guarded or iterations * replication < slots * threads,
+        stores=_stores(loop),
+    )
+
+
+def _width(layout: Any, extents: Sequence[int]) -> int:
+    first = (0,) * (len(extents) - 1)
+    thread, slot = _holder(layout, (*first, 0))
+    width = 1
+    while width < min(WIDEST, extents[-1]) and _holder(layout, (*first, width)) == (thread, slot + width):
+        width += 1
+    return width
+
+
+def _stores(loop: Any) -> tuple[str, ...]:
+    from tilelang import tvm
+
+    found: dict[str, None] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "BufferStore":
+            found[f"{node.buffer.name} ({str(node.buffer.scope()) or 'global'})"] = None
+
+    tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
+    return tuple(found)

@@ -1,0 +1,92 @@
+"""`atune explain`: what is asked, and what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from atune.cli.explain import parse_config
+from atune.cli.main import main
+from atune.errors import UsageError
+from atune.model.artifact import StaticFacts
+from atune.model.explained import Explained
+from atune.model.layouts import Picture
+from atune.reporting.explanation import difference_lines, differing_rows
+from atune.reporting.layout_picture import svg
+
+ROOT = Path(__file__).parents[2]
+WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
+
+
+def test_the_report_of_a_kernel_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = tmp_path / "held.svg"
+    asked = ["explain", WEIGHTED, "--target", "sm_90a", "--json", "--svg", str(drawing), "--fragment", "held_s"]
+    assert main(asked) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["registers"] > 0 and (said["spill_bytes"], said["stack_bytes"]) == (0, 0)
+    assert (said["threads"], said["smem_bytes"]) == (128, 0) and said["occupancy_blocks"] >= 1
+    assert {one["name"]: one["slots"] for one in said["fragments"]} == {"held_s": 4, "held_a": 4, "held_b": 4}
+    assert [one["width"] for one in said["loops"]] == [4, 4]
+    squares = ElementTree.parse(drawing).getroot().findall("{http://www.w3.org/2000/svg}g")
+    assert [square.get("data-thread") for square in squares[:5]] == ["0", "0", "0", "0", "1"]
+
+
+def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "rows=no"]) == 1
+    assert "rows='no' does not compile: lower:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("a=1,b=2", {"a": 1, "b": 2}),
+        ("tile=(64, 32), order=row,swizzle=True", {"tile": (64, 32), "order": "row", "swizzle": True}),
+        ("", {}),
+    ],
+)
+def test_a_configuration_is_read_from_words(text: str, config: dict[str, object]) -> None:
+    assert parse_config(text) == config
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("128", "'128' is no name=value"), ("a=1,a=2", "a is given twice")])
+def test_what_is_no_configuration_is_refused(text: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=wrong):
+        parse_config(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ([WEIGHTED, "3"], "an INDEX goes with a journal"),
+        ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
+        ([WEIGHTED, "--fragment", "held_s"], "give --svg FILE"),
+        ([str(ROOT / "tests/data/schema-1.jsonl"), "--config", "a=1"], "give the candidate's INDEX"),
+        ([str(ROOT / "tests/data/schema-1.jsonl"), "12345"], "has no candidate 12345"),
+    ],
+)
+def test_what_cannot_be_explained_is_said_before_anything_starts(
+    arguments: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *arguments]) == 2
+    assert wrong in capsys.readouterr().err
+
+
+def a_kernel(threads: int, source: str) -> Explained:
+    return Explained(config={"threads": threads}, target="c", facts=StaticFacts(threads=threads), source=source)
+
+
+def test_of_two_configurations_only_what_differs_is_told() -> None:
+    one, other = a_kernel(128, "a\nb\n"), a_kernel(256, "a\nc\n")
+    assert differing_rows(one, other) == [("threads", "128", "256")]
+    lines = list(difference_lines(one, other))
+    assert "-b" in lines and "+c" in lines and "-a" not in lines
+    assert "the generated source is the same" in list(difference_lines(one, one))
+    assert "no fact that is known differs" in list(difference_lines(one, one))
+
+
+def test_a_part_of_a_large_fragment_is_drawn_and_says_so() -> None:
+    drawn = svg(Picture("held<", (128, 256), 1, ((0, 1),), ((0, 0),)))
+    assert "held&lt;, 128×256, its first 1 rows and 2 columns" in drawn

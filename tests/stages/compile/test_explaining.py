@@ -1,0 +1,93 @@
+"""The facts of a configuration, read while it is lowered and off its machine code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from stage_runs import session_of
+
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate
+from atune.model.device import Target
+from atune.model.explained import Explained, ExplainJob
+from atune.stages.compile import explaining
+from atune.stages.compile.explaining import ptxas_words, spills
+from atune.stages.compile.layouts import Seen
+from atune.stages.compile.lowering import lower
+from atune.stages.compile.steps import Steps
+from atune.workload.workload import FileRef
+
+ROOT = Path(__file__).parents[3]
+WEIGHTED = FileRef(str(ROOT / "tests" / "layout_kernels.py"), "WEIGHTED")
+GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
+
+
+def explained(candidate: Candidate, folder: Path, picture: str | None = None) -> Explained:
+    found = explaining.explain(ExplainJob(candidate, str(folder / "library.so"), picture))
+    assert not isinstance(found, Failure), found
+    return found
+
+
+def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path: Path) -> None:
+    with session_of(WEIGHTED, tmp_path) as candidates:
+        seen = Seen(picture="held_s")
+        layouts = lower(candidates[0], Steps(), seen=seen).facts.layouts
+    assert layouts is not None
+    assert {one.name: one.slots for one in layouts.fragments} == {"held_s": 4, "held_a": 4, "held_b": 4}
+    assert {one.name: one.replication for one in layouts.fragments} == {"held_s": 1, "held_a": 128, "held_b": 1}
+    assert [(one.slots, one.redundant, one.width, one.uneven) for one in layouts.loops] == [(4, 0, 4, False)] * 2
+    assert layouts.loops[1].stores == ("out (global)",)
+    assert seen.picture is not None and seen.picture.threads[5] == (5,) * 4 and seen.picture.slots[5] == (0, 1, 2, 3)
+
+
+def test_swizzled_shared_memory_is_told_from_rows(tmp_path: Path) -> None:
+    with session_of(GEMM, tmp_path) as candidates:
+        layouts = lower(candidates[0], Steps()).facts.layouts
+    assert layouts is not None and {one.name: one.swizzled for one in layouts.shared}["A_shared"]
+
+
+def test_a_layout_that_is_not_understood_costs_its_facts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("another tilelang")
+
+    monkeypatch.setattr("atune.stages.compile.layouts.layouts_of", fails)
+    with session_of(WEIGHTED, tmp_path) as candidates:
+        assert lower(candidates[0], Steps()).facts.layouts is None
+
+
+SMALL = {"block_M": 64, "block_N": 64, "block_K": 32, "threads": 128}
+SPILLING = {"block_M": 256, "block_N": 256, "block_K": 32, "threads": 128}
+
+
+@pytest.mark.parametrize(
+    ("ref", "config", "spill"), [(WEIGHTED, {}, False), (GEMM, SMALL, False), (GEMM, SPILLING, True)]
+)
+def test_registers_stack_and_spills_are_those_of_ptxas(
+    ref: FileRef, config: dict[str, int], spill: bool, tmp_path: Path
+) -> None:
+    with session_of(ref, tmp_path), ptxas_words() as words:
+        found = explained(Candidate(0, "0123456789abcdef", config), tmp_path)
+    said = "\n".join(words)
+    (registers,) = set(re.findall(r"Used (\d+) registers", said))
+    ((stack, stores, loads),) = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
+    )
+    assert found.machine is not None
+    assert (found.machine.registers, found.machine.stack_bytes) == (int(registers), int(stack))
+    assert (found.spill_bytes, found.spill_load_bytes) == (int(stores), int(loads))
+    assert (int(stores) > 0) is spill
+
+
+def test_the_cpus_target_has_no_registers(tmp_path: Path) -> None:
+    ref = FileRef(str(ROOT / "examples" / "gemm_cpu.py"), "WORKLOAD")
+    with session_of(ref, tmp_path, Target("c")) as candidates:
+        found = explained(candidates[0], tmp_path).as_data()
+    assert (found["registers"], found["spill_bytes"], found["occupancy_blocks"]) == (None, None, None)
+
+
+def test_of_several_kernels_the_one_that_spills_most_counts() -> None:
+    line = "ptxas info : {} bytes stack frame, {} bytes spill stores, {} bytes spill loads\n"
+    assert spills(line.format(0, 0, 0) + line.format(8, 4, 12)) == (4, 12)
+    assert spills("nothing of ptxas") is None
