@@ -13,7 +13,7 @@ from atune import layout
 def product(
     M: int, N: int, K: int, policy: str = "Square", copies: str = "compiler", turned: str = "compiler", wide: int = 0
 ) -> Any:
-    """C = A @ B in float16, with 128 threads; C goes out in runs of `wide` elements."""
+    """C = A @ B in float16, with 256 threads; C goes out in runs of `wide` elements."""
 
     @T.prim_func
     def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):

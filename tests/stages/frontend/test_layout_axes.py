@@ -19,6 +19,7 @@ from atune.stages.frontend.layouts import loop_layout
 from atune.workload.workload import FileRef
 
 TESTS = Path(__file__).parents[2]
+EXAMPLES = TESTS.parent / "examples"
 
 
 def test_every_alternative_is_plain_data() -> None:
@@ -93,20 +94,34 @@ def test_a_loop_that_does_not_come_out_even_is_refused(width: int, extents: tupl
         loop_layout(width, extents, 256)
 
 
-def test_the_alternatives_of_a_gemm_make_other_code(tmp_path: Path) -> None:
-    """Each of policy, copies, swizzle and width lowers for sm_90a or says why not, and changes the code."""
-    keys: dict[str, str] = {}
+def test_the_alternatives_of_a_gemm_make_other_code_or_the_same(tmp_path: Path) -> None:
+    """With 256 threads FullCol is what Square comes to, and a swizzle of all banks what tilelang takes itself.
+
+    wgmma reads no linear layout of such rows: that alternative fails to lower.
+    """
+    codes: dict[str, str] = {}
     with session_of(FileRef(str(TESTS / "layout_axes_kernels.py"), "PRODUCT"), tmp_path) as candidates:
-        first = candidates[0]
         for candidate in candidates:
-            changed = [f"{n}={v}" for n, v in candidate.config.items() if v != first.config[n]]
+            changed = [str(v) for n, v in candidate.config.items() if v != candidates[0].config[n]]
             try:
                 lowered = lower(candidate, registry.compose(()))
                 assert isinstance(lowered, Lowered)
-                keys["".join(changed)] = lowered.code_key
-            except Exception as error:
-                keys["".join(changed)] = f"failed: {str(error).splitlines()[-1]}"
-    print(keys)
-    assert not keys[""].startswith("failed")
-    for name in ("policy=FullCol", "copies=no_tma", "wide=1"):
-        assert keys[name] != keys[""] and not keys[name].startswith("failed"), name
+                codes["".join(changed)] = lowered.code_key
+            except Exception:
+                codes["".join(changed)] = "failed"
+    same = {name for name, code in codes.items() if code == codes[""] and name}
+    assert same == {"FullCol", "full", "1"} and {n for n, c in codes.items() if c == "failed"} == {"linear"}
+    assert len(set(codes.values())) == 6  # of nine: FullRow, no_tma, half and quarter are codes of their own
+
+
+def test_a_width_for_coalescing_reaches_the_loop(tmp_path: Path) -> None:
+    """A loop of the compiler's own layout takes it: two elements a run in place of eight."""
+    with session_of(FileRef(str(EXAMPLES / "layout_broadcast.py"), "UNEVEN"), tmp_path) as candidates:
+        narrow = {"block_rows": 2, "threads": 64, "held": "replicated", "loop": "compiler", "coalesced": 2}
+        codes = {
+            coalesced: lower(candidate, registry.compose(())).code_key
+            for coalesced in (0, 2)
+            for candidate in candidates
+            if candidate.config == {**narrow, "coalesced": coalesced}
+        }
+    assert len(codes) == 2 == len(set(codes.values()))
