@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from atune.cli.cache import add_cache_commands
 from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
+from atune.cli.suggest import add_suggest_command
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
@@ -197,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_measuring(tune.add_argument_group("measuring"))
     _add_output(tune.add_argument_group("output"))
 
+    add_suggest_command(commands, shown)
     add_journal_commands(commands, shown)
     add_cache_commands(commands, shown)
 
