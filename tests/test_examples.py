@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from stage_runs import session_of
 
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
+from atune.stages.accelerators import registry
+from atune.stages.compile.lowering import lower
 from atune.workload.workload import FileRef
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,11 +79,13 @@ def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize(("name", "total"), [("gemm", 288), ("gemm_roller", 20), ("softmax", 15)])
+@pytest.mark.parametrize(
+    ("name", "total"), [("gemm", 288), ("gemm_roller", 20), ("softmax", 15), ("layout_broadcast", 72)]
+)
 async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) -> None:
     """Three candidates of each are lowered for sm_90a and built into one library."""
     machine = LocalMachine(
-        FileRef(str(EXAMPLES / f"{name}.py"), "WORKLOAD"),
+        FileRef(str(EXAMPLES / f"{name}.py"), "UNEVEN" if name == "layout_broadcast" else "WORKLOAD"),
         target="sm_90a",
         devices=(),
         compile=CompileSettings(workers=1),
@@ -99,8 +104,25 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
 
 
+def test_equal_layouts_of_the_broadcast_are_one_kernel(tmp_path: Path) -> None:
+    """72 candidates are 18 kernels; of 2560 columns, four have no such layout and say so."""
+    keys, failures = set(), []
+    for name in ("WIDE", "UNEVEN"):
+        keys.clear()
+        with session_of(FileRef(str(EXAMPLES / "layout_broadcast.py"), name), tmp_path) as candidates:
+            assert len(candidates) == 72
+            for candidate in candidates:
+                try:
+                    keys.add(lower(candidate, registry.compose(())).code_key)
+                except ValueError as error:
+                    failures.append((name, str(error)))
+        assert len(keys) == {"WIDE": 18, "UNEVEN": 24}[name]
+    why = "layout: 256 threads do not share 2 rows of 320 vectors of 8 evenly"
+    assert failures == [("UNEVEN", why)] * 4
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gemm", "gemm_roller", "softmax"])
+@pytest.mark.parametrize("name", ["gemm", "gemm_roller", "softmax", "layout_broadcast"])
 def test_cuda_examples_run_as_scripts(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=tmp_path, env=environment(tmp_path),

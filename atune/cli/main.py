@@ -14,6 +14,7 @@ from atune.cli.explain import add_explain_command
 from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.cli.server import add_server_commands
+from atune.cli.suggest import add_suggest_command
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
@@ -207,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_measuring(tune.add_argument_group("measuring"))
     _add_output(tune.add_argument_group("output"))
 
+    add_suggest_command(commands, shown)
     add_journal_commands(commands, shown)
     add_explain_command(commands, shown)
     add_cache_commands(commands, shown)
