@@ -229,6 +229,8 @@ class Engine:
             "large": spec.size is not None,
             "default": spec.default,
             "arguments": spec.arguments,
+            "flops": spec.flops,
+            "bytes": spec.bytes,
             "target": target,
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,

@@ -20,6 +20,7 @@ from atune.local.device_worker import DeviceContext, LocalDeviceWorker
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DISCOVER, PRELOAD
 from atune.local.patience import Patience, Room
+from atune.local.peaks import with_peaks
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders, server_env
@@ -152,6 +153,7 @@ class LocalMachine:
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
         check_discovery(found, self.compile, self.benchmark)
+        found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
         self._use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)

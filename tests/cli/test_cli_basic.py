@@ -84,7 +84,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     steps = [(step["tried"], step["index"], step["latency_ms"]) for step in said["best_over_time"]]
     assert steps == [(1, 0, 4.0), (2, 1, 1.0)]
     assert {**said, "best_over_time": []} == {
-        "best_over_time": [], "axis_importance": None,
+        "best_over_time": [], "axis_importance": None, "inert_axes": [], "roofline": None, "reference_roofline": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
     }  # fmt: skip
