@@ -131,7 +131,7 @@ class Engine:
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        answers = Recorded(run, finalists, deliver)
+        answers = Recorded(run, finalists, deliver, self.compile.compile_timeout_s)
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,

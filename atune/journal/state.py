@@ -79,6 +79,8 @@ class State:
         """Candidates lowered, and distinct codes whose library was built."""
         self.unbuilt = 0
         """Distinct codes that have an outcome without a library."""
+        self.compile_s: list[float] = []
+        """Seconds a candidate of each library that was compiled, in order of size; found ones are not among them."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -128,6 +130,8 @@ class State:
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
+                if event.seconds > 0 and event.reason != "compiled before":
+                    bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
                 for index in event.indices:
                     self._made(index)
                     entry = self.first(index)
