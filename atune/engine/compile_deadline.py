@@ -25,8 +25,8 @@ def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) ->
     as much for each member, and one with many accumulators as many times more as such compiles do.
     """
     seen = state.compile_s
-    if len(seen) < LEAST:
-        return None
+    if len(seen) < LEAST or any(state.first(one.index).built for one in group):
+        return None  # one that an earlier part of the run compiled is not hopeless
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * sum(map(_weight, group)))
     return round(limit_s, 1) if limit_s < most_s else None

@@ -130,7 +130,8 @@ class State:
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
-                if event.seconds > 0 and event.reason != "compiled before":
+                fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part told of it
+                if fresh and event.seconds > 0 and event.reason != "compiled before":
                     bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
                 for index in event.indices:
                     self._made(index)

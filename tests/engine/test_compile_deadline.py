@@ -22,11 +22,15 @@ def lowered(index: int = 99, accumulators: int | None = None) -> Lowered:
     return Lowered(index, f"c{index}", "", (), StaticFacts(accumulators=accumulators), 0.0, b"")
 
 
-def seen(*libraries: tuple[int, float], reason: str = "") -> State:
-    """Fold libraries, each of so many candidates and built in so many seconds."""
+def seen(*libraries: tuple[int, float], reason: str = "", times: int = 1) -> State:
+    """Fold libraries, each of so many candidates and built in so many seconds; all of them so many `times`."""
     stream = Stream(total=1000)
-    for size, seconds in libraries:
-        stream.add(ArtifactBuilt, indices=tuple(range(size)), file="x.so", seconds=seconds, reason=reason)
+    for _ in range(times):
+        first = 0
+        for size, seconds in libraries:
+            indices = tuple(range(first, first + size))
+            stream.add(ArtifactBuilt, indices=indices, file="x.so", seconds=seconds, reason=reason)
+            first += size
     state = State()
     for event in stream.events:
         state.apply(event)
@@ -36,6 +40,12 @@ def seen(*libraries: tuple[int, float], reason: str = "") -> State:
 def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
     assert compile_deadline_s(seen(*[(1, 2.0)] * (LEAST - 1)), [lowered()], 120.0) is None
     assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered()], 120.0) == FACTOR * 2.0
+
+
+def test_what_a_resumed_run_compiles_once_more_counts_once() -> None:
+    again = seen(*[(1, 2.0)] * (LEAST - 1), times=2)
+    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered(0)], 120.0) is None
+    assert len(again.compile_s) == LEAST - 1 and compile_deadline_s(again, [lowered()], 120.0) is None
 
 
 def test_libraries_from_the_store_tell_nothing() -> None:
