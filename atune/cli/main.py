@@ -96,6 +96,7 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 def summary_text(result: TuneResult) -> str:
     """Return the result in a few lines for people."""
     from atune.journal.result import describe_config, failure_lines, printable
+    from atune.reporting.efficiency import inert_lines, roofline_lines
     from atune.reporting.progress import duration
 
     lines = []
@@ -105,6 +106,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"winner     {describe_config(result.best.config)}")
         against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
         lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        lines += roofline_lines(result)
         default = _times_faster(result.speedup_over_default, "the default configuration")
         slowest = _times_faster(result.speedup_over_slowest, "the slowest")
         if said := [text for text in (default, slowest) if text]:
@@ -120,6 +122,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"axes that mattered: {printable(result.axis_importance.describe())}")
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
+    lines += inert_lines(result)
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     if result.wins_by is not None:
@@ -159,6 +162,10 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.doctor import can_tune, examine, render
 
     checks = examine()
+    if arguments.calibrate:
+        from atune.cli.calibrate import calibrate
+
+        checks += calibrate()
     ready = can_tune(checks)
     if arguments.json:
         say(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
@@ -219,6 +226,11 @@ def _parser() -> argparse.ArgumentParser:
         parents=[shown],
         help="what can be tuned here",
         description="Say what can be tuned here, and what is missing.",
+    )
+    doctor.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure each GPU's peaks, about 1 s each, and keep them for the rooflines of later runs",
     )
     doctor.set_defaults(command=_doctor)
     return parser

@@ -51,6 +51,10 @@ class Answers(Protocol):
         """Take a library with `members` in it, and hand them on as soon as there is room."""
         ...
 
+    def deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        """Return the seconds after which compiling `group` is hopeless; None where the user's deadline decides."""
+        ...
+
     def settled(self, index: int) -> bool:
         """Tell whether a candidate needs no more work, in any stage."""
         ...
@@ -199,7 +203,7 @@ class Compiling:
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await worker.build(group)
+            built = await worker.build(group, self.answers.deadline_s(group))
         except GroupFailed as failed:
             if self._again(worker, [lowered.index for lowered in group], failed.doubt):
                 self.state.queues.retry.append(group)

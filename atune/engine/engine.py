@@ -148,7 +148,7 @@ class Engine:
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        answers = Recorded(run, finalists, deliver)
+        answers = Recorded(run, finalists, deliver, self.compile.compile_timeout_s)
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
@@ -260,6 +260,8 @@ class Engine:
             "large": spec.size is not None,
             "default": spec.default,
             "arguments": spec.arguments,
+            "flops": spec.flops,
+            "bytes": spec.bytes,
             "target": target,
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,

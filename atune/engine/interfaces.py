@@ -56,8 +56,10 @@ class CompileWorker(Protocol):
         """Return the artifact of the same code where an earlier run left it."""
         ...
 
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
         """Compile `group` into one library: an answer for each member, in order.
+
+        `limit_s`: a deadline below the user's, past which the compile is hopeless beside the others'.
 
         When a whole group of several fails, raises `GroupFailed`; the engine builds it again in parts.
         """
@@ -188,3 +190,12 @@ class GroupFailed(Exception):
         self.message = message
         self.doubt = doubt
         """Why it may be no member's fault, so that the whole group is built once more; empty where it is."""
+
+
+HOPELESS = "hopeless: compiling ran past "
+"""How the message of a compile begins that was ended before the user's deadline: an audit may compile it anyway."""
+
+
+def hopeless(limit_s: float) -> str:
+    """Return why a compile was ended before the user's deadline."""
+    return f"{HOPELESS}{limit_s:g} s, far longer than the others' compiles took"

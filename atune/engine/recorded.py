@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from anyio.streams.memory import MemoryObjectSendStream
 
+from atune.engine.compile_deadline import compile_deadline_s
 from atune.engine.finalists import Finalists
 from atune.engine.run_state import Run
 from atune.engine.screen import Verdict, screen
@@ -23,7 +24,10 @@ from atune.model.artifact import Artifact, Failure, Lowered
 class Recorded:
     """The `Answers` of a run that measures. `deliver`: where artifacts go."""
 
-    def __init__(self, run: Run, finalists: Finalists, deliver: MemoryObjectSendStream[Artifact]) -> None:
+    def __init__(
+        self, run: Run, finalists: Finalists, deliver: MemoryObjectSendStream[Artifact], compile_timeout_s: float
+    ) -> None:
+        self.compile_timeout_s = compile_timeout_s
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
@@ -69,6 +73,9 @@ class Recorded:
         for artifact in artifacts:
             self._delivered.add(artifact.index)
             await self._deliver.send(artifact)
+
+    def deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        return compile_deadline_s(self.run.recorder.state, group, self.compile_timeout_s)
 
     def unmeasured(self) -> bool:
         """Tell whether devices have something to measure."""

@@ -81,6 +81,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """``name@version`` of those that were active."""
     unused: dict[str, str] = {}
     """Why the others were not, by name."""
+    flops: float | None = None
+    """Operations of one call at least, as the user says; so are `bytes` moved to and from memory."""
+    bytes: float | None = None
     advice: tuple[Advice, ...] = ()
     """What was taken over from elsewhere: all that the strategy was told of that."""
     fork_server: str = ""

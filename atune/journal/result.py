@@ -15,19 +15,22 @@ from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
+from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.occupancy import MachineFacts
+from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
+    "roofline", "reference_roofline",
 )  # fmt: skip
 """What ``--json`` prints of a result."""
 
@@ -62,6 +65,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     code_key: str = ""
     machine: MachineFacts | None = None
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
+    roofline: Roofline | None = None
+    """How near its latency comes to its device's peaks; None where the work of the problem is not known."""
 
 
 class TuneResult:
@@ -101,6 +106,9 @@ class TuneResult:
         self.final: tuple[FinalEntry, ...] = tuple(FinalEntry(e.index, timing) for e, timing in kept)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
+        self.work: ProblemWork = _work(state)
+        """What one call has to do, as the user says, or the kernels tell."""
+        self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
         self.proven = self.finished and state.proven is not None and self._credited(state) == self.best_index
         """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
@@ -218,6 +226,25 @@ class TuneResult:
         return sorted(others, key=self._place)[:RIVALS]
 
     @property
+    def inert_axes(self) -> tuple[InertAxis, ...]:
+        """The axes that changed no code in the candidates that were lowered."""
+        return inert_axes((record.config, record.code_key) for record in self.records)
+
+    @property
+    def roofline(self) -> Roofline | None:
+        """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
+        return None if self.best is None else self.best.roofline
+
+    @property
+    def reference_roofline(self) -> Roofline | None:
+        """As `roofline`, of the reference, on the winner's device: the same work in its latency."""
+        return (
+            None
+            if self.reference_ms is None or self.best is None
+            else self._roofline(self._reference, self.best.device)
+        )
+
+    @property
     def artifact(self) -> Artifact | None:
         """The winner's place in its library; None where it is gone, or was not kept."""
         try:
@@ -280,6 +307,9 @@ class TuneResult:
             )
         return artifact
 
+    def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
+        return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))
+
     @staticmethod
     def _credited(state: State) -> int | None:
         return None if state.proven is None else state.first(state.proven.index).index
@@ -332,7 +362,14 @@ class TuneResult:
             facts=entry.facts,
             code_key=entry.code_key,
             machine=first.machine,
+            roofline=self._roofline(timing, device),
         )
+
+
+def _work(state: State) -> ProblemWork:
+    header = state.header
+    told = (None, None) if header is None else (header.flops, header.bytes)
+    return problem_work((entry.facts for entry in state.entries.values()), *told)
 
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:

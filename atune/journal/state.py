@@ -86,6 +86,8 @@ class State:
         """Distinct codes that have an outcome without a library."""
         self.surveyed: SpaceSurveyed | None = None
         """What the strategy was told of the space, where that was surveyed."""
+        self.compile_s: list[float] = []
+        """Seconds a candidate of each library that was compiled, in order of size; found ones are not among them."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -137,6 +139,9 @@ class State:
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
                 found = dict(zip(event.indices, event.machine, strict=False))
+                fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part told of it
+                if fresh and event.seconds > 0 and event.reason != "compiled before":
+                    bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
                 for index in event.indices:
                     self._made(index)
                     entry = self.first(index)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed
+from atune.engine.interfaces import GroupFailed, hopeless
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE, RANK
@@ -128,7 +128,7 @@ class LocalCompileWorker:
             self.context.service.saw(lowered, self.context.session.target)  # it decides once
         return found
 
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
         """Compile `group`; those that an earlier run lowered, and that have no blob, come from the store."""
         answers: dict[int, Built] = {}
         for lowered in group:
@@ -136,7 +136,7 @@ class LocalCompileWorker:
                 gone = _Mishap("codegen", "its library vanished from the artifact store; tune again", "")
                 answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
         if fresh := [lowered for lowered in group if lowered.blob]:
-            built = await self._compile(fresh)
+            built = await self._compile(fresh, limit_s=limit_s)
             explain = self.context.service.explain
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
@@ -186,11 +186,13 @@ class LocalCompileWorker:
                 await store.keep_proof(measured)
         return proof
 
-    async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
+    async def _compile(
+        self, group: Sequence[Lowered], *, exact: bool = False, limit_s: float | None = None
+    ) -> list[Built]:
         """Compile `group` into one library, and keep it. Raises `GroupFailed` where a group of several fails."""
         service = self.context.service.ready
         job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
-        reply = await self._try(BUILD, msgspec.msgpack.encode(job))
+        reply = await self._try(BUILD, msgspec.msgpack.encode(job), limit_s)
         if isinstance(reply, _Mishap):
             if len(group) > 1:
                 raise GroupFailed(reply.message, reply.doubt)
@@ -207,11 +209,13 @@ class LocalCompileWorker:
                     await store.keep_lowered(lowered)
         return built
 
-    async def _try(self, entry: str, job: bytes) -> bytes | _Mishap:
+    async def _try(self, entry: str, job: bytes, limit_s: float | None = None) -> bytes | _Mishap:
         """Have the worker compile; return its answer, or why there is none."""
         try:
-            return await self._call(entry, job)
+            return await self._call(entry, job, limit_s)
         except WorkerTimeout as error:
+            if limit_s is not None:
+                return _Mishap("timeout", hopeless(limit_s), error.detail)
             return _Mishap("timeout", f"compiling ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
             return _lost("compiling", error)

@@ -36,4 +36,6 @@ SERVICE_HEADER = "atune.stages.accelerators.service:header"
 SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
 
 SURVEY = "atune.stages.accelerators.registry:survey"
-"""No entry point of a worker: what `atune doctor` asks a process of its own."""
+"""No entry point of a worker: what `atune doctor` asks a process of its own, as are the next two."""
+VISIBLE_GPUS = "atune.stages.session.session:visible_gpus"
+CALIBRATE = "atune.stages.measure.calibration:calibrate"

@@ -21,6 +21,7 @@ from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
+from atune.local.peaks import with_peaks
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders
@@ -153,6 +154,7 @@ class LocalMachine:
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
         check_discovery(found, self.compile, self.benchmark)
+        found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
         self._use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import TargetError, UsageError
+from atune.model.roofline import Peaks
 
 UNSUPPORTED_TARGETS = ("hip", "rocm", "metal", "webgpu", "llvm", "opencl", "vulkan", "ascend")
 
@@ -56,6 +57,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """The highest clock of its multiprocessors."""
     memory_bytes_s: float = 0.0
     """Bytes a second of its memory at the highest clock."""
+    peaks: Peaks | None = None
+    """What rooflines compare with: measured on it, or the data sheet's; None where neither is known."""
 
 
 SMEM_BYTES_PER_BLOCK = {

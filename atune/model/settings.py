@@ -118,6 +118,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Sett
     more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
+    A compile that takes far longer than the run's others did is ended before; up to 10 s never.
     `flags`: flags of the device compiler, one a text, such as ``("-O2", "-g")``; None takes the target's default,
     `-O3 -march=native` on the CPU, and flags given there replace that. A candidate's own `compile_flags` win.
     `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as

@@ -23,6 +23,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
 from atune.model.measurement import Timing
+from atune.reporting.efficiency import efficiency_section
 from atune.reporting.search_section import plain_summary, search_section
 
 SPANS = 6000
@@ -49,7 +50,11 @@ def report(journal: str | Path) -> str:
     data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
     )
-    parts = {"@DATA@": data, "@SEARCH@": search_section(result), "@PLAIN@": plain_summary(result)}
+    parts = {
+        "@DATA@": data,
+        "@SEARCH@": efficiency_section(result) + search_section(result),
+        "@PLAIN@": plain_summary(result),
+    }
     return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # at once: texts may hold such words
 
 

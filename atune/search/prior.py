@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from atune.errors import UsageError, name_and_message
 from atune.model.artifact import Gemm, StaticFacts, Work
+from atune.model.roofline import operand_rate
 from atune.search.devices import Figures
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
@@ -203,7 +204,9 @@ def spilling(facts: StaticFacts, work: Work) -> float:
 def load_of(work: Work, threads: int, figures: Figures) -> Load:
     """Return what all steps of one block ask of each resource."""
     arch = figures.architecture
-    flops = sum(gemm.flops / arch.tensor_flops / rate(gemm.dtype) / filling(gemm, work, figures) for gemm in work.gemms)
+    flops = sum(
+        gemm.flops / arch.tensor_flops / operand_rate(gemm.dtype) / filling(gemm, work, figures) for gemm in work.gemms
+    )
     operands = sum(operand_bytes(gemm, work.threads, figures) for gemm in work.gemms)
     moved = [*work.reads, *work.writes]
     instructions = sum(access.n_bytes / access.width for access in moved if access.width)
@@ -213,15 +216,6 @@ def load_of(work: Work, threads: int, figures: Figures) -> Load:
         shared=(operands + work.shared_bytes) / SHARED_BYTES,
         issue=instructions / 32,
     )
-
-
-def rate(dtype: str) -> float:
-    """Return how fast tensor cores are with operands of a type, beside bfloat16."""
-    if "64" in dtype:
-        return 1 / 16
-    if "32" in dtype:
-        return 0.5  # as tf32
-    return 2.0 if "8" in dtype else 1.0
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:

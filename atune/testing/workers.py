@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed
+from atune.engine.interfaces import GroupFailed, hopeless
 from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
@@ -78,7 +78,7 @@ class FakeCompileWorker:
     async def find(self, lowered: Lowered) -> Artifact | None:
         return None
 
-    async def build(self, group: Sequence[Lowered]) -> list[Built]:
+    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
         machine, script = self.machine, self.machine.script
         limit = machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
@@ -87,7 +87,7 @@ class FakeCompileWorker:
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
         with machine.running_as("build"):
             if not await machine.take(
-                math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit
+                math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit_s or limit
             ):
                 kinds = ["timeout"]
         if any(machine.killed(i, "build") for i in indices):
@@ -95,11 +95,8 @@ class FakeCompileWorker:
                 raise GroupFailed(KILLED, KILLED)
             return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
         if kinds:
-            message = (
-                f"compiling ran past compile_timeout_s={limit:g}"
-                if kinds[0] == "timeout"
-                else f"scripted to fail: {kinds[0]}"
-            )
+            past = f"compiling ran past compile_timeout_s={limit:g}" if limit_s is None else hopeless(limit_s)
+            message = past if kinds[0] == "timeout" else f"scripted to fail: {kinds[0]}"
             if len(group) > 1:
                 raise GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "what the fake said")]

@@ -16,6 +16,7 @@ from atune.model.candidate import Candidate, Config, config_key, normalise, spac
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
+from atune.workload.amounts import Amount, amount
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import function_of
 from atune.workload.listing import Candidates, Listing, listing
@@ -90,7 +91,8 @@ class Workload:
         Positions of parameters to restore, or to set to zero, before each call. Inputs that a kernel writes into are
         found out and restored without being named.
     flops, bytes
-        Operations, and bytes moved to and from memory, of one call at least. A figure faster than the device's peak
+        Operations, and bytes moved to and from memory, of one call at least: numbers, or functions of those of the
+        problem's arguments that they name. Rooflines are reckoned with them. A figure faster than the device's peak
         allows is then measured once more in a fresh process.
     rtol, atol
         Tolerances of the check, as in `torch.testing.assert_close`; by default by output dtype.
@@ -125,8 +127,8 @@ class Workload:
         setup: Callable[..., Any] | None = None,
         restore: Sequence[int] = (),
         zero: Sequence[int] = (),
-        flops: float | None = None,
-        bytes: float | None = None,
+        flops: Amount = None,
+        bytes: Amount = None,
         default: Mapping[str, Any] | None = None,
         pass_configs: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -148,7 +150,8 @@ class Workload:
         for label, positions in (("restore", restore), ("zero", zero)):
             if isinstance(positions, str) or not all(type(i) is int for i in positions):
                 raise WorkloadError(f"Workload: {label} must be positions of parameters, got {positions!r}")
-        work = (("flops", flops), ("bytes", bytes))
+        self.flops, self.bytes = amount("flops", flops, arguments or {}), amount("bytes", bytes, arguments or {})
+        work = (("flops", self.flops), ("bytes", self.bytes))
         for label, value in (("rtol", rtol), ("atol", atol), ("max_mismatched_ratio", max_mismatched_ratio), *work):
             if value is not None and not value >= 0:
                 raise WorkloadError(f"Workload: {label} must be zero or more, got {value!r}")
@@ -169,7 +172,6 @@ class Workload:
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
         self.check, self.restore, self.zero = check, tuple(restore), tuple(zero)
         self.setup = setup
-        self.flops, self.bytes = flops, bytes
         self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
         self.default = dict(default) if default is not None else None
         self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}

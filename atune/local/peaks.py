@@ -1,0 +1,29 @@
+"""What a device does at most: as it was measured, else as its data sheet says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atune.model.device import DeviceInfo
+from atune.model.roofline import Peaks
+from atune.search.devices import figures_of
+from atune.storage.calibration import find_peaks
+
+
+def with_peaks(device: DeviceInfo) -> DeviceInfo:
+    """Return `device` with its peaks. One of no known architecture has none; reads a small file for others."""
+    peaks = find_peaks(device) or nominal_peaks(device)
+    return msgspec.structs.replace(device, peaks=peaks)
+
+
+def nominal_peaks(device: DeviceInfo) -> Peaks | None:
+    """Return the data sheet's figures; None where `device` is of no architecture with a sheet.
+
+    Tensor cores count with the sheet's clock, which they hold under load, and memory with what the device says.
+    """
+    figures = figures_of(device)
+    sheet = figures_of(msgspec.structs.replace(device, clock_hz=0.0))
+    if figures is None or sheet is None:
+        return None
+    flops_s = float(sheet.sms * sheet.clock_hz * sheet.architecture.tensor_flops)
+    return Peaks(flops_s=flops_s, bytes_s=figures.memory_bytes_s)

@@ -1,0 +1,131 @@
+"""How near a kernel comes to what its device can do: the roofline model.
+
+S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual Performance Model for Multicore Architectures,
+CACM 52(4), 2009. Of a problem the work is the same for all candidates: what its tensors and products need, and not
+what one candidate does more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from atune.model.artifact import StaticFacts, Work
+
+Bound = Literal["compute", "memory", "cache", ""]
+ABOVE_MEMORY = 1.05
+"""Share of the memory's peak above which bytes cannot all have come from there."""
+
+
+class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a device does at most."""
+
+    flops_s: float
+    """Operations a second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
+    bytes_s: float
+    """Bytes a second, read and written, of its memory."""
+    measured: bool = False
+    """Whether they were measured on this very device; else they are the data sheet's."""
+
+
+class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call has to do, whichever candidate does it. None: neither told nor known."""
+
+    flops: float | None = None
+    """Operations on tensor cores where the kernel tells: products of whole tiles, of the candidate with the fewest."""
+    bytes: float | None = None
+    """To and from memory where the kernel tells: every tensor once; less where a candidate asks for less."""
+    rate: float = 1.0
+    """How fast tensor cores are with these operands, beside operands of 16 bits."""
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a latency comes to. None where the work, or the device's peak, is not known."""
+
+    gflops_s: float | None = None
+    gbytes_s: float | None = None
+    compute_share: float | None = None
+    """Of the peak of the tensor cores, with the problem's operands."""
+    memory_share: float | None = None
+    """Of the peak of the memory. Above 1 the data came from a cache."""
+    bound: Bound = ""
+    """Which of the peaks limits such work: the one that alone would take longer. ``cache``: faster than memory is."""
+    peaks: Literal["measured", "nominal", ""] = ""
+    """Where the peaks come from: this device's calibration, or the data sheet."""
+
+    def describe(self) -> str:
+        """Return it as a line of text; empty where nothing is known."""
+        rates = ((self.gflops_s, "GFLOP/s", self.compute_share), (self.gbytes_s, "GB/s", self.memory_share))
+        peak = {"measured": "measured peak", "nominal": "nominal peak", "": ""}[self.peaks]
+        told = [
+            f"{rate:,.4g} {unit}" + (f" ({100 * share:.0f} % of the {peak})" if share is not None else "")
+            for rate, unit, share in rates
+            if rate is not None
+        ]
+        words = {"compute": "bound by compute", "memory": "bound by memory", "cache": "served by a cache", "": ""}
+        return ", ".join([*told, *filter(None, [words[self.bound]])])
+
+
+def problem_work(
+    facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
+) -> ProblemWork:
+    """Return the work of a problem: what the user says, else the least that any candidate's kernel tells."""
+    whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
+    if flops is None:
+        flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
+    if n_bytes is None:
+        n_bytes = min((_needed(work, blocks) for work, blocks in whole), default=None)
+    return ProblemWork(
+        flops=flops or None, bytes=n_bytes or None, rate=min((_rate(work) for work, _ in whole), default=1.0)
+    )
+
+
+def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
+    """Return what doing `work` in `latency_ms` comes to; None where nothing is known of the work, or of the time."""
+    if not (latency_ms > 0 and math.isfinite(latency_ms)) or work.flops is work.bytes is None:
+        return None
+    seconds = latency_ms / 1e3
+    compute = None if peaks is None or work.flops is None else work.flops / (peaks.flops_s * work.rate) / seconds
+    memory = None if peaks is None or work.bytes is None else work.bytes / peaks.bytes_s / seconds
+    return Roofline(
+        gflops_s=_rounded(work.flops, seconds),
+        gbytes_s=_rounded(work.bytes, seconds),
+        compute_share=None if compute is None else round(compute, 4),
+        memory_share=None if memory is None else round(memory, 4),
+        bound=_bound(compute, memory),
+        peaks="" if peaks is None else "measured" if peaks.measured else "nominal",
+    )
+
+
+def operand_rate(dtype: str) -> float:
+    """Return how fast tensor cores are with operands of a type, beside bfloat16."""
+    if "64" in dtype:
+        return 1 / 16
+    if "32" in dtype:
+        return 0.5  # as tf32
+    return 2.0 if "8" in dtype else 1.0
+
+
+def _needed(work: Work, blocks: int) -> float:
+    asked = (work.read_bytes + work.write_bytes) * blocks
+    return asked if work.tensor_bytes is None else min(asked, work.tensor_bytes)
+
+
+def _rate(work: Work) -> float:
+    """Return the rate of the operands that most of a kernel's products have."""
+    return operand_rate(max(work.gemms, key=lambda gemm: gemm.flops).dtype) if work.gemms else 1.0
+
+
+def _bound(compute: float | None, memory: float | None) -> Bound:
+    if memory is not None and memory > ABOVE_MEMORY and memory > (compute or 0.0):
+        return "cache"
+    if compute is None:
+        return "" if memory is None else "memory"
+    return "compute" if memory is None or compute >= memory else "memory"
+
+
+def _rounded(amount: float | None, seconds: float) -> float | None:
+    return None if amount is None else float(f"{amount / seconds / 1e9:.6g}")

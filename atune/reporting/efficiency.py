@@ -1,0 +1,62 @@
+"""How near the winner comes to its device's peaks, and which axes changed nothing: as text and as HTML."""
+
+from __future__ import annotations
+
+from html import escape
+
+from atune.journal.result import TuneResult, printable
+from atune.model.roofline import Roofline
+
+
+def roofline_lines(result: TuneResult) -> list[str]:
+    """Return the winner's roofline as lines of the summary, with the reference's beneath it; none where unknown."""
+    lines = [f"roofline   {result.roofline.describe()}"] if result.roofline else []
+    if lines and result.reference_roofline:
+        lines.append(f"           reference {result.reference_roofline.describe()}")
+    return lines
+
+
+def inert_lines(result: TuneResult) -> list[str]:
+    """Return a line for each axis that changed no code."""
+    return [printable(axis.describe()) for axis in result.inert_axes]
+
+
+def efficiency_section(result: TuneResult) -> str:
+    """Return the report's part on rooflines and inert axes; empty where there is nothing to tell."""
+    parts = []
+    if result.roofline:
+        parts += ["<h2>Roofline</h2>", *_table(result)]
+    if inert := inert_lines(result):
+        parts += ["<h2>Axes that changed no code</h2>", *(f"<p>{escape(line)}.</p>" for line in inert)]
+    return "\n".join(['<section id="efficiency">', *parts, "</section>"]) if parts else ""
+
+
+def _table(result: TuneResult) -> list[str]:
+    heads = ("", "GFLOP/s", "GB/s", "of the tensor cores", "of the memory", "bound by")
+    rows = [("winner", result.roofline), ("reference", result.reference_roofline)]
+    told = {
+        "measured": "The peaks were measured on this device.",
+        "nominal": "The peaks are the data sheet's. <code>atune doctor --calibrate</code> measures this device's.",
+        "": "The device's peaks are not known.",
+    }
+    note = told[result.roofline.peaks if result.roofline else ""]
+    return [
+        f'<p class="soft">{note}</p>',
+        "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>",
+        *(_row(name, roofline) for name, roofline in rows if roofline is not None),
+        "</table>",
+    ]
+
+
+def _row(name: str, found: Roofline) -> str:
+    rates = [_number(found.gflops_s), _number(found.gbytes_s)]
+    shares = [_share(found.compute_share), _share(found.memory_share)]
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in (name, *rates, *shares, found.bound or "–")) + "</tr>"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,85 @@
+"""Hopeless compiles end early: the deadline follows the others' compiles, between a floor and the user's maximum."""
+
+from __future__ import annotations
+
+import pytest
+from event_streams import Stream
+from fake_runs import finish
+
+from atune.engine.compile_deadline import FACTOR, FLOOR_S, LEAST, compile_deadline_s
+from atune.engine.compile_work import HEAVY_REGISTERS
+from atune.engine.interfaces import HOPELESS
+from atune.journal.events import ArtifactBuilt, BuildFailed
+from atune.journal.state import State
+from atune.model.artifact import Lowered, StaticFacts
+from atune.model.settings import CompileSettings
+from atune.testing import FakeMachine, Script
+
+pytestmark = pytest.mark.anyio
+
+
+def lowered(index: int = 99, accumulators: int | None = None) -> Lowered:
+    return Lowered(index, f"c{index}", "", (), StaticFacts(accumulators=accumulators), 0.0, b"")
+
+
+def seen(*libraries: tuple[int, float], reason: str = "", times: int = 1) -> State:
+    """Fold libraries, each of so many candidates and built in so many seconds; all of them so many `times`."""
+    stream = Stream(total=1000)
+    for _ in range(times):
+        first = 0
+        for size, seconds in libraries:
+            indices = tuple(range(first, first + size))
+            stream.add(ArtifactBuilt, indices=indices, file="x.so", seconds=seconds, reason=reason)
+            first += size
+    state = State()
+    for event in stream.events:
+        state.apply(event)
+    return state
+
+
+def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
+    assert compile_deadline_s(seen(*[(1, 2.0)] * (LEAST - 1)), [lowered()], 120.0) is None
+    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered()], 120.0) == FACTOR * 2.0
+
+
+def test_what_a_resumed_run_compiles_once_more_counts_once() -> None:
+    again = seen(*[(1, 2.0)] * (LEAST - 1), times=2)
+    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered(0)], 120.0) is None
+    assert len(again.compile_s) == LEAST - 1 and compile_deadline_s(again, [lowered()], 120.0) is None
+
+
+def test_libraries_from_the_store_tell_nothing() -> None:
+    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST, reason="compiled before"), [lowered()], 120.0) is None
+
+
+def test_the_deadline_lies_between_the_floor_and_the_users_maximum() -> None:
+    assert compile_deadline_s(seen(*[(1, 0.1)] * LEAST), [lowered()], 120.0) == FLOOR_S
+    assert compile_deadline_s(seen(*[(1, 20.0)] * LEAST), [lowered()], 120.0) is None
+    assert compile_deadline_s(seen(*[(1, 0.1)] * LEAST), [lowered()], 5.0) is None
+
+
+def test_a_group_has_the_time_of_all_its_members_and_heavy_ones_have_more() -> None:
+    state = seen(*[(4, 8.0)] * LEAST)
+    assert compile_deadline_s(state, [lowered(i) for i in range(900, 903)], 120.0) == 3 * FACTOR * 2.0
+    heavy = compile_deadline_s(state, [lowered(accumulators=HEAVY_REGISTERS)], 1000.0)
+    assert heavy is not None and heavy > 2 * FACTOR * 2.0
+
+
+def test_one_slow_compile_among_many_leaves_the_deadline_as_it_was() -> None:
+    assert compile_deadline_s(seen(*[(1, 2.0)] * 39, (1, 100.0)), [lowered()], 120.0) == FACTOR * 2.0
+
+
+async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline() -> None:
+    settings = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
+    machine = FakeMachine(20, Script(hangs={15: "build"}), compile=settings)
+    run = await finish(machine, compile=settings)
+    [failed] = run.of(BuildFailed)
+    assert (failed.index, failed.kind) == (15, "timeout") and failed.message.startswith(HOPELESS)
+    assert run.result.measured == 19 and run.result.wall_s < 200
+
+
+async def test_the_first_compiles_have_the_users_deadline() -> None:
+    settings = CompileSettings(compile_timeout_s=500, group_size=1, workers=1)
+    run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=settings), compile=settings)
+    [failed] = run.of(BuildFailed)
+    assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=500"

@@ -1,0 +1,128 @@
+"""Rooflines and inert axes of a result: pure functions of its events."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from event_streams import Stream, timing
+
+from atune.journal.events import CandidateLowered, DeviceReady, ReferenceMeasured, RunStarted
+from atune.journal.inert import InertAxis, inert_axes
+from atune.journal.result import TuneResult
+from atune.model.artifact import Access, Gemm, StaticFacts, Work
+from atune.model.device import DeviceInfo
+from atune.model.roofline import Peaks, Roofline, problem_work, roofline
+from atune.reporting.efficiency import efficiency_section, inert_lines, roofline_lines
+
+PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
+
+
+def product(m: int, blocks: int, dtype: str = "bfloat16", asked: float = 1e9) -> StaticFacts:
+    """One block's share of a product of m × 100 × 100 a call, with tensors of a megabyte."""
+    gemm = Gemm(m=m, n=100, k=100, calls=1.0, dtype=dtype)
+    work = Work(gemms=(gemm,), reads=(Access(n_bytes=asked),), tensor_bytes=1_000_000)
+    return StaticFacts(grid=(blocks, 1, 1), work=work)
+
+
+def run(peaks: Peaks | None = PEAKS, **told: float) -> TuneResult:
+    stream = Stream(total=2)
+    header = stream.events[0]
+    assert isinstance(header, RunStarted)
+    stream.events[0] = msgspec.structs.replace(header, **told)
+    stream.add(DeviceReady, device=DeviceInfo("cpu", "a device", peaks=peaks))
+    stream.candidate(0, 1.0).candidate(1, 4.0)
+    facts = iter([product(100, 10), product(128, 10)])
+    stream.events = [
+        msgspec.structs.replace(event, facts=next(facts)) if isinstance(event, CandidateLowered) else event
+        for event in stream.events
+    ]
+    stream.add(ReferenceMeasured, device="cpu", timing=timing(2.0))
+    return TuneResult.from_events(stream.finished().events)
+
+
+def test_work_is_the_least_that_any_candidate_does_and_the_same_for_all() -> None:
+    """A tile past the problem's end, and a tensor read again, are a candidate's own doing and no work."""
+    work = problem_work([product(100, 10), product(128, 10), None, StaticFacts()])
+    assert work.flops == 2.0 * 100**3 * 10 and work.bytes == 1_000_000 and work.rate == 1.0
+
+
+def test_tensors_of_which_a_kernel_reads_a_part_count_with_that_part() -> None:
+    assert problem_work([product(100, 10, asked=3_000.0)]).bytes == 30_000
+
+
+def test_what_the_user_says_of_the_work_wins() -> None:
+    result = run(flops=5e8, bytes=2e6)
+    assert (result.work.flops, result.work.bytes) == (5e8, 2e6)
+    assert result.roofline is not None and result.roofline.gflops_s == 500.0 and result.roofline.gbytes_s == 2.0
+
+
+def test_every_measured_candidate_and_the_reference_have_a_roofline() -> None:
+    result = run()
+    shares = [record.roofline.compute_share for record in result.records if record.roofline]
+    assert shares == [0.02, 0.005]  # 2e7 operations in 1 and in 4 ms, of 1e12 a second
+    assert result.reference_roofline is not None and result.reference_roofline.compute_share == 0.01
+    assert result.summary()["roofline"]["bound"] == "compute" and result.summary()["roofline"]["peaks"] == "nominal"
+
+
+@pytest.mark.parametrize(
+    ("flops", "n_bytes", "bound"),
+    [(1e9, 1e6, "compute"), (1e6, 5e7, "memory"), (None, 5e8, "cache"), (1e9, None, "compute")],
+)
+def test_the_slower_peak_is_what_bounds(flops: float | None, n_bytes: float | None, bound: str) -> None:
+    found = roofline(1.0, problem_work([], flops, n_bytes), PEAKS)
+    assert found is not None and found.bound == bound
+
+
+def test_without_peaks_there_are_rates_and_no_shares() -> None:
+    found = run(peaks=None).roofline
+    assert found == Roofline(gflops_s=20.0, gbytes_s=1.0)
+    assert found.describe() == "20 GFLOP/s, 1 GB/s"
+
+
+def test_a_problem_of_unknown_work_has_no_roofline() -> None:
+    result = TuneResult.from_events(Stream().ready(1.0).candidate(0, 1.0).finished().events)
+    assert result.roofline is None is result.reference_roofline and roofline_lines(result) == []
+    assert roofline(0.0, problem_work([], 1e9), PEAKS) is None
+
+
+def test_operands_of_eight_bits_have_twice_the_peak() -> None:
+    found = roofline(1.0, problem_work([product(100, 10, "float8_e4m3")]), PEAKS)
+    assert found is not None and found.compute_share == 0.01
+
+
+def test_text_and_report_say_whether_the_peaks_were_measured() -> None:
+    nominal, measured = run(), run(peaks=msgspec.structs.replace(PEAKS, measured=True))
+    assert "of the nominal peak" in roofline_lines(nominal)[0] and "of the measured peak" in roofline_lines(measured)[0]
+    assert "reference" in roofline_lines(nominal)[1]
+    assert "--calibrate" in efficiency_section(nominal) and "measured on this device" in efficiency_section(measured)
+
+
+def test_an_axis_whose_values_all_give_the_same_code_is_inert() -> None:
+    codes = [({"tile": tile, "policy": policy}, f"c{tile}") for tile in (64, 128) for policy in ("a", "b", "c")]
+    assert inert_axes(codes) == (InertAxis(axis="policy", candidates=6),)
+    assert inert_axes(codes)[0].describe() == "axis policy changed no code in 6 candidates"
+
+
+def test_one_pair_that_differs_makes_an_axis_count() -> None:
+    codes = [({"tile": tile, "policy": p}, f"c{tile}") for tile in (64, 128) for p in "ab"]
+    codes[-1] = (codes[-1][0], "another")
+    assert inert_axes(codes) == ()
+
+
+def test_a_value_that_was_never_compared_leaves_an_axis_undecided() -> None:
+    codes = [
+        ({"tile": 64, "policy": "a"}, "c"),
+        ({"tile": 64, "policy": "b"}, "c"),
+        ({"tile": 128, "policy": "z"}, "d"),
+    ]
+    assert inert_axes(codes) == ()
+
+
+def test_the_result_names_inert_axes_by_its_duplicates() -> None:
+    stream = Stream(total=3).candidate(0, 1.0, tile=64, policy="a")
+    stream.proposed(1, tile=64, policy="b").lowered(1, "c0").aliased(1, 0)
+    stream.proposed(2, tile=64, policy="c").lowered(2, "c0").aliased(2, 0)
+    result = TuneResult.from_events(stream.finished().events)
+    assert result.summary()["inert_axes"] == ({"axis": "policy", "candidates": 3},)
+    assert inert_lines(result) == ["axis policy changed no code in 3 candidates"]
+    assert "changed no code" in efficiency_section(result)
