@@ -82,8 +82,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     unused: dict[str, str] = {}
     """Why the others were not, by name."""
     flops: float | None = None
-    """Operations of one call at least, as the user says; so are `bytes` moved to and from memory."""
+    """Operations of one call at least, as the user says."""
     bytes: float | None = None
+    """Bytes that one call moves to and from memory at least, as the user says."""
     advice: tuple[Advice, ...] = ()
     """What was taken over from elsewhere: all that the strategy was told of that."""
     fork_server: str = ""

@@ -188,3 +188,35 @@ def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
     rows = stored("registers.json")["rows"]
     assert len(rows) == 20 and all(row["explain"] == row["ptxas"] for row in rows)
     assert sum(row["ptxas"]["spill_bytes"] > 0 for row in rows) == 5
+
+
+def test_prior_runs() -> None:
+    def after_start_s(name: str) -> float:
+        events = read(RESULTS / f"search/prior/{name}.jsonl.xz")
+        return events[-1].mono - events[0].mono
+
+    names = [(f"{kind}288_{n}", f"all288_{n}") for kind in ("five", "ten") for n in (1, 2, 3)]
+    ratios = [after_start_s(search) / after_start_s(whole) for search, whole in names]
+    says("prior_runs", f"{min(ratios):.2f} to {max(ratios):.2f} of the exhaustive")
+    slower = [
+        (journal(f"search/prior/{search}.jsonl.xz").latency_ms or 0)
+        / (journal(f"search/prior/{whole}.jsonl.xz").latency_ms or 1)
+        for search, whole in names
+    ]
+    says("prior_runs", f"within {100 * (max(slower) - 1):.1f} %")
+
+
+def test_layouts() -> None:
+    found = [journal(f"layouts/{name}.jsonl.xz") for name in ("wide", "uneven")]
+    ratios = [result.speedup_over_default for result in found]
+    says("layouts", " and ".join(f"{ratio[1]:.1f}" for ratio in ratios if ratio is not None) + " times faster")
+    assert (found[0].measured, found[0].duplicates) == (18, 54)
+
+
+def test_start() -> None:
+    saved = stored("start/cuda-all.json")["rows"]["all"]["median"]
+    says(
+        "start",
+        f"{saved:.2f} of the start",
+        f"{stored('start/cuda-drop-in-1.json')['rows']['drop-in-1']['median']:.2f} of",
+    )
