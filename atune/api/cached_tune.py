@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.api.options import budget_of
 from atune.api.tuner import check_listener, run_blocking, tune
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE, strategy_name
 from atune.errors import JournalError, NoWinner, UsageError
@@ -23,7 +24,7 @@ from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target, device_names
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
@@ -56,7 +57,7 @@ class Work:
         self.problem = workload.arguments if problem is None else problem
         self.compile = options.get("compile") or CompileSettings()
         self.benchmark = options.get("benchmark") or BenchmarkSettings()
-        self.budget = Budget.parse(options.get("budget"))
+        self.budget = budget_of(options)
         self.spec: WorkloadSpec = describe(workload)
         self.target, self.devices = discover(
             options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
@@ -150,7 +151,6 @@ class Work:
                 None,
                 self.spec.total,
                 self.budget,
-                listed=self.spec.size is None,
                 learns=self.options.get("pipeline", True),
             ),
             settings={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from atune.engine.interfaces import Backend
@@ -25,6 +25,9 @@ class RunOptions(TypedDict, total=False):
     strategy: str | Strategy | None
     seed: int
     budget: int | str | Budget | None
+    until: float | str | None
+    keep: float | str | None
+    audit: float | str | bool | None
     pipeline: bool
     compile: CompileSettings | None
     benchmark: BenchmarkSettings | None
@@ -62,3 +65,9 @@ def check_settings(compile: object, benchmark: object, **switches: object) -> No
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name} must be True or False, got {value!r}")
+
+
+def budget_of(options: Mapping[str, Any]) -> Budget:
+    """Return the budget that options of `tune` name together."""
+    more = {name: options.get(name) for name in ("until", "keep", "audit")}
+    return Budget.parse(options.get("budget")).having(**more)

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.api.options import RunOptions, check_names
+from atune.api.options import RunOptions, budget_of, check_names
 from atune.api.tuner import no_winner_message, run_blocking, tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, NoWinner, UsageError
@@ -41,7 +41,7 @@ async def resume(
     force_parts
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
-    target, devices, strategy, seed, budget, pipeline, compile, benchmark
+    target, devices, strategy, seed, budget, until, keep, audit, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
     on_event, log, progress, backend
         As for `tune`; listeners get the events of the earlier parts first.
@@ -53,7 +53,7 @@ async def resume(
     check_parts(options.get("force_parts", ()))
     state = read_state(journal)
     chosen: dict[str, Any] = {**options_of(state.header), **options}
-    if finished(state, Budget.parse(chosen["budget"])):
+    if finished(state, budget_of(chosen)):
         result = TuneResult(state, Path(journal), replayed=True)
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)

@@ -221,8 +221,21 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument(
         "--budget",
-        metavar="N|10%|90s",
-        help="stop after so many candidates, a share of them, or so much time (s, m or h)",
+        metavar="N|10%|90s|20ds",
+        help="stop after so many candidates, a share of them, so much time (s, m or h), or seconds of devices (ds)",
+    )
+    group.add_argument(
+        "--until", metavar="2%", help="end once a further gain above this share has less than one chance in ten"
+    )
+    group.add_argument(
+        "--keep", metavar="N|10%", help="try only so many candidates, those that the prior takes for the best"
+    )
+    group.add_argument(
+        "--audit",
+        nargs="?",
+        const=True,
+        metavar="10%",
+        help="measure a share of what a budget skipped as likely to lose, and say how often that was wrong (10 percent)",
     )
     group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"

@@ -21,12 +21,15 @@ import msgspec
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.asking import Asking
+from atune.engine.audit import Audit
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
+from atune.engine.ending import Ending, until_of
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Backend
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed, strategy_name
+from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import Listed, LookedUp, endless, looked_up
 from atune.engine.recorded import Recorded
@@ -50,8 +53,9 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, DeviceLimits, Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.search.choosing import QUICK
+from atune.search.choosing import AUTO, QUICK
 from atune.search.interface import Strategy
+from atune.search.until import Until
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -97,8 +101,7 @@ class Engine:
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more; what is under way ends, then comes the final."""
-        self._run.stopping = self._run.stopping or reason
-        self._run.wake()
+        self._run.stop(reason)
 
     async def run(self) -> None:
         """Tune. Cancellation kills every process; what was recorded stays.
@@ -121,12 +124,14 @@ class Engine:
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         asking = Asking(run, plan, scheduled)
-        run.outcomes.tell = asking.take_note
+        ending = Ending(run, self.budget, await self._until(plan))
+        run.outcomes.tell = ending.telling(asking.take_note)
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        answers = Recorded(run, finalists, deliver)
+        audit = Audit(run, self.budget.audit, self.seed) if self.budget.limited and self.pipeline else None
+        answers = Recorded(run, finalists, deliver, audit)
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
@@ -140,8 +145,8 @@ class Engine:
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_time)
-                tasks.start_soon(self._propose, plan, scheduled, asking, propose)
+                tasks.start_soon(ending.watch)
+                tasks.start_soon(self._propose, plan, scheduled, asking, propose, audit)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
@@ -176,14 +181,15 @@ class Engine:
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start; None where nothing is left of a run before."""
         state, budget = self.recorder.state, self.budget
-        self.strategy_name = strategy_name(
-            self.strategy, state.header, spec.total, budget, listed=spec.size is None, learns=self.pipeline
-        )
+        self.strategy_name = strategy_name(self.strategy, state.header, spec.total, budget, learns=self.pipeline)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         quick = self.strategy_name in QUICK  # others may import libraries, and fit models
+        pool = await drawn_pool(spec, self.strategy_name, self._seed(state), self.backend.look_up)
+        if pool is None:  # nearly all is refused: nothing is learnt of what is left
+            self.strategy_name = self.strategy_name if state.header or self.strategy not in (None, AUTO) else "random"
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget)
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, pool or {})
             plan = await _computed(spec, new, quick=quick)
             active, unused = self.backend.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
@@ -194,12 +200,16 @@ class Engine:
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
         known = await looked_up(places, self.backend.look_up)
-        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own)
+        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, pool or {})
         plan = await _computed(spec, rest, quick=quick)
         if finished(state, budget) and plan.empty:
             return None
         self._resume(state, plan, header["versions"])
         return plan
+
+    def _seed(self, state: State) -> int:
+        """Return the strategy's seed: a run that goes on has its header's."""
+        return self.seed if state.header is None else int(state.header.settings.get("seed") or 0)
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
@@ -224,6 +234,7 @@ class Engine:
             "target": target,
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,
+            "spread": True,
             "settings": settings,
             "versions": self.backend.versions(),
         }
@@ -250,7 +261,12 @@ class Engine:
             emit(CandidatePruned, index=index, reason=GONE)
 
     async def _propose(
-        self, plan: Plan, scheduled: CompileState, asking: Asking, propose: MemoryObjectSendStream[Candidate]
+        self,
+        plan: Plan,
+        scheduled: CompileState,
+        asking: Asking,
+        propose: MemoryObjectSendStream[Candidate],
+        audit: Audit | None = None,
     ) -> None:
         count, proposals = 0, self._proposals(plan, asking)
         with propose:
@@ -269,8 +285,10 @@ class Engine:
                 )
                 await propose.send(new)
                 self._run.wake()
-        scheduled.proposing = False
-        if proposals.exhausted and self._run.spec.size is not None:
+            scheduled.proposing = False
+            if audit is not None:
+                await audit.serve(scheduled, plan.candidates, propose.send)
+        if proposals.exhausted and self._run.spec.size is not None and not asking.learns:
             self._counted = len(proposed(self.recorder.state))
             if not self._counted:
                 raise SpaceError("Space is empty: no configuration satisfies the constraints")
@@ -282,7 +300,7 @@ class Engine:
         if self._run.spec.size is None:
             return Listed(plan.candidates, asking.ask)
         return LookedUp(
-            plan.candidates, plan.strategy, self.backend.look_up,
+            plan.candidates, plan.strategy, asking, self.backend.look_up,
             stopping=lambda: bool(self._run.stopping),
             warn=lambda message: self.recorder.emit(Warned, message=message),
         )  # fmt: skip
@@ -306,13 +324,10 @@ class Engine:
             total=self._counted,
         )
 
-    async def _keep_time(self) -> None:
-        if self.budget.seconds is None:
-            return
-        with anyio.move_on_after(max(0.0, self.budget.seconds - self.recorder.elapsed_s)) as left:
-            await self._run.measured.wait()
-        if left.cancelled_caught:
-            self.stop("budget")
+    async def _until(self, plan: Plan) -> Until | None:
+        """Return what tells when a gain is unlikely, with what earlier parts were told; None where nobody asked."""
+        make = partial(until_of, self.budget, plan, self.recorder.state)
+        return await anyio.to_thread.run_sync(make) if self.budget.until is not None else None
 
 
 T = TypeVar("T")

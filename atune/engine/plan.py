@@ -17,11 +17,13 @@ from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import Entry, State
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
+from atune.model.grid import grid_of
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
 from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import Searched, Strategy
+from atune.search.keep import kept_of
 from atune.search.recording import reason_of
 from atune.workload.workload import WorkloadSpec
 
@@ -29,6 +31,8 @@ GONE = "the space does not hold it any more"
 """Why a candidate of an earlier part can be neither compiled nor tried again."""
 PARTS = ("kernel", "space", "target", "device", "versions", "settings")
 """Parts of the work that may differ when a run goes on; each can be accepted by its name."""
+MOST_REFUSED = 10_000
+"""Points in a row that constraints may have refused."""
 DEATHS = 2
 """A candidate is suspect after the whole program died so often while it was being measured."""
 
@@ -58,6 +62,8 @@ class Plan:
     """Code keys that have an outcome, with the candidate that carries it."""
     total: int = 0
     accepted: tuple[str, ...] = ()
+    listed: bool = True
+    """Whether `candidates` are all of the space."""
 
     @property
     def to_compile(self) -> int:
@@ -95,27 +101,30 @@ def made(given: str | Strategy, searched: Searched) -> Strategy:
     return given
 
 
-def plan_new(spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget) -> Plan:
-    """Plan a run from its beginning. Raises `UsageError` where the strategy does not fit the space."""
+def plan_new(
+    spec: WorkloadSpec, strategy: str | Strategy, seed: int, budget: Budget, pool: Mapping[int, Candidate] = {}
+) -> Plan:
+    """Plan a run from its beginning; `pool`: see `_searched`.
+
+    Raises `UsageError` where the strategy does not fit the space."""
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
     proposes: Strategy
-    if isinstance(strategy, str) and strategy in ORDERS:
-        proposes = make_order(strategy, total, seed, listed=listed)
+    if isinstance(strategy, str) and strategy in ORDERS and budget.keep is None:
+        configs = [candidate.config for candidate in candidates.values()] if listed else None
+        proposes = make_order(strategy, total, seed, listed=listed, configs=configs, grid=grid_of(spec.axes))
     else:
-        proposes = made(strategy, _searched(spec, candidates, seed, most if budget.most(total) else None))
-    return Plan(candidates, Guarded(proposes, candidates if listed else range(total)), most, total=total)
+        searched = _searched(spec, pool or candidates, seed, most if budget.most(total) else None)
+        proposes = made(strategy, kept_of(searched, budget.kept(total)))
+    guarded = Guarded(proposes, candidates if listed else range(total))
+    return Plan(candidates, guarded, most, total=total, listed=listed)
 
 
 def _searched(spec: WorkloadSpec, candidates: Mapping[int, Candidate], seed: int, most: int | None) -> Searched:
-    """Return what a strategy that learns is told of the space. Raises `UsageError` for one that is too large."""
-    if spec.size is not None:
-        raise UsageError(
-            f"the space has {spec.size:,} points and is not listed, which strategies that learn need: take exhaustive "
-            "or random, or give fewer axes or values"
-        )
-    return Searched({index: candidate.config for index, candidate in candidates.items()}, seed, most)
+    """Return what a strategy that learns is told of the space; of a large one `candidates` are a pool drawn of it."""
+    configs = {index: candidate.config for index, candidate in candidates.items()}
+    return Searched(configs, seed, most, grid=grid_of(spec.axes))
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -141,11 +150,12 @@ def plan_rest(
     accept: Sequence[str],
     known: Mapping[int, Candidate] = {},
     own: Strategy | None = None,
+    pool: Mapping[int, Candidate] = {},
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
     `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
-    `own`: the user's own strategy, where the run has one.
+    `own`: the user's own strategy, where the run has one. `pool`: see `_searched`.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
@@ -163,21 +173,22 @@ def plan_rest(
     before = proposed(state)
     most = min(size, budget.most(size + len(gone)) or size)
     stages: list[Strategy]
-    if header.strategy in ORDERS:
-        stages = list(_stages(header, state, size))
+    if header.strategy in ORDERS and budget.keep is None:
+        stages = list(_stages(header, state, size, candidates, spec))
     else:
         seed = int(header.settings.get("seed") or 0)
-        searched = _searched(spec, candidates, seed, most if budget.most(size) else None)
-        stages = [made(own or header.strategy, searched)]
+        searched = _searched(spec, pool or candidates, seed, most if budget.most(size) else None)
+        stages = [made(own or header.strategy, kept_of(searched, budget.kept(size)))]
     plan = Plan(
         candidates,
-        Guarded(_Continued(before, stages, state), range(MOST_POINTS)),
+        Guarded(_Continued(before, stages, state, refused=bool(pool)), range(MOST_POINTS)),
         most - sum(e.index in candidates for e in before),
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
+        listed=spec.size is None,
     )
     plan.proposable = max(0, plan.proposable)
-    if budget.seconds is not None and state.wall_s >= budget.seconds:
+    if budget.used_up(state.wall_s, state.device_s):
         plan.proposable = 0
     _sort_out(plan, state, before)
     return plan
@@ -221,7 +232,7 @@ def finished(state: State, budget: Budget) -> bool:
     count = len(proposed(state))
     most = budget.most(state.total)
     used_up = most is not None and count >= most
-    return count >= state.total or used_up or (budget.seconds is not None and state.wall_s >= budget.seconds)
+    return count >= state.total or used_up or budget.used_up(state.wall_s, state.device_s)
 
 
 def differences(
@@ -289,15 +300,20 @@ def _placed(
     return placed, sorted(index for key, index in known.items() if index not in placed)
 
 
-def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
+def _stages(
+    header: RunStarted, state: State, total: int, candidates: Mapping[int, Candidate], spec: WorkloadSpec
+) -> Iterable[Strategy]:
     """Yield the header's strategy over the space as it was, then over what was added each time."""
     low, seed = 0, int(header.settings.get("seed") or 0)
     if header.large:
-        yield make_order(header.strategy, header.total, seed, listed=False)
+        grid = grid_of(spec.axes) if header.spread else None
+        yield make_order(header.strategy, header.total, seed, listed=False, grid=grid)
         return
     for high in [*state.totals, total]:
         if high > low:
-            yield _Shifted(make_order(header.strategy, high - low, seed), low)
+            there = [candidates[index].config for index in range(low, high) if index in candidates]
+            configs = there if header.spread and len(there) == high - low else None  # else some are gone
+            yield _Shifted(make_order(header.strategy, high - low, seed, configs=configs), low)
             low = high
 
 
@@ -319,10 +335,13 @@ class _Continued:
     """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
 
     Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
-    the space, the budget or an outcome is another now, is left out.
+    the space, the budget or an outcome is another now, is left out. `refused`: whether the strategy proposes points
+    that constraints may refuse, which the journal does not have.
     """
 
-    def __init__(self, before: Sequence[Entry], stages: Sequence[Strategy], state: State) -> None:
+    def __init__(
+        self, before: Sequence[Entry], stages: Sequence[Strategy], state: State, *, refused: bool = False
+    ) -> None:
         self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
         self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
@@ -332,6 +351,10 @@ class _Continued:
             while untold and untold[0][0] <= entry.heard:
                 self._tell_of(untold.popleft()[1], state)
             answer = self._next()
+            for _ in range(MOST_REFUSED * refused):
+                if answer is None or answer in self._seen:
+                    break
+                answer = self._next()
             if answer is not None and answer not in self._seen:
                 self._ahead.append(answer)
         for _, index in untold:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
+from atune.model.candidate import Config
+from atune.model.grid import Grid
+from atune.search.encoding import Encoding
 from atune.search.interface import Searched, Strategy, check_strategy
 from atune.search.orders import Exhaustive, Random
+from atune.search.spread import spread_order, spread_places
 
 if TYPE_CHECKING:
     from atune.search.learner import Learner
@@ -51,12 +56,33 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool) -> None:
         raise UsageError(f"strategy {name!r} learns while others compile: leave out pipeline=False (--no-pipeline)")
 
 
-def make_order(name: str, total: int, seed: int, *, listed: bool = True) -> Exhaustive | Random:
+def make_order(
+    name: str,
+    total: int,
+    seed: int,
+    *,
+    listed: bool = True,
+    configs: Sequence[Config] | None = None,
+    grid: Grid | None = None,
+) -> Exhaustive | Random:
     """Return an order of `total` candidates by its name.
 
     `listed`: whether the space is; the order in which a journal's run took a listed space is never another.
+    `configs`, or the `grid` of a large space: what a random order spreads over; without them it is plainly drawn, as
+    all were before.
     """
+    if name == "random" and grid is not None:
+        return Random(total, seed, order=spread_places(grid, seed))
+    if name == "random" and configs is not None:
+        return Random(total, seed, order=_spread(configs, seed))
     return ORDERS[name](total, seed, listed=listed)
+
+
+def _spread(configs: Sequence[Config], seed: int) -> Iterator[int]:
+    """Return positions of `configs`. What takes long is done here: the order is asked for in the event loop."""
+    encoding = Encoding(configs)
+    order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], seed)
+    return chain([first] if (first := next(order, None)) is not None else [], order)
 
 
 def make_learner(name: str, searched: Searched) -> Learner:
@@ -71,11 +97,12 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
         name = chosen(len(searched.configs), searched.budget, limited=searched.budget is not None)
     if name in ORDERS:
         indices = list(searched.configs)
-        return _Of(make_order(name, len(indices), searched.seed), indices)
+        order = make_order(name, len(indices), searched.seed, configs=list(searched.configs.values()))
+        return _Of(order, indices)
     return make_learner(name, searched)
 
 
-def chosen(total: int, budget: int | None, *, limited: bool, listed: bool = True, learns: bool = True) -> str:
+def chosen(total: int, budget: int | None, *, limited: bool, learns: bool = True) -> str:
     """Return the strategy that ``auto`` stands for, of a space of `total` candidates.
 
     `limited`: whether there is a budget of any kind, and `budget` how many candidates it admits, where that is known.
@@ -85,7 +112,7 @@ def chosen(total: int, budget: int | None, *, limited: bool, listed: bool = True
 
     if not limited or (budget is not None and budget >= total):
         return "exhaustive"
-    if not listed or not learns or (budget is not None and budget <= FEW):
+    if not learns or (budget is not None and budget <= FEW):
         return "random"
     return "forest" if available() else "evolution"
 

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from atune.errors import UsageError
 from atune.model.candidate import Config
+from atune.model.grid import Grid
 
 AHEAD = 2
 """Candidates for each compile worker that a strategy which learns is asked for ahead of what it was told."""
@@ -45,7 +46,8 @@ class Searched:
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
     milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
-    candidates beside their axes.
+    candidates beside their axes. `grid`: of a space that is too large to list, the places of which `configs` are some;
+    a strategy may propose others, and is not told of those that constraints refuse.
     """
 
     configs: Mapping[int, Config]
@@ -53,6 +55,7 @@ class Searched:
     budget: int | None = None
     prior: Mapping[int, float] | None = None
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    grid: Grid | None = None
 
 
 def check_strategy(strategy: object) -> None:
