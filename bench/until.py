@@ -2,8 +2,8 @@
 
     python bench/until.py --seeds 100
 
-A run with `--until 2%` ends when a further gain above 2 % has less than one chance in ten. So in 80 to 97 % of its stops
-no candidate left should be better by more than 2 %. Plays `--strategies` on every space of `--spaces`, without a
+A run with `--until 2%` ends when a further gain above 2 % has less than one chance in ten. So in 80 to 97 % of its
+stops no candidate left should be better by more than 2 %. Plays `--strategies` on every space of `--spaces`, without a
 budget, and writes results/until/table.md and result.json. Needs no GPU and no torch.
 """
 
@@ -79,9 +79,9 @@ def page(rows: list[Row], gain: float) -> str:
     lines = [
         "# When `until` ends a run",
         "",
-        f"Simulated, gain {gain:.0%}, no budget, 16 compile workers and one device. Held: of the stops, those in which no",
-        f"candidate left was better by more than {gain:.0%}, in per cent; in brackets Wilson's 95 % interval. Tried and wall",
-        "seconds are medians; the last column is a run over the whole space.",
+        f"Simulated, gain {gain:.0%}, no budget, 16 compile workers and one device. Held: of the stops, those in which",
+        f"no candidate left was better by more than {gain:.0%}, in per cent; in brackets Wilson's 95 % interval. Tried",
+        "and wall seconds are medians; the last column is a run over the whole space.",
         "",
         "| space (candidates) | strategy | stops | held | tried | wall s | whole s |",
         "|---|---|---|---|---|---|---|",

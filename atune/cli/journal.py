@@ -255,7 +255,8 @@ def _simulated(summary: Summary, recording: Recording) -> str:
             f"within     1 % of the best: {summary.within_1pct:.0%} of seeds; 2 %: {summary.within_2pct:.0%}; "
             f"5 %: {summary.within_5pct:.0%}",
             f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; "
-            f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, {summary.wall_s_median:.1f} s",
+            f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, "
+            f"{summary.wall_s_median:.1f} s",
             *_until_of(summary),
         )
     )

@@ -113,6 +113,13 @@ def summary_text(result: TuneResult) -> str:
     points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
     lines.append(f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}")
     lines += [f"           {line}" for line in failure_lines(result)]
+    if result.reason == "until":
+        lines.append("ended      a further gain has less than one chance in ten")
+    if result.audited is not None:
+        a = result.audited
+        lines.append(
+            f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
+        )
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     return "\n".join(lines)
@@ -235,7 +242,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=True,
         metavar="10%",
-        help="measure a share of what a budget skipped as likely to lose, and say how often that was wrong (10 percent)",
+        help="measure a share of what a budget skipped as likely to lose, and tell how often that was wrong (10 %%)",
     )
     group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"

@@ -32,7 +32,8 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
 
     Options are the fields of `BenchmarkSettings` (its `seed` as ``input_seed``) and of `CompileSettings`, and
-    ``budget``, ``until``, ``keep``, ``audit``, ``strategy``, ``seed`` and ``pipeline``. Raises `UsageError` for a name that is none of these.
+    ``budget``, ``until``, ``keep``, ``audit``, ``strategy``, ``seed`` and ``pipeline``.
+    Raises `UsageError` for a name that is none of these.
     """
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")

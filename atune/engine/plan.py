@@ -232,7 +232,14 @@ def finished(state: State, budget: Budget) -> bool:
     count = len(proposed(state))
     most = budget.most(state.total)
     used_up = most is not None and count >= most
-    return count >= state.total or used_up or budget.used_up(state.wall_s, state.device_s)
+    return count >= state.total or used_up or budget.used_up(state.wall_s, state.device_s) or _enough(state, budget)
+
+
+def _enough(state: State, budget: Budget) -> bool:
+    """Tell whether a run ended because a gain was unlikely, and no smaller one is asked for now."""
+    if state.finished is None or state.finished.reason != "until" or state.header is None or budget.until is None:
+        return False
+    return budget.until >= float(state.header.settings.get("budget", {}).get("until", 0.0))
 
 
 def differences(

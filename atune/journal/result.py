@@ -14,6 +14,7 @@ import msgspec
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
 from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.untried import Audited, Untried, audited, untried
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
@@ -73,6 +74,14 @@ class TuneResult:
         self.pruned = state.counts["pruned"]
         self.duplicates = state.counts["duplicate"]
         self.remaining = max(0, self.total - state.settled)
+        self.device_s = state.device_s
+        """Seconds that devices were busy with candidates, summed over devices; the final is not in it."""
+        self.reason = state.finished.reason if state.finished else ""
+        """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
+        self.untried: tuple[Untried, ...] = untried(state)
+        """What was not tried, by its reason."""
+        self.audited: Audited | None = audited(state)
+        """How often it was wrong to skip likely losers; None where none was skipped."""
         entries = state.final.entries if state.final else ()
         firsts = [(state.first(e.index), e.timing) for e in entries]
         kept = [(e, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured)]
@@ -167,7 +176,14 @@ class TuneResult:
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         names = ("best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining")
-        return {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal", "proven")}
+        found = {name: getattr(self, name) for name in (*names, "total", "wall_s", "journal", "proven", "reason")}
+        left = [{"reason": one.reason, "count": one.count} for one in self.untried]
+        return {
+            **found,
+            "device_s": round(self.device_s, 4),
+            "untried": left,
+            "audited": msgspec.to_builtins(self.audited),
+        }
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""

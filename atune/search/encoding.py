@@ -53,8 +53,9 @@ class Encoding:
     def __init__(self, configs: Sequence[Config]) -> None:
         names = dict.fromkeys(name for config in configs for name in config)
         axes = [Axis(name, configs) for name in names]
-        self.axes: Sequence[Axis | GridAxis] = [axis for axis in axes if len(axis.values) > 1]
-        self.places = [tuple(axis.position(config) for axis in self.axes) for config in configs]
+        varied = [axis for axis in axes if len(axis.values) > 1]
+        self.axes: Sequence[Axis | GridAxis] = varied
+        self.places = [tuple(axis.position(config) for axis in varied) for config in configs]
         """Each candidate's position on each axis."""
         self.at: dict[tuple[int, ...], int] = {}
         for candidate, place in enumerate(self.places):

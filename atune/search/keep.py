@@ -18,7 +18,7 @@ def kept_of(searched: Searched, keep: int | None) -> Searched:
         return searched
     if searched.prior is None:
         raise UsageError(
-            "keep= leaves what a prior takes for the best, and there is none: give prior=, or leave keep= out"
+            "keep= takes what a prior holds for the best, and there is none: give prior=, or leave keep= out"
         )
     best = set(by_prior(list(searched.configs), searched.prior)[:keep])
     return replace(searched, configs={index: config for index, config in searched.configs.items() if index in best})

@@ -81,9 +81,11 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     journal = str(tmp_path / "j.jsonl")
     assert main(["tune", workload, "--json", "--table", "--journal", journal]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said.pop("device_s") >= 0 and said.pop("reason") == "exhausted"
     assert said == {
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
+        "untried": [], "audited": None,
     }  # fmt: skip
     assert main(["replay", journal, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == said

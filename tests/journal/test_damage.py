@@ -175,7 +175,8 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     result = replay(DATA / name)
     expected = json.loads((DATA / name).with_suffix(".json").read_text())
     summary = {k: v for k, v in result.summary().items() if k != "journal"}
-    assert json.loads(json.dumps(summary)) == {**expected["summary"], "proven": False}  # of that time there is no proof
+    known = {**expected["summary"], "proven": False}  # of that time there is no proof
+    assert {name: json.loads(json.dumps(summary))[name] for name in known} == known
     assert result.table().splitlines() == expected["table"]
     events = read(DATA / name)
     assert expected["kinds"] == sorted({type(event).__name__ for event in events})

@@ -18,7 +18,7 @@ from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven",
+    "wall_s", "journal", "proven", "reason", "device_s", "untried", "audited",
 ]  # fmt: skip
 
 
