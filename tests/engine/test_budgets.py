@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
+from event_streams import Stream, timing
 from fake_runs import finish
 
 from atune import Budget, resume, tune
+from atune.engine.plan import _Continued
+from atune.engine.plan import proposed as proposed_of
 from atune.errors import UsageError
 from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned, Event, RunStarted
 from atune.journal.reader import read
 from atune.journal.replay import replay
+from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.artifact import StaticFacts
+from atune.model.candidate import config_key
+from atune.model.grid import Grid
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.search.choosing import make_order
+from atune.search.choosing import make_order, make_strategy
+from atune.search.interface import Searched, Strategy
+from atune.search.spread import spread_places
 from atune.testing import FakeBackend, Script
 
 pytestmark = pytest.mark.anyio
 
 ONE = CompileSettings(group_size=1)
 AXES = {f"d{i}": list(range(10)) for i in range(7)}
+GRID = Grid(AXES)
 
 
 def heavy(config: dict[str, Any]) -> StaticFacts:
@@ -95,22 +105,52 @@ async def test_a_strategy_that_learns_searches_a_space_too_large_to_list(tmp_pat
     assert found.latency_ms < drawn.latency_ms
 
 
-@pytest.mark.parametrize("strategy", ["local", "evolution"])
-async def test_an_interrupted_search_of_a_large_space_goes_on_as_the_uninterrupted_one(
-    tmp_path: Path, strategy: str
-) -> None:
-    script = Script(latency_ms=lambda c: 1.0 + sum(abs(v - 4) for v in c.values()))
+def admitted(place: int) -> bool:
+    return GRID.digits(place)[0] <= GRID.digits(place)[1]
 
+
+def asked_next(strategy: Strategy) -> int:
+    """Return what is asked for next of what the constraints admit, as a run asks."""
+    while (place := strategy.ask()) is not None:
+        if admitted(place):
+            return place
+    raise AssertionError("nothing is left")
+
+
+@pytest.mark.parametrize("name", ["local", "evolution", "forest"])
+async def test_a_search_of_a_large_space_goes_on_as_the_uninterrupted_one(name: str) -> None:
+    """The journal has neither the points that constraints refused nor that they were asked for."""
+    pool = {p: GRID.config(p) for p in islice(filter(admitted, spread_places(GRID, 3)), 200)}
+    searched = Searched(pool, 3, 60, grid=GRID)
+    stream, whole = Stream(total=GRID.size), make_strategy(name, searched)
+    order = []
+    for count in range(40):
+        heard = stream.events[-1].seq
+        order.append(place := asked_next(whole))
+        config, ms = GRID.config(place), 1.0 + sum(abs(digit - 4) for digit in GRID.digits(place))
+        stream.add(CandidateProposed, index=place, key=config_key(config), config=config, heard=heard)
+        if count < 30:
+            stream.add(CandidateMeasured, index=place, device="cpu", timing=timing(ms), checked=True)
+            whole.tell(place, timing(ms).latency_ms)
+    state = State()
+    for event in stream.events:
+        state.apply(event)
+    again = _Continued(proposed_of(state), [make_strategy(name, searched)], state, refused=True)
+    assert [asked_next(again) for _ in range(8)] == [asked_next(whole) for _ in range(8)]
+    assert len(set(order) - pool.keys()) > 0 or name == "forest"
+
+
+@pytest.mark.parametrize("strategy", ["local", "evolution"])
+async def test_an_interrupted_search_of_a_large_space_tries_its_budget(tmp_path: Path, strategy: str) -> None:
     def backend() -> FakeBackend:
-        return FakeBackend(Space(AXES, where=lambda d0, d1: d0 <= d1), script, workers=1)
+        return FakeBackend(Space(AXES, where=lambda d0, d1: d0 <= d1), workers=1)
 
     options: dict[str, Any] = {"budget": 50, "strategy": strategy, "seed": 3, "compile": ONE}
-    await tune(backend=backend(), journal=tmp_path / "whole", **options)
     await until_measured(30, tmp_path / "part", backend(), **options)
     before = proposed(tmp_path / "part")
     await resume(tmp_path / "part", backend=backend())
-    assert before == proposed(tmp_path / "whole")[: len(before)]
-    assert len(set(proposed(tmp_path / "part"))) == 50
+    tried = proposed(tmp_path / "part")
+    assert tried[: len(before)] == before and len(set(tried)) == len(tried) == 50
 
 
 async def test_a_journal_of_before_goes_on_in_its_order(tmp_path: Path) -> None:
