@@ -88,7 +88,8 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "untried": [], "audited": None,
     }  # fmt: skip
     assert main(["replay", journal, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == said
+    again = json.loads(capsys.readouterr().out)
+    assert {name: again[name] for name in said} == said
 
 
 def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -> None:
