@@ -41,7 +41,7 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.recorder import Recorder
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, Budget, CompileSettings
 from atune.search.choosing import make_order
 from atune.testing import IdleDeviceWorker
@@ -53,7 +53,7 @@ PATHS = {"auto": True, "no-pipeline": False}
 """By the option's word, whether groups are kept small at first for a device that waits."""
 
 
-class CompileOnly(LocalBackend):
+class CompileOnly(LocalMachine):
     def device_workers(self) -> Any:
         return [IdleDeviceWorker()]
 
@@ -62,11 +62,11 @@ def child_atune(job: dict[str, Any]) -> dict[str, Any]:
     """Compile with atune's engine what the strategy `random` draws first."""
     settings = CompileSettings(workers=job["workers"], accelerate=job["accelerate"], prove=False)
     ref = parse_file_ref(job["space"])
-    backend = CompileOnly(FileRef(ref.path, ref.name), target=ARCH, devices=(), compile=settings)
+    machine = CompileOnly(FileRef(ref.path, ref.name), target=ARCH, devices=(), compile=settings)
     events: list[AnyEvent] = []
     recorder = Recorder(None, (events.append,))
     engine = Engine(
-        backend, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
+        machine, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0), strategy="random",
         seed=job["seed"], budget=Budget(candidates=job["candidates"]), pipeline=job["pipeline"],
     )  # fmt: skip
     anyio.run(engine.run)

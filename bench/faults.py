@@ -22,7 +22,7 @@ from atune.journal.events import (
     DeviceReady,
 )
 from atune.journal.result import TuneResult
-from atune.local.backend import LocalBackend, LocalDeviceWorker
+from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import FileRef
@@ -37,7 +37,7 @@ candidate's fault: it is measured again, and counts."""
 KILLED = 26
 
 
-class Watched(LocalBackend):
+class Watched(LocalMachine):
     """Knows its device's process, to kill it from outside."""
 
     def device_workers(self) -> list[LocalDeviceWorker]:
@@ -52,17 +52,17 @@ class Watched(LocalBackend):
 
 def tuned(name: str, benchmark: BenchmarkSettings, journal_path: str | None, kill: bool) -> tuple[Any, list[Any]]:
     reference = FileRef(str(ROOT / "bench" / "kernels.py"), name)
-    backend = Watched(reference, target="cuda", devices=("0",), benchmark=benchmark)
+    machine = Watched(reference, target="cuda", devices=("0",), benchmark=benchmark)
     events: list[Any] = []
     killed: list[threading.Timer] = []
 
     def listen(event: Any) -> None:
         events.append(event)
         if kill and isinstance(event, BenchmarkStarted) and event.index == KILLED and not killed:
-            killed.append(threading.Timer(0.3, backend.kill))  # its check alone takes longer
+            killed.append(threading.Timer(0.3, machine.kill))  # its check alone takes longer
             killed[0].start()
 
-    result = atune.run(backend=backend, benchmark=benchmark, journal=journal_path, on_event=listen)
+    result = atune.run(machine=machine, benchmark=benchmark, journal=journal_path, on_event=listen)
     return result, events
 
 

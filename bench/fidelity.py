@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from common import ROOT, options, report
 
-from atune.local.backend import LocalBackend, LocalDeviceWorker
+from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
@@ -52,10 +52,10 @@ async def compile_for_ever(worker: Any, candidates: list[Candidate], offset: int
             await worker.build([lowered])
 
 
-async def one_artifact(backend: LocalBackend) -> Artifact:
-    spec = await backend.describe()
-    await backend.discover()
-    [worker] = backend.compile_workers()
+async def one_artifact(machine: LocalMachine) -> Artifact:
+    spec = await machine.describe()
+    await machine.discover()
+    [worker] = machine.compile_workers()
     config = thaw(spec.configs[0])
     lowered = await worker.lower(Candidate(0, config_key(config), config))
     assert isinstance(lowered, Lowered), lowered
@@ -71,13 +71,13 @@ async def measured(worker: LocalDeviceWorker, artifact: Artifact) -> tuple[float
     return statistics.median(medians), (max(medians) - min(medians)) / statistics.median(medians)
 
 
-async def compared(name: str, n: int, load: LocalBackend) -> list[dict[str, Any]]:
+async def compared(name: str, n: int, load: LocalMachine) -> list[dict[str, Any]]:
     file = FileRef(str(ROOT / "bench" / "kernels.py"), name)
     benchmark = BenchmarkSettings(n_repeat=ROUNDS, standby=False)
-    backend = LocalBackend(file, target="cuda", devices=("0",), compile=CompileSettings(workers=1), benchmark=benchmark)
-    async with backend.open():
-        artifact = await one_artifact(backend)
-        [worker] = backend.device_workers()
+    machine = LocalMachine(file, target="cuda", devices=("0",), compile=CompileSettings(workers=1), benchmark=benchmark)
+    async with machine.open():
+        artifact = await one_artifact(machine)
+        [worker] = machine.device_workers()
         await worker.start()
         await worker.prepare(artifact)
         rows = []
@@ -109,7 +109,7 @@ async def compared(name: str, n: int, load: LocalBackend) -> list[dict[str, Any]
 async def run() -> list[dict[str, Any]]:
     """The load: as many compile workers as the machine has cores, at the niceness that they have in a run."""
     cores = os.cpu_count() or 1
-    load = LocalBackend(
+    load = LocalMachine(
         FileRef(str(ROOT / "bench" / "kernels.py"), "FULL"),
         target=Target("cuda", "sm_90a"), devices=(), compile=CompileSettings(workers=cores),
     )  # fmt: skip

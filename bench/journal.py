@@ -73,14 +73,14 @@ def appending(folder: Path, synced: bool) -> dict[str, Any]:
 def tuning(folder: Path, total: int, journal: bool) -> dict[str, Any]:
     """Run the engine over `total` candidates that take no time."""
     from atune.api.tuner import tune
-    from atune.testing import FakeBackend, InstantClock, Script
+    from atune.testing import FakeMachine, InstantClock, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-    backend = FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
+    machine = FakeMachine(total, script, workers=4, devices=2, clock=InstantClock())
     path = folder / f"tune-{total}.jsonl" if journal else None
     before = peak_bytes()
     started, worked = time.perf_counter(), time.process_time()
-    result = anyio.run(lambda: tune(backend=backend, journal=path))
+    result = anyio.run(lambda: tune(machine=machine, journal=path))
     seconds, worked = time.perf_counter() - started, time.process_time() - worked
     assert result.measured == total
     figures: dict[str, Any] = {
@@ -100,7 +100,7 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
     `busy_ms`: processor time that its thread took meanwhile; `waited_ms` has what the machine's other work took, too.
     """
     from atune.api.tuner import tune
-    from atune.testing import FakeBackend, InstantClock, Script
+    from atune.testing import FakeMachine, InstantClock, Script
 
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
     busy, waited = [0.0], [0.0]
@@ -115,7 +115,7 @@ def delaying(folder: Path, total: int) -> dict[str, Any]:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
-            await tune(backend=FakeBackend(total, script, workers=4, devices=2, clock=InstantClock()))
+            await tune(machine=FakeMachine(total, script, workers=4, devices=2, clock=InstantClock()))
             tasks.cancel_scope.cancel()
 
     anyio.run(main)
@@ -128,7 +128,7 @@ def budgeting(folder: Path, digits: int) -> dict[str, Any]:
     from atune.api.tuner import tune
     from atune.journal.events import CandidateProposed, Event
     from atune.model.space import Space
-    from atune.testing import FakeBackend, InstantClock
+    from atune.testing import FakeMachine, InstantClock
 
     first: list[float] = []
 
@@ -138,11 +138,11 @@ def budgeting(folder: Path, digits: int) -> dict[str, Any]:
 
     before, started = peak_bytes(), time.perf_counter()
     space = Space({f"d{i}": list(range(10)) for i in range(digits)}, where=lambda d0, d1: d0 <= d1)
-    backend = FakeBackend(space, clock=InstantClock())
-    result = anyio.run(lambda: tune(backend=backend, budget=100, strategy="random", on_event=listen))
+    machine = FakeMachine(space, clock=InstantClock())
+    result = anyio.run(lambda: tune(machine=machine, budget=100, strategy="random", on_event=listen))
     assert result.measured == 100
     figures = {"first_ms": round(1e3 * first[0], 1), "ms": round(1e3 * (time.perf_counter() - started), 1)}
-    return {**figures, "peak_bytes": peak_bytes() - before, "looked_up": len(backend.looked_up)}
+    return {**figures, "peak_bytes": peak_bytes() - before, "looked_up": len(machine.looked_up)}
 
 
 def replaying(folder: Path, journal: Path) -> dict[str, Any]:

@@ -141,16 +141,16 @@ def again(folder: Path) -> Callable[[], Awaitable[Any]]:
 def many(total: int, folder: Path, *, resumed: bool = False) -> Callable[[], Awaitable[Any]]:
     """The engine with candidates that take no time; `resumed`: with their journal, once more."""
     import atune
-    from atune.testing import FakeBackend, InstantClock, Script
+    from atune.testing import FakeMachine, InstantClock, Script
 
-    def backend() -> FakeBackend:
+    def machine() -> FakeMachine:
         script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-        return FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
+        return FakeMachine(total, script, workers=4, devices=2, clock=InstantClock())
 
     journal = folder / "run.jsonl"
     if resumed:
-        atune.run(backend=backend(), journal=journal, budget=total - 1)
-    return lambda: atune.tune(backend=backend(), journal=journal)
+        atune.run(machine=machine(), journal=journal, budget=total - 1)
+    return lambda: atune.tune(machine=machine(), journal=journal)
 
 
 SITUATIONS: dict[str, Callable[[Path], Callable[[], Awaitable[Any]]]] = {
@@ -168,7 +168,7 @@ SITUATIONS: dict[str, Callable[[Path], Callable[[], Awaitable[Any]]]] = {
 def measure(name: str) -> dict[str, Any]:
     """Run one situation in this process, with atune's modules imported."""
     import atune.api.tuner
-    import atune.local.backend  # noqa: F401
+    import atune.local.machine  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

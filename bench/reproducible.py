@@ -14,7 +14,7 @@ from common import ROOT, journal, options, report
 from scaling import built
 
 import atune
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.measurement import FinalEntry
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
@@ -29,12 +29,12 @@ async def true_latencies() -> list[float]:
     benchmark = BenchmarkSettings(standby=False, benchmark_timeout_s=60)
     plain = CompileSettings(accelerate="off")  # as tilelang compiles them
     reference = FileRef(KERNELS, "CHOSEN")
-    backend = LocalBackend(reference, target="cuda", devices=("0",), compile=plain, benchmark=benchmark)
-    async with backend.open():
-        await backend.describe()
-        await backend.discover()
-        artifacts = await built(backend, backend.compile_workers(N_BEST), N_BEST)
-        [worker] = backend.device_workers()
+    machine = LocalMachine(reference, target="cuda", devices=("0",), compile=plain, benchmark=benchmark)
+    async with machine.open():
+        await machine.describe()
+        await machine.discover()
+        artifacts = await built(machine, machine.compile_workers(N_BEST), N_BEST)
+        [worker] = machine.device_workers()
         await worker.start()
         await worker.prepare(artifacts[0])
         found, _ = await worker.final(artifacts, TRUE_ROUNDS)

@@ -21,7 +21,7 @@ import anyio
 from common import ROOT, journal, options, report
 
 import atune
-from atune.engine.interfaces import Backend, CompileWorker, DeviceWorker, GroupFailed
+from atune.engine.interfaces import CompileWorker, DeviceWorker, GroupFailed, Machine
 from atune.engine.ranking import SPEED_TOLERANCE, speed_outliers
 from atune.journal.events import (
     BenchmarkStarted,
@@ -32,7 +32,7 @@ from atune.journal.events import (
     ReferenceMeasured,
 )
 from atune.journal.reader import JournalReader
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.measurement import Measurement
@@ -43,22 +43,22 @@ COUNTS = (1, 2, 4, 8)
 GOALS = {2: 1.95, 4: 3.8}
 GROUP = 8
 BENCHMARK = BenchmarkSettings(adaptive=False, standby=False)
-Make = Callable[[Sequence[str]], Backend]
-"""Makes a backend on the devices so named; on all for ``("all",)``."""
+Make = Callable[[Sequence[str]], Machine]
+"""Makes a machine on the devices so named; on all for ``("all",)``."""
 
 
-def local(devices: Sequence[str]) -> LocalBackend:
+def local(devices: Sequence[str]) -> LocalMachine:
     reference = FileRef(str(ROOT / "bench" / "kernels.py"), "EVEN")
-    return LocalBackend(reference, target="cuda", devices=devices, benchmark=BENCHMARK)
+    return LocalMachine(reference, target="cuda", devices=devices, benchmark=BENCHMARK)
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def built(backend: Backend, workers: Sequence[CompileWorker], n: int) -> list[Artifact]:
+async def built(machine: Machine, workers: Sequence[CompileWorker], n: int) -> list[Artifact]:
     """Compile the first `n` configurations, or find them in the store; those that fail are left out."""
-    spec = await backend.describe()
+    spec = await machine.describe()
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))][:n]
     groups = [candidates[i : i + GROUP] for i in range(0, len(candidates), GROUP)]
     artifacts: list[Artifact] = []
@@ -124,17 +124,17 @@ async def stage(workers: Sequence[DeviceWorker], artifacts: Sequence[Artifact]) 
 
 async def stages(make: Make, n: int, repeats: int, passes: int) -> dict[str, Any]:
     """Time the stage on 1, 2, 4 … devices in turn, `passes` times each."""
-    backend = make(("all",))
-    async with backend.open():
-        await backend.describe()
-        _, devices = await backend.discover()
+    machine = make(("all",))
+    async with machine.open():
+        await machine.describe()
+        _, devices = await machine.discover()
         counts = [c for c in COUNTS if c <= len(devices)]
         began = time.perf_counter()
-        artifacts = await built(backend, backend.compile_workers(n), n)
+        artifacts = await built(machine, machine.compile_workers(n), n)
         if not artifacts:
             raise SystemExit("scaling.py: no configuration compiled")
         say(f"{len(artifacts)} of {n} libraries ready after {time.perf_counter() - began:.1f} s")
-        workers = list(backend.device_workers())[: counts[-1]]
+        workers = list(machine.device_workers())[: counts[-1]]
         references = await prepared(workers, artifacts[0])
         say("reference: " + ", ".join(f"device {name} {ms:.4f} ms" for name, ms in references.items()))
         found: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
@@ -176,9 +176,9 @@ def recorded(events: Sequence[Any]) -> dict[str, Any]:
 async def engine_run(make: Make, count: int, path: str | None) -> dict[str, Any]:
     """Tune on the first `count` devices, measuring once all libraries are there; return what its record says."""
     events: list[Any] = []
-    backend = make([str(i) for i in range(count)])
+    machine = make([str(i) for i in range(count)])
     result = await atune.tune(
-        backend=backend, benchmark=BENCHMARK, pipeline=False, journal=path, on_event=events.append
+        machine=machine, benchmark=BENCHMARK, pipeline=False, journal=path, on_event=events.append
     )
     record = recorded(events)
     if path is not None and recorded(list(JournalReader(path))) != record:

@@ -81,10 +81,10 @@ def arguments(job: dict[str, Any], space: str, candidates: int, group: int | Non
         return {"workload": space, "target": "cuda", "budget": budget, "compile": compile}
     benchmark = atune.BenchmarkSettings(n_final=0)
     ref = parse_file_ref(space)
-    backend = CompileOnly(
+    machine = CompileOnly(
         FileRef(ref.path, ref.name), target=job["target"], devices=(), compile=compile, benchmark=benchmark
     )
-    return {"backend": backend, "budget": budget, "compile": compile, "benchmark": benchmark}
+    return {"machine": machine, "budget": budget, "compile": compile, "benchmark": benchmark}
 
 
 def figures(timeline: Sequence[tuple[float, Event]]) -> dict[str, Any]:

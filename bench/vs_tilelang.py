@@ -352,7 +352,7 @@ def child_retime(job: dict[str, Any]) -> None:
                 msgspec.structs.replace(p, dtype=p.dtype.removeprefix("torch."))
                 for p in parameters(function, kernel.params)
             ]
-            arguments = Arguments(work, params, device, seed=0)
+            arguments = Arguments(work, params, device, input_seed=0)
             expected = expected_outputs(work, arguments) if work.reference is not None else None
         arguments.poison()
         kernel(*arguments.values)

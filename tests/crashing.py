@@ -23,11 +23,11 @@ from atune.journal.writer import read
 TOTAL = 24
 
 
-def backend() -> Any:
+def machine() -> Any:
     """A space with failures of every stage, duplicates, two devices, and a pace that spreads the run over 0.2 s."""
     from atune.model.artifact import StaticFacts
     from atune.model.device import DeviceLimits
-    from atune.testing import FakeBackend, FakeClock, Script
+    from atune.testing import FakeClock, FakeMachine, Script
 
     script = Script(
         latency_ms=lambda c: 1.0 + abs(c["x"] - 13) / 7,
@@ -35,7 +35,7 @@ def backend() -> Any:
         fails={3: "compile", 5: "mismatch", 8: "fault", 2: "lower"},
         facts=lambda c: StaticFacts(smem_bytes=100 * c["x"]),
     )
-    return FakeBackend(
+    return FakeMachine(
         TOTAL, script, devices=2, limits=DeviceLimits(smem_bytes=1850), default=7, clock=FakeClock(pace=0.015)
     )
 
@@ -62,7 +62,7 @@ def work(journal: str) -> None:
 
     sys.stdout.write("begun\n")
     sys.stdout.flush()
-    anyio.run(lambda: tune(backend=backend(), journal=journal))
+    anyio.run(lambda: tune(machine=machine(), journal=journal))
     os.killpg(os.getpgid(0), signal.SIGKILL)  # the child too
 
 
@@ -115,7 +115,7 @@ def one_round(folder: Path, seed: int, whole: Path, found: Crash, kills: int = 3
 async def finish(journal: Path) -> None:
     from atune.api.tuner import tune
 
-    await tune(backend=backend(), journal=journal)
+    await tune(machine=machine(), journal=journal)
 
 
 def check(journal: Path, whole: Path, kept: dict[int, tuple[float, ...]], found: Crash, seed: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from atune import TuneResult, tune
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, RunFinished, WinnerProven
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 
 def valley(low: int) -> Callable[[dict[str, Any]], float]:
@@ -29,13 +29,13 @@ class Run:
         return sorted(e.index for e in self.of(CandidateMeasured))
 
 
-async def finish(backend: FakeBackend, **options: Any) -> Run:
+async def finish(machine: FakeMachine, **options: Any) -> Run:
     events: list[Event] = []
-    result = await tune(backend=backend, on_event=events.append, **options)
-    assert (backend.opened, backend.closed, backend.running) == (1, 1, 0)
+    result = await tune(machine=machine, on_event=events.append, **options)
+    assert (machine.opened, machine.closed, machine.running) == (1, 1, 0)
     assert [e.seq for e in events] == list(range(len(events)))
     settled = result.measured + result.failed + result.pruned + result.duplicates + result.remaining
-    assert settled == result.total == len(backend.configs)
+    assert settled == result.total == len(machine.configs)
     return Run(result, events)
 
 
@@ -79,10 +79,10 @@ class Timed:
         return proof.index, proof.how, proof.seconds
 
 
-async def tuned(backend: FakeBackend, n_final: int = 3, **options: Any) -> Timed:
+async def tuned(machine: FakeMachine, n_final: int = 3, **options: Any) -> Timed:
     run = Timed()
-    backend.clock = clock = FakeClock()
+    machine.clock = clock = FakeClock()
     options = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=n_final), **options}
-    run.result = await tune(backend=backend, on_event=lambda e: run.events.append((clock.now, e)), **options)
-    assert backend.running == 0
+    run.result = await tune(machine=machine, on_event=lambda e: run.events.append((clock.now, e)), **options)
+    assert machine.running == 0
     return run

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from processes import wait_until
 
-from atune.local.backend import LocalBackend, LocalCompileWorker
+from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -22,30 +22,30 @@ SOFTMAX = FileRef(str(Path(__file__).parents[1] / "examples" / "softmax.py"), "W
 @asynccontextmanager
 async def lowered(
     n: int, settings: CompileSettings
-) -> AsyncGenerator[tuple[LocalBackend, LocalCompileWorker, list[Lowered]]]:
+) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False)
-    backend = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=settings)
-    async with backend.open():
-        spec = await backend.describe()
-        await backend.discover()
-        backend.accelerators(len(spec.configs))
-        (worker,) = backend.compile_workers(len(spec.configs))
+    machine = LocalMachine(SOFTMAX, target="sm_90a", devices=(), compile=settings)
+    async with machine.open():
+        spec = await machine.describe()
+        await machine.discover()
+        machine.accelerators(len(spec.configs))
+        (worker,) = machine.compile_workers(len(spec.configs))
         answers = [
             await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs[:n]))
         ]
         assert all(isinstance(answer, Lowered) for answer in answers), answers
         for answer in answers:  # what the store does not have is to be compiled: then the service may start
             assert isinstance(answer, Lowered) and await worker.find(answer) is None
-        await until(backend, lambda: not backend.service.warming, 60)
-        yield backend, worker, [answer for answer in answers if isinstance(answer, Lowered)]
+        await until(machine, lambda: not machine.service.warming, 60)
+        yield machine, worker, [answer for answer in answers if isinstance(answer, Lowered)]
 
 
-async def until(backend: LocalBackend, condition: Callable[[], bool], within_s: float) -> None:
+async def until(machine: LocalMachine, condition: Callable[[], bool], within_s: float) -> None:
     """Wait for `condition`, which follows from the compile service's state."""
     with anyio.fail_after(within_s):
         while not condition():
             changed = anyio.Event()
-            backend.on_change(changed.set)
+            machine.on_change(changed.set)
             await changed.wait()
 
 

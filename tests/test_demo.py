@@ -18,7 +18,7 @@ def test_the_winner_beats_default_and_slowest(seed: int) -> None:
     """Found in one run, then timed again with the two others, interleaved, in a run of just these three."""
     import gemm_cpu
 
-    found = atune.run(gemm_cpu.WORKLOAD, target="c", benchmark=atune.BenchmarkSettings(seed=seed))
+    found = atune.run(gemm_cpu.WORKLOAD, target="c", benchmark=atune.BenchmarkSettings(input_seed=seed))
     assert found.measured == 36 and found.best and found.default and found.slowest
     winner, default, slowest = found.best.config, found.default.config, found.slowest.config
     assert winner != default
@@ -30,7 +30,7 @@ def test_the_winner_beats_default_and_slowest(seed: int) -> None:
             reference=gemm_cpu.reference,
         ),
         target="c",
-        benchmark=atune.BenchmarkSettings(seed=seed, n_final=3, n_final_rounds=40),
+        benchmark=atune.BenchmarkSettings(input_seed=seed, n_final=3, n_final_rounds=40),
     )
     timing = {entry.index: entry.timing for entry in again.final}
     assert set(timing) == {0, 1, 2} and all(len(t.samples_us) == 40 for t in timing.values())

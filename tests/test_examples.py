@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -79,17 +79,17 @@ def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "total"), [("gemm", 288), ("gemm_roller", 20), ("softmax", 15)])
 async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) -> None:
     """Three candidates of each are lowered for sm_90a and built into one library."""
-    backend = LocalBackend(
+    machine = LocalMachine(
         FileRef(str(EXAMPLES / f"{name}.py"), "WORKLOAD"),
         target="sm_90a",
         devices=(),
         compile=CompileSettings(workers=1),
     )
-    async with backend.open():
-        spec = await backend.describe()
+    async with machine.open():
+        spec = await machine.describe()
         assert len(spec.configs) == total and spec.default is not None and spec.has_reference
-        await backend.discover()
-        worker = backend.compile_workers()[0]
+        await machine.discover()
+        worker = machine.compile_workers()[0]
         candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
         lowered = [await worker.lower(candidate) for candidate in candidates[:3]]
         assert all(isinstance(one, Lowered) for one in lowered), lowered

@@ -14,12 +14,12 @@ import anyio.to_thread
 from atune.api.options import ELSEWHERE, check_settings
 from atune.api.tuner import run_blocking
 from atune.engine.compile_stage import Compiling
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.engine.run_state import Signals
 from atune.engine.scheduler import CompileState
 from atune.engine.screen import Verdict
 from atune.errors import AtuneError
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
 from atune.model.options import named_options
@@ -77,13 +77,13 @@ def compile_all(
     spec = describe(workload, whole=True)
     # No final: what is compiled here is handed out, so it is compiled as tilelang does.
     exact = BenchmarkSettings(n_final=0)
-    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:
-        async with backend.open():
-            await backend.discover()
-            answers = await compiled(backend, candidates, settings.group_size)
+        async with machine.open():
+            await machine.discover()
+            answers = await compiled(machine, candidates, settings.group_size)
             for index, answer in answers.items():
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
@@ -141,23 +141,23 @@ class _Collected:
 
 
 async def compiled(
-    backend: Backend, candidates: Sequence[Candidate], group_size: int | None = None
+    machine: Machine, candidates: Sequence[Candidate], group_size: int | None = None
 ) -> dict[int, Artifact | Failure]:
-    """Return what became of each candidate, by index. `backend` is open, and knows its target.
+    """Return what became of each candidate, by index. `machine` is open, and knows its target.
 
     Candidates that lower to the same code share one artifact.
     """
-    backend.accelerators(len(candidates))
-    workers, signals, found = backend.compile_workers(len(candidates)), Signals(), _Collected()
+    machine.accelerators(len(candidates))
+    workers, signals, found = machine.compile_workers(len(candidates)), Signals(), _Collected()
     signals.measured.set()  # there is nothing to measure
-    backend.on_change(signals.wake)
+    machine.on_change(signals.wake)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:
             propose.send_nowait(candidate)
     state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
     with proposals:
-        compiling = Compiling(signals, state, proposals, found, hints=backend.hints)
+        compiling = Compiling(signals, state, proposals, found, hints=machine.hints)
         async with anyio.create_task_group() as tasks:
             for worker in workers:
                 tasks.start_soon(compiling.serve, worker)

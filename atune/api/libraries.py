@@ -11,7 +11,7 @@ import msgspec
 
 from atune.api.compile_all import compiled, raise_failures
 from atune.api.tuner import run_blocking
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import Target
@@ -72,11 +72,11 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
 async def _built(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
     spec = describe(workload)
     exact = BenchmarkSettings(n_final=0)
-    backend = LocalBackend(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
+    machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates: list[Candidate] = workload.candidates()
-    async with backend.open():
-        await backend.discover()
-        answers = await compiled(backend, candidates)
+    async with machine.open():
+        await machine.discover()
+        answers = await compiled(machine, candidates)
         raise_failures(candidates, answers)
         artifact = answers[0]
         assert isinstance(artifact, Artifact)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
 from atune.model.options import refuse_unknown
@@ -34,8 +34,8 @@ class RunOptions(TypedDict, total=False):
     on_event: Callable[[Event], None] | None
     log: EventLog | None
     progress: bool
-    force_parts: Sequence[str]
-    backend: Backend | None
+    accept: Sequence[str]
+    machine: Machine | None
 
 
 class TuneOptions(RunOptions, total=False):

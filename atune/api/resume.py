@@ -38,19 +38,19 @@ async def resume(
         Path of the journal.
     workload
         As for `tune`; None takes what the header names, which runs that file in the workers.
-    force_parts
+    accept
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
     target, devices, strategy, seed, budget, until, keep, audit, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
-    on_event, log, progress, backend
+    on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
 
     Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
     what differs. Else as `tune`. Cancelling it leaves a journal to go on with, as cancelling `tune` does.
     """
     check_names("resume", options, RunOptions)
-    check_parts(options.get("force_parts", ()))
+    check_parts(options.get("accept", ()))
     state = read_state(journal)
     chosen: dict[str, Any] = {**options_of(state.header), **options}
     if finished(state, budget_of(chosen)):
@@ -58,7 +58,7 @@ async def resume(
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)
         return result
-    if workload is None and "backend" not in options:
+    if workload is None and "machine" not in options:
         workload = origin_of(state.header)
     return await tune(workload, journal=journal, **chosen)
 

@@ -23,14 +23,14 @@ import anyio.to_thread
 
 from atune.api.options import ELSEWHERE, TuneOptions, check_names, check_settings
 from atune.engine.engine import Engine, unwrapped
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.local.patience import machine_error
 from atune.model.device import device_names, parse_target
 from atune.model.options import named_options
@@ -80,37 +80,37 @@ class Tuner:
         on_event: Callable[[Event], None] | None = None,
         log: EventLog | None = None,
         progress: bool = False,
-        force_parts: Sequence[str] = (),
-        backend: Backend | None = None,
+        accept: Sequence[str] = (),
+        machine: Machine | None = None,
     ) -> None:
-        if backend is None:
+        if machine is None:
             refuse_in_worker()
         check_listener(on_event)
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
-        accept = check_parts(force_parts)
+        accept = check_parts(accept)
         check_given(strategy, pipeline=pipeline)
-        names = device_names(devices) if backend is None else ()
+        names = device_names(devices) if machine is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        if backend is None:
+        if machine is None:
             reference = parse_file_ref(workload) if isinstance(workload, str) else workload
             if not isinstance(reference, (Workload, FileRef)):
                 raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
             if isinstance(reference, Workload):
                 # Where the space asks functions of the user's, a process does that can be ended.
                 spec = describe(reference) if reference.space.stands_at_once else head(reference)
-                backend = LocalBackend(
+                machine = LocalMachine(
                     ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
                 )
             else:
-                backend = LocalBackend(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
+                machine = LocalMachine(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
         self._budget = Budget.parse(budget).having(until=until, keep=keep, audit=audit)
         self._journal_path = None if journal is None else Path(journal)
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
         self._listeners += (event_log(log),) if log is not None else ()
         self._progress = progress
         self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
-            backend,
+            machine,
             recorder,
             compile=compile,
             benchmark=benchmark,
@@ -358,10 +358,10 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         A logger of structlog: each event is an entry of its name and fields, see `atune.reporting.log.event_log`.
     progress
         Show progress on stderr.
-    force_parts
+    accept
         Parts of the work in which an existing journal may differ; see `resume`.
-    backend
-        Brings its own workload, compilers and devices, such as `atune.testing.FakeBackend`.
+    machine
+        Brings its own workload, compilers and devices, such as `atune.testing.FakeMachine`.
 
     Raises `UsageError` (and its branches) for what cannot work, which is a TypeError too for an option that there is
     not; `NoWinner` when no candidate worked; `DevicesLost` when no device is left. Cancelling it kills every worker

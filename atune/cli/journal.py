@@ -34,7 +34,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
     parser = add("resume", _resume, "Go on with a run that was interrupted")
     parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
-    parser.add_argument("--force-part", action="append", default=[], metavar="PART", help=_PARTS)
+    parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
     parser.add_argument(
         "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, time, or devices' time, of all parts together"
     )
@@ -108,7 +108,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.engine.plan import check_parts, finished
     from atune.model.settings import Budget
 
-    check_parts(arguments.force_part)
+    check_parts(arguments.accept)
     state = read_state(arguments.journal)
     options: dict[str, Any] = {}
     if arguments.budget is not None:
@@ -121,7 +121,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         complain(f"going on with {workload}, {state.settled} of {state.total} candidates done", kind="")
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
-        return resume(arguments.journal, workload, force_parts=arguments.force_part, on_event=on_event, **options)
+        return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
 
     return drive(call, budget, arguments.journal, arguments, interrupts)
 

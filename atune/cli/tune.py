@@ -86,7 +86,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             benchmark_timeout_s=arguments.timeout,
             check=not arguments.skip_check,
             cache_inputs=arguments.cache_inputs,
-            seed=arguments.input_seed,
+            input_seed=arguments.input_seed,
             n_final=arguments.n_final,
             n_final_limit=arguments.n_final_limit,
             standby=arguments.standby,

@@ -24,7 +24,7 @@ from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
 from atune.decorator.miss import describe_miss, warn_of_default
 from atune.decorator.shipped import find_shipped
-from atune.decorator.turns import Turns
+from atune.decorator.tunings import Tunings
 from atune.errors import AtuneError, CacheMiss, SpaceError, UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
@@ -75,7 +75,7 @@ class Autotuned:
         self._provisional: set[Hashable] = set()
         """Entries of the default configuration, which stand until something is tuned."""
         self._kernels: dict[str, Any] = {}
-        self._turns: Turns[Winner] = Turns()
+        self._tunings: Tunings[Winner] = Tunings()
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that of several threads one starts it."""
@@ -192,10 +192,10 @@ class Autotuned:
             self._entries.clear()
             if key is None:
                 self._kernels.clear()
-        self._turns.forget(None if key is None else text_of(key))
+        self._tunings.forget(None if key is None else text_of(key))
 
     def __repr__(self) -> str:
-        return f"<autotuned {self.__name__}, {len(self._turns.known)} keys known>"
+        return f"<autotuned {self.__name__}, {len(self._tunings.known)} keys known>"
 
     # What calls are made of
 
@@ -281,7 +281,7 @@ class Autotuned:
         """Return the configuration to use; blocking."""
         on_miss = on_miss or self.options.on_miss
         while True:
-            known = self._turns.known.get(call.key_text)
+            known = self._tunings.known.get(call.key_text)
             if known is None:
                 known = self._known(call)
             if known is not None:
@@ -292,20 +292,20 @@ class Autotuned:
             if on_miss == "default":
                 warn_of_default(call.work, call.key_text, self.options.cache, self.options.shipped)
                 return Winner(self._default(call), "default")
-            turn, mine = self._turns.claim(call.key_text)
-            if turn is None:
+            tuning, mine = self._tunings.claim(call.key_text)
+            if tuning is None:
                 continue
             if mine:
-                with self._turns.taking(call.key_text, turn) as tell:
+                with self._tunings.leading(call.key_text, tuning) as tell:
                     winner = _winner_of(run_blocking(self._tune, call, False))
                     tell(winner)
                 return winner
-            if turn.is_this_threads:
+            if tuning.is_this_threads:
                 raise UsageError(
                     f"{self.__name__} is being tuned by a task of this very thread's event loop, and waiting here "
                     "would hold it up: await tune_async(…) with the same arguments before the call"
                 )
-            found = turn.done.result()
+            found = tuning.done.result()
             if found is not None:
                 return found
 
@@ -319,7 +319,7 @@ class Autotuned:
             found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
         elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
             found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
-        return None if found is None else self._turns.keep(call.key_text, found)
+        return None if found is None else self._tunings.keep(call.key_text, found)
 
     def _default(self, call: Call) -> Config:
         chosen = self.options.workload.get("default")
@@ -331,25 +331,25 @@ class Autotuned:
         return config
 
     async def _tuned(self, call: Call, refresh: bool) -> TuneResult:
-        known = self._turns.known.get(call.key_text)
+        known = self._tunings.known.get(call.key_text)
         if refresh or (known is not None and known.result is None):  # a configuration without its tuning
-            self._turns.forget(call.key_text)
+            self._tunings.forget(call.key_text)
         while True:
-            turn, mine = self._turns.claim(call.key_text)
-            if turn is None:
-                known = self._turns.known.get(call.key_text)
+            tuning, mine = self._tunings.claim(call.key_text)
+            if tuning is None:
+                known = self._tunings.known.get(call.key_text)
                 if known is not None and known.result is not None:
                     return _hit(known.result)
-                self._turns.forget(call.key_text)
+                self._tunings.forget(call.key_text)
                 continue
             if mine:
-                with self._turns.taking(call.key_text, turn) as tell:
+                with self._tunings.leading(call.key_text, tuning) as tell:
                     result = await self._tune(call, refresh)
                     tell(_winner_of(result))
                 return result
-            while not turn.done.done():
+            while not tuning.done.done():
                 await anyio.sleep(WAIT_S)
-            found = turn.done.result()
+            found = tuning.done.result()
             if found is not None and found.result is not None:
                 return _hit(found.result)
 

@@ -47,7 +47,7 @@ def autotune(
     inputs: Any = None,
     reference: Callable[..., Any] | None = None,
     setup: Callable[..., Any] | None = None,
-    verify: Callable[..., Any] | None = None,
+    check: Callable[..., Any] | None = None,
     tune_on: Callable[..., Any] | None = None,
     symbols: Mapping[str, int] | None = None,
     out_idx: int | Sequence[int] | None = None,
@@ -149,7 +149,7 @@ def autotune(
         tune_on=tune_on,
         workload={
             "reference": _sealed(reference),
-            "check": _sealed(verify),
+            "check": _sealed(check),
             "setup": _sealed(setup),
             "out_idx": out_idx,
             "rtol": rtol,

@@ -26,7 +26,7 @@ class AutotuneOptions(TypedDict, total=False):
     inputs: Any
     reference: Callable[..., Any] | None
     setup: Callable[..., Any] | None
-    verify: Callable[..., Any] | None
+    check: Callable[..., Any] | None
     tune_on: Callable[..., Any] | None
     symbols: Mapping[str, int] | None
     out_idx: int | Sequence[int] | None

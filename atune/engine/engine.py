@@ -1,4 +1,4 @@
-"""The engine: one task group that proposes, compiles, measures and records, over any `Backend`.
+"""The engine: one task group that proposes, compiles, measures and records, over any `Machine`.
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
@@ -27,7 +27,7 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.ending import Ending, until_of
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
-from atune.engine.interfaces import Backend
+from atune.engine.interfaces import Machine
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed, strategy_name
 from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
@@ -74,7 +74,7 @@ class Engine:
 
     def __init__(
         self,
-        backend: Backend,
+        machine: Machine,
         recorder: Recorder,
         *,
         compile: CompileSettings,
@@ -87,7 +87,7 @@ class Engine:
         find: Find = lambda artifact: None,
         accept: Sequence[str] = (),
     ) -> None:
-        self.backend, self.recorder = backend, recorder
+        self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
         self.strategy, self.seed = strategy, seed
         self.strategy_name = ""
@@ -108,7 +108,7 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        async with self.backend.open():
+        async with self.machine.open():
             spec, plan = await self._describe()
             if plan is not None:
                 await self._work(plan)
@@ -117,10 +117,10 @@ class Engine:
 
     async def _work(self, plan: Plan) -> None:
         """Compile and measure what is left to do, hold the final, and prove its winner."""
-        run, backend = self._run, self.backend
-        compile_workers, device_workers = backend.compile_workers(plan.to_compile), backend.device_workers()
-        backend.on_change(run.wake)
-        backend.on_warning(lambda message: self.recorder.emit(Warned, message=message))
+        run, machine = self._run, self.machine
+        compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
+        machine.on_change(run.wake)
+        machine.on_warning(lambda message: self.recorder.emit(Warned, message=message))
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         asking = Asking(run, plan, scheduled)
@@ -138,7 +138,7 @@ class Engine:
         )  # fmt: skip
         compiling = Compiling(
             run, scheduled, proposals, answers,
-            hints=backend.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
+            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
         )  # fmt: skip
         measuring = Measuring(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
@@ -166,11 +166,11 @@ class Engine:
         listed = state.header is not None and not state.header.large  # also by a version that listed every space
 
         async def describe() -> None:
-            specs.append(await self.backend.describe(whole=listed))
+            specs.append(await self.machine.describe(whole=listed))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
-            target, devices = await self.backend.discover()
+            target, devices = await self.machine.discover()
         spec = specs[0]
         self._run.spec, self._run.limits = spec, _common_limits(devices)
         plan = await self._plan(spec, target, devices)
@@ -184,14 +184,14 @@ class Engine:
         self.strategy_name = strategy_name(self.strategy, state.header, spec.total, budget, learns=self.pipeline)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         quick = self.strategy_name in QUICK  # others may import libraries, and fit models
-        pool = await drawn_pool(spec, self.strategy_name, self._seed(state), self.backend.look_up)
+        pool = await drawn_pool(spec, self.strategy_name, self._seed(state), self.machine.look_up)
         if pool is None:  # nearly all is refused: nothing is learnt of what is left
             self.strategy_name = self.strategy_name if state.header or self.strategy not in (None, AUTO) else "random"
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
             new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, pool or {})
             plan = await _computed(spec, new, quick=quick)
-            active, unused = self.backend.accelerators(plan.to_compile)
+            active, unused = self.machine.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, accelerators=active, unused=dict(unused))
             for remark in (*spec.remarks, *endless(spec, budget)):
                 self.recorder.emit(Warned, message=remark)
@@ -199,7 +199,7 @@ class Engine:
         check_places(state.header, spec)
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
-        known = await looked_up(places, self.backend.look_up)
+        known = await looked_up(places, self.machine.look_up)
         rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, pool or {})
         plan = await _computed(spec, rest, quick=quick)
         if finished(state, budget) and plan.empty:
@@ -236,7 +236,7 @@ class Engine:
             "strategy": self.strategy_name,
             "spread": True,
             "settings": settings,
-            "versions": self.backend.versions(),
+            "versions": self.machine.versions(),
         }
 
     def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
@@ -244,7 +244,7 @@ class Engine:
         emit, journal = self.recorder.emit, self.recorder.journal
         if journal is not None and journal.torn_bytes:
             emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-        active, unused = self.backend.accelerators(plan.to_compile)
+        active, unused = self.machine.accelerators(plan.to_compile)
         emit(
             RunResumed,
             part=state.resumed.part + 1 if state.resumed else 1,
@@ -300,7 +300,7 @@ class Engine:
         if self._run.spec.size is None:
             return Listed(plan.candidates, asking.ask)
         return LookedUp(
-            plan.candidates, plan.strategy, asking, self.backend.look_up,
+            plan.candidates, plan.strategy, asking, self.machine.look_up,
             stopping=lambda: bool(self._run.stopping),
             warn=lambda message: self.recorder.emit(Warned, message=message),
         )  # fmt: skip
@@ -312,7 +312,7 @@ class Engine:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
-        for words in await anyio.to_thread.run_sync(self.backend.last_words):
+        for words in await anyio.to_thread.run_sync(self.machine.last_words):
             self.recorder.emit(Warned, message=words)
         reason = self._run.stopping or self._ended_by
         self.recorder.emit(

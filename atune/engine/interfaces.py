@@ -110,7 +110,7 @@ class DeviceWorker(Protocol):
         ...
 
 
-class Backend(Protocol):
+class Machine(Protocol):
     """Compilers and devices of one run; entering starts them, leaving kills every process."""
 
     def open(self) -> AbstractAsyncContextManager[None]: ...

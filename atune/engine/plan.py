@@ -218,10 +218,10 @@ def _refuse(found: Sequence[tuple[str, str]]) -> None:
     """Raise `JournalError` for differences that nobody accepted."""
     if found:
         lines = "".join(f"\n  {part}: {text}" for part, text in found)
-        options = " ".join(f"--force-part {part}" for part in dict.fromkeys(part for part, _ in found))
+        options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in found))
         raise JournalError(
             f"the journal is of other work, and cannot be gone on with:{lines}\n"
-            f"Give another journal, or accept this: {options} (from Python: force_parts=[…])"
+            f"Give another journal, or accept this: {options} (from Python: accept=[…])"
         )
 
 
@@ -277,7 +277,7 @@ def differences(
 def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
     """Return `parts` as a tuple. Raises `UsageError` for a name that is none of `PARTS`."""
     if isinstance(parts, str) or not all(part in PARTS for part in parts):
-        raise UsageError(f"force_parts: give some of {', '.join(PARTS)}, got {parts!r}")
+        raise UsageError(f"accept: give some of {', '.join(PARTS)}, got {parts!r}")
     return tuple(parts)
 
 

@@ -13,7 +13,7 @@ from atune.local.workers import Workers, process_folders, server_env
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess, parked, surroundings
+from atune.processes.server import ForkServerProcess, parked, surroundings
 from atune.system.folders import run_folder, server_folder
 from atune.workload.kernel_site import KernelSite, Sought
 from atune.workload.space_survey import SpaceSurvey
@@ -25,7 +25,7 @@ async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
     """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
     with run_folder() as run_dir:
         kind = (PRELOAD, *surroundings())
-        process = parked.take(kind) or ServerProcess(PRELOAD, *server_folder(), env=server_env())
+        process = parked.take(kind) or ForkServerProcess(PRELOAD, *server_folder(), env=server_env())
         async with ForkServer(process=process, park=functools.partial(parked.park, kind)) as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))

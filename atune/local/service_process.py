@@ -13,7 +13,7 @@ from atune.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRE
 from atune.local.workers import server_env
 from atune.processes.messages import ServiceReady
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess, services
+from atune.processes.server import ForkServerProcess, services
 from atune.processes.worker import Worker
 from atune.system.folders import server_folder
 
@@ -35,7 +35,7 @@ class ServiceProcess:
         self,
         kind: tuple[object, ...],
         *,
-        kept: ServerProcess | None,
+        kept: ForkServerProcess | None,
         arch: str | None,
         env: Mapping[str, str],
         nice: int,
@@ -94,10 +94,10 @@ class ServiceProcess:
         if kept is not None:
             kept.destroy()
 
-    async def _attach(self, kept: ServerProcess | None, answered: Callable[[ServiceReady], None]) -> None:
+    async def _attach(self, kept: ForkServerProcess | None, answered: Callable[[ServiceReady], None]) -> None:
         if kept is None and self._leaving.is_set():
             return
-        process = kept or ServerProcess(SERVICE_PRELOAD, *server_folder(), env=server_env())
+        process = kept or ForkServerProcess(SERVICE_PRELOAD, *server_folder(), env=server_env())
         async with ForkServer(process=process, park=functools.partial(_park, self._kind)) as server:
             env = {**self._env, "TMPDIR": str(process.folder)}  # it may outlive the run
             worker = server.lasting or await server.spawn("service", env=env, nice=self._nice, lasting=True)
@@ -147,7 +147,7 @@ async def _call(worker: Worker, entry: str, request: bytes) -> ServiceReady:
     return msgspec.msgpack.decode(await worker.call(entry, request, PREPARE_TIMEOUT_S), type=ServiceReady)
 
 
-def _park(kind: tuple[object, ...], process: ServerProcess) -> None:
+def _park(kind: tuple[object, ...], process: ForkServerProcess) -> None:
     if process.facts.get(PARSED) and process.lasting:
         services.park(kind, process)
     else:

@@ -20,7 +20,7 @@ import anyio.abc
 
 from atune.errors import AtuneError, MachineError, ServerLost, WorkerError
 from atune.processes.background import background
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import CONTROL_BYTES, descendants, describe, from_outside
 from atune.processes.worker import CANCEL_S, Worker, read_tail
 from atune.system.deadline import Deadline
@@ -53,9 +53,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         preload: Sequence[str] = (),
         run_dir: str = "",
         env: Mapping[str, str] | None = None,
-        process: ServerProcess | None = None,
-        park: Callable[[ServerProcess], None] | None = None,
-        again: Callable[[], ServerProcess] | None = None,
+        process: ForkServerProcess | None = None,
+        park: Callable[[ForkServerProcess], None] | None = None,
+        again: Callable[[], ForkServerProcess] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.preload = tuple(preload)
@@ -65,7 +65,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Seconds that importing `preload` took; None until that is done."""
         self._given, self._park, self._again = process, park, again
         self._start_timeout_s = start_timeout_s
-        self._process: ServerProcess
+        self._process: ForkServerProcess
         self._workers: dict[int, Worker] = {}
         self._failure = ""
         """Why there is no server any more, or none that can fork."""
@@ -165,7 +165,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Start the server's process, which goes on by itself, or attach to one."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
-        self._process = self._given or ServerProcess(self.preload, self.run_dir, env=self.env)
+        self._process = self._given or ForkServerProcess(self.preload, self.run_dir, env=self.env)
         self._control = self._process.control
         if self._process.preload_s is not None:
             self.preload_s = self._process.preload_s

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from atune.errors import WorkloadError
-from atune.processes import server_main as forkserver
+from atune.processes import server_main
 from atune.system.folders import SERVER_FOLDER
 from atune.system.paths import working_folder
 
@@ -32,7 +32,7 @@ REAP_S = 0.5
 
 def in_worker() -> bool:
     """Tell whether this process is a run's worker."""
-    return os.environ.get(forkserver.WORKER) == str(os.getpid())
+    return os.environ.get(server_main.WORKER) == str(os.getpid())
 
 
 def refuse_in_worker() -> None:
@@ -42,7 +42,7 @@ def refuse_in_worker() -> None:
     frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
     while frame is not None and not where:  # the innermost file that is being run
         code, line = frame.f_code, frame.f_lineno
-        if code.co_name == "<module>" and code.co_filename != forkserver.__file__:
+        if code.co_name == "<module>" and code.co_filename != server_main.__file__:
             where = f"{code.co_filename}, line {line},"
         frame = frame.f_back
     if not where:
@@ -66,7 +66,7 @@ class Lasting(NamedTuple):
     """How many calls it was given."""
 
 
-class ServerProcess:
+class ForkServerProcess:
     """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
 
     Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
@@ -86,7 +86,7 @@ class ServerProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self._remove_folder = remove_folder
         self.folder = folder
-        self.log = folder / "forkserver.log"
+        self.log = folder / "fork-server.log"
         self.numbers = count()
         self.preload_s: float | None = None
         self.facts: dict[Any, Any] = {}
@@ -109,7 +109,7 @@ class ServerProcess:
             try:
                 log = stack.enter_context(self.log.open("ab"))
                 self._popen = subprocess.Popen(
-                    [sys.executable, "-P", forkserver.__file__, json.dumps(config)],
+                    [sys.executable, "-P", server_main.__file__, json.dumps(config)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -199,10 +199,10 @@ class Parked:
     """Idle servers, by what they were started with: at most one of a kind, and only while its kind is in use."""
 
     def __init__(self) -> None:
-        self._servers: dict[Any, ServerProcess] = {}
+        self._servers: dict[Any, ForkServerProcess] = {}
         self._lock = threading.Lock()
 
-    def take(self, key: Any) -> ServerProcess | None:
+    def take(self, key: Any) -> ForkServerProcess | None:
         """Return a server of this kind that lives, if there is one, and end those of other kinds."""
         with self._lock:
             found = self._servers.pop(key, None)
@@ -214,7 +214,7 @@ class Parked:
             return None
         return found
 
-    def park(self, key: Any, server: ServerProcess) -> None:
+    def park(self, key: Any, server: ForkServerProcess) -> None:
         with self._lock:
             before, self._servers[key] = self._servers.get(key), server
         if before is not None:

@@ -75,7 +75,7 @@ def main() -> NoReturn:
     set_limits()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     sys.path[:] = config["path"]
-    server = Server(socket.socket(fileno=config["control"]), lifeline, config["folder"])
+    server = ForkServerMain(socket.socket(fileno=config["control"]), lifeline, config["folder"])
     try:
         server.report(op="ready", **preload(config["preload"]))
         server.serve(config["parent"])
@@ -176,7 +176,7 @@ def descendants(pids: Iterable[int]) -> set[int]:
     return found
 
 
-class Server:
+class ForkServerMain:
     """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
 
     def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:

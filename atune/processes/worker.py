@@ -27,8 +27,8 @@ CANCEL_S = 0.3
 """Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
 
 
-class ForkServerSide(Protocol):
-    """The fork server's side that a worker needs."""
+class Forker(Protocol):
+    """What a worker asks of the fork server that it came from."""
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
         """Send the fork server a message, with descriptors. Raises `WorkerError` where it was closed."""
@@ -46,7 +46,7 @@ class Worker:
 
     def __init__(
         self,
-        server: ForkServerSide,
+        server: Forker,
         number: int,
         name: str,
         sock: socket.socket,
@@ -70,7 +70,7 @@ class Worker:
         self._exited = anyio.Event()
 
     @classmethod
-    def left(cls, server: ForkServerSide, left: Lasting) -> Worker:
+    def left(cls, server: Forker, left: Lasting) -> Worker:
         """Return a worker that the run before left at `server`'s process."""
         worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
         worker.pid, worker._calls = left.pid, left.calls

@@ -10,7 +10,7 @@ from atune.system.paths import make_private_folder
 
 
 class TuningLock:
-    """One process's turn at tuning what a key names. It ends with the process, however that dies."""
+    """One process's claim to tune what a key names. It ends with the process, however that dies."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = str(path)

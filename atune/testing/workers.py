@@ -19,7 +19,7 @@ from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.testing.script import FATAL, seconds_of
 
 if TYPE_CHECKING:
-    from atune.testing.backend import FakeBackend
+    from atune.testing.machine import FakeMachine
 
 
 KILLED = "scripted to be killed from outside"
@@ -28,18 +28,18 @@ KILLED = "scripted to be killed from outside"
 class FakeCompileWorker:
     """A compile worker."""
 
-    def __init__(self, backend: FakeBackend, name: str) -> None:
-        self.backend, self.name = backend, name
+    def __init__(self, machine: FakeMachine, name: str) -> None:
+        self.machine, self.name = machine, name
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        backend, script, index = self.backend, self.backend.script, candidate.index
-        limit = backend.compile.compile_timeout_s
-        backend.lowered.append(index)
-        with backend.running_as("lower"):
+        machine, script, index = self.machine, self.machine.script, candidate.index
+        limit = machine.compile.compile_timeout_s
+        machine.lowered.append(index)
+        with machine.running_as("lower"):
             seconds = math.inf if script.hangs.get(index) == "lower" else seconds_of(script.lower_s, candidate.config)
-            if not await backend.take(seconds, limit):
+            if not await machine.take(seconds, limit):
                 return Failure(index, "timeout", f"lowering ran past compile_timeout_s={limit:g}")
-        if backend.killed(index, "lower"):
+        if machine.killed(index, "lower"):
             return Failure(index, "worker_lost", KILLED, doubt=KILLED)
         if kind := script.failure(index, "lower"):
             return Failure(index, kind, f"scripted to fail: {kind}", "what the fake said")
@@ -57,18 +57,18 @@ class FakeCompileWorker:
         return None
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
-        backend, script = self.backend, self.backend.script
-        limit = backend.compile.compile_timeout_s
+        machine, script = self.machine, self.machine.script
+        limit = machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
-        backend.groups.append(indices)
-        seconds = script.library_s + sum(seconds_of(script.compile_s, backend.config_of(i)) for i in indices)
+        machine.groups.append(indices)
+        seconds = script.library_s + sum(seconds_of(script.compile_s, machine.config_of(i)) for i in indices)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
-        with backend.running_as("build"):
-            if not await backend.take(
+        with machine.running_as("build"):
+            if not await machine.take(
                 math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit
             ):
                 kinds = ["timeout"]
-        if any(backend.killed(i, "build") for i in indices):
+        if any(machine.killed(i, "build") for i in indices):
             if len(group) > 1:
                 raise GroupFailed(KILLED, KILLED)
             return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
@@ -81,7 +81,7 @@ class FakeCompileWorker:
             if len(group) > 1:
                 raise GroupFailed(message)
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
-        path = backend.new_library(group)
+        path = machine.new_library(group)
         return [
             Artifact(
                 m.index, path, symbol_of(m.index), m.params, "c", seconds,
@@ -91,15 +91,15 @@ class FakeCompileWorker:
         ]  # fmt: skip
 
     async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        backend, script = self.backend, self.backend.script
-        backend.build_exact.append(tuple(candidate.index for candidate in candidates))
+        machine, script = self.machine, self.machine.script
+        machine.build_exact.append(tuple(candidate.index for candidate in candidates))
         lowered = [known.get(candidate.index) or await self.lower(candidate) for candidate in candidates]
         group = [one for one in lowered if isinstance(one, Lowered)]
-        with backend.running_as("nvcc"):
-            await backend.take(script.exact_s)
-        if len(backend.build_exact) <= script.exact_losses:
+        with machine.running_as("nvcc"):
+            await machine.take(script.exact_s)
+        if len(machine.build_exact) <= script.exact_losses:
             raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
-        path = backend.new_library(group)
+        path = machine.new_library(group)
         plain = not script.accelerated
         good = {
             m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc", plain=plain)
@@ -110,19 +110,19 @@ class FakeCompileWorker:
         return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
 
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
-        backend, script, index = self.backend, self.backend.script, candidate.index
-        backend.proved.append(index)
-        lost = len(backend.proved) <= script.prove_losses
+        machine, script, index = self.machine, self.machine.script, candidate.index
+        machine.proved.append(index)
+        lost = len(machine.proved) <= script.prove_losses
         if index in script.proven_before:
-            await backend.take(0.0)
+            await machine.take(0.0)
             return Proof(index)
-        with backend.running_as("prove"):
-            await backend.take(script.prove_s)
+        with machine.running_as("prove"):
+            await machine.take(script.prove_s)
         if lost:
             raise WorkerLost(f"{self.name} is scripted to be lost while it proves")
         if index in script.prove_fails:
             return Failure(index, "compile", "the plain compile is scripted to fail")
-        path, symbol = backend.new_library([candidate]), symbol_of(index)
+        path, symbol = machine.new_library([candidate]), symbol_of(index)
         plain = Artifact(index, path, symbol, measured.params, "c", script.prove_s, compiler="nvcc", plain=True)
         return Proof(index, "the device code" if index in script.differs else "", plain, script.prove_s)
 
@@ -130,8 +130,8 @@ class FakeCompileWorker:
 class FakeDeviceWorker:
     """A device's process. `speed` divides what measuring takes."""
 
-    def __init__(self, backend: FakeBackend, info: DeviceInfo, speed: float) -> None:
-        self.backend, self.info, self.speed = backend, info, speed
+    def __init__(self, machine: FakeMachine, info: DeviceInfo, speed: float) -> None:
+        self.machine, self.info, self.speed = machine, info, speed
         self.name = info.id
         self.alive = False
         self.took_over = False
@@ -140,42 +140,42 @@ class FakeDeviceWorker:
 
     async def start(self) -> DeviceInfo:
         self.alive = self._used = False
-        backend = self.backend
-        backend.starts[self.name] += 1
-        with backend.running_as("start"):
-            await backend.take(backend.script.start_s)
-        if backend.starts[self.name] <= backend.script.start_failures.get(self.name, 0):
+        machine = self.machine
+        machine.starts[self.name] += 1
+        with machine.running_as("start"):
+            await machine.take(machine.script.start_s)
+        if machine.starts[self.name] <= machine.script.start_failures.get(self.name, 0):
             raise WorkerError(f"{self.name} is scripted not to start", "what the fake driver said")
         self.alive = True
         return self.info
 
     async def prepare(self, artifact: Artifact) -> Timing | None:
         self._check_alive()
-        if self.backend.script.prepare_error:
-            raise WorkloadError(self.backend.script.prepare_error)
-        with self.backend.running_as("prepare"):
-            await self.backend.take(0.1 / self.speed)
-        reference = self.backend.script.reference_ms
-        slowdown = self.backend.script.slowdown.get(self.name, 1.0)
-        return None if reference is None else _timing(reference * slowdown, self.backend.benchmark.n_repeat)
+        if self.machine.script.prepare_error:
+            raise WorkloadError(self.machine.script.prepare_error)
+        with self.machine.running_as("prepare"):
+            await self.machine.take(0.1 / self.speed)
+        reference = self.machine.script.reference_ms
+        slowdown = self.machine.script.slowdown.get(self.name, 1.0)
+        return None if reference is None else _timing(reference * slowdown, self.machine.benchmark.n_repeat)
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
         self._check_alive()
-        backend, script = self.backend, self.backend.script
-        limit = backend.benchmark.benchmark_timeout_s
+        machine, script = self.machine, self.machine.script
+        limit = machine.benchmark.benchmark_timeout_s
         index = self._loaded(artifact)
-        config = backend.config_of(index)
-        backend.measured[self.name].append(index)
-        backend.best_known.append(best_ms)
-        before = backend.begun[index]
-        backend.begun[index] += 1
+        config = machine.config_of(index)
+        machine.measured[self.name].append(index)
+        machine.best_known.append(best_ms)
+        before = machine.begun[index]
+        machine.begun[index] += 1
         seconds = seconds_of(script.measure_s, config) / self.speed
         kind = script.failure(index, "measure")
         if script.accelerated and artifact.plain:
             kind = script.plain_fails.get(index)
         message = f"scripted to fail: {kind}"
-        with backend.running_as("measure"):
-            if not await backend.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
+        with machine.running_as("measure"):
+            if not await machine.take(math.inf if script.hangs.get(index) == "measure" else seconds, limit):
                 kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g}; killed"
         used, self._used = self._used, True
         doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
@@ -188,10 +188,10 @@ class FakeDeviceWorker:
         if kind is not None:
             self.alive = kind not in FATAL
             return Failure(artifact.index, kind, message, "what the fake said", doubt)
-        checked = script.reference_ms is not None and backend.benchmark.check
+        checked = script.reference_ms is not None and machine.benchmark.check
         early = script.first_ms.get(index) if not before else None
         latency = script.latency_of(config, plain=artifact.plain, final=False) if early is None else early
-        timing = _timing(latency * script.slowdown.get(self.name, 1.0), backend.benchmark.n_repeat)
+        timing = _timing(latency * script.slowdown.get(self.name, 1.0), machine.benchmark.n_repeat)
         return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
 
     async def final(
@@ -199,17 +199,17 @@ class FakeDeviceWorker:
     ) -> tuple[list[FinalEntry | Failure], Timing | None]:
         self._check_alive()
         self._used = True
-        backend, script = self.backend, self.backend.script
-        if len(backend.finals) < script.final_losses:
-            backend.finals.append(tuple(self._loaded(artifact) for artifact in artifacts))
+        machine, script = self.machine, self.machine.script
+        if len(machine.finals) < script.final_losses:
+            machine.finals.append(tuple(self._loaded(artifact) for artifact in artifacts))
             self.alive = False
             raise WorkerLost(f"device {self.name} is scripted to be lost in the final")
         indices = tuple(self._loaded(artifact) for artifact in artifacts)
-        backend.finals.append(indices)
-        with backend.running_as("final"):
-            await backend.take(0.1 * len(indices) / self.speed)
+        machine.finals.append(indices)
+        with machine.running_as("final"):
+            await machine.take(0.1 * len(indices) / self.speed)
         latencies = [
-            script.latency_of(backend.config_of(self._loaded(a)), plain=a.plain, final=True) for a in artifacts
+            script.latency_of(machine.config_of(self._loaded(a)), plain=a.plain, final=True) for a in artifacts
         ]
         noise = script.final_noise
         entries: list[FinalEntry | Failure] = []
@@ -225,8 +225,8 @@ class FakeDeviceWorker:
     async def outputs(self, artifact: Artifact) -> list[bytes]:
         """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
         self._check_alive()
-        await self.backend.take(0.01)
-        return [self.backend.script.output(self.backend.config_of(self._loaded(artifact)))]
+        await self.machine.take(0.01)
+        return [self.machine.script.output(self.machine.config_of(self._loaded(artifact)))]
 
     def _loaded(self, artifact: Artifact) -> int:
         library: dict[str, int] = msgspec.msgpack.decode(Path(artifact.path).read_bytes())

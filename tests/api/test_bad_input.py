@@ -14,9 +14,9 @@ import pytest
 
 from atune.api.tuner import tune
 from atune.errors import JournalError, TargetError, UsageError, WorkloadError
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 from atune.workload.workload import Workload, parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +30,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def host(anyio_backend: str) -> AsyncGenerator[LocalBackend, None]:
-    host = LocalBackend(parse_file_ref(SCALED))
+async def host(anyio_backend: str) -> AsyncGenerator[LocalMachine, None]:
+    host = LocalMachine(parse_file_ref(SCALED))
     async with host.open():
         yield host
 
@@ -150,7 +150,7 @@ async def test_gpus_may_be_given_by_number() -> None:
         (lambda: BenchmarkSettings(cache_inputs="on"), r"cache_inputs must be True or False"),
         (lambda: BenchmarkSettings(mixed_devices=0), r"mixed_devices must be .*, got 0: did you mean False?"),
         (lambda: BenchmarkSettings(standby="off"), r"standby must be True or False, got 'off': did you mean False?"),
-        (lambda: BenchmarkSettings(seed="x"), r"BenchmarkSettings: seed must be a whole number, got 'x'"),
+        (lambda: BenchmarkSettings(input_seed="x"), r"BenchmarkSettings: seed must be a whole number, got 'x'"),
         (lambda: BenchmarkSettings(method=["cupti"]), r"method \['cupti'\] is unknown: use auto"),
     ],
 )  # fmt: skip
@@ -199,16 +199,16 @@ async def test_files_that_are_not_there(text: str, message: str) -> None:
 )
 async def test_journals_that_cannot_be_written(tmp_path: Path, path: Callable[[Path], Any], message: str) -> None:
     (tmp_path / "file").write_text("something")
-    backend = FakeBackend()
+    machine = FakeMachine()
     with pytest.raises(JournalError, match=message):
-        await tune(backend=backend, journal=path(tmp_path))
-    assert backend.opened == 0 and (tmp_path / "file").read_text() == "something"
+        await tune(machine=machine, journal=path(tmp_path))
+    assert machine.opened == 0 and (tmp_path / "file").read_text() == "something"
 
 
-class Guest(LocalBackend):
-    """A backend over a server that is open already, which saves starting one for each mistake."""
+class Guest(LocalMachine):
+    """A machine over a server that is open already, which saves starting one for each mistake."""
 
-    def __init__(self, host: LocalBackend, workload: str, **options: Any) -> None:
+    def __init__(self, host: LocalMachine, workload: str, **options: Any) -> None:
         super().__init__(parse_file_ref(workload), **options)
         self.host = host
 
@@ -234,10 +234,10 @@ class TestReal:
         ],
     )
     async def test_combinations_that_cannot_work(
-        self, host: LocalBackend, options: dict[str, Any], message: str
+        self, host: LocalMachine, options: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(TargetError, match=message):
-            await tune(backend=Guest(host, SCALED, **options))
+            await tune(machine=Guest(host, SCALED, **options))
 
     async def test_a_gpu_that_is_not_there(self) -> None:
         with pytest.raises(TargetError, match=r"device '77' is not there|no CUDA GPU is there"):
@@ -265,10 +265,10 @@ class TestReal:
             ("import atune; WORKLOAD = atune.Workload(lambda a: a, {'b': [1]})", r"takes no argument 'b'; it takes a"),
         ],
     )
-    async def test_files_that_do_not_load(self, host: LocalBackend, tmp_path: Path, text: str, message: str) -> None:
+    async def test_files_that_do_not_load(self, host: LocalMachine, tmp_path: Path, text: str, message: str) -> None:
         (tmp_path / "work.py").write_text(text)
         with pytest.raises(UsageError, match=message):
-            await tune(backend=Guest(host, f"{tmp_path}/work.py:WORKLOAD", target="c"))
+            await tune(machine=Guest(host, f"{tmp_path}/work.py:WORKLOAD", target="c"))
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -282,7 +282,7 @@ class TestReal:
         ],
     )
     async def test_users_functions_that_do_not_fit(
-        self, host: LocalBackend, tmp_path: Path, change: str, message: str
+        self, host: LocalMachine, tmp_path: Path, change: str, message: str
     ) -> None:
         lines = [
             "import atune, sys, torch",
@@ -292,4 +292,4 @@ class TestReal:
         ]
         (tmp_path / "work.py").write_text("\n".join(lines))
         with pytest.raises(UsageError, match=message):
-            await tune(backend=Guest(host, f"{tmp_path}/work.py:W", target="c"))
+            await tune(machine=Guest(host, f"{tmp_path}/work.py:W", target="c"))

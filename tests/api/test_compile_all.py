@@ -17,7 +17,7 @@ from atune.api.compile_all import compiled
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 
 def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
@@ -79,14 +79,14 @@ def test_a_jit_kernel_that_was_called_before_can_be_compiled_and_tuned() -> None
 @pytest.mark.anyio
 async def test_the_same_code_is_built_once_and_every_candidate_has_an_answer() -> None:
     script = Script(code_key=lambda config: str(config["x"] % 5), fails={3: "compile", 1: "lower"})
-    backend = FakeBackend(20, script, workers=3)
-    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(backend.configs)]
-    async with backend.open():
+    machine = FakeMachine(20, script, workers=3)
+    candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(machine.configs)]
+    async with machine.open():
         with anyio.fail_after(10):
-            answers = await compiled(backend, candidates, 4)
+            answers = await compiled(machine, candidates, 4)
     assert sorted(answers) == list(range(20))
-    built = {i for group in backend.groups for i in group}
-    assert len(built) == 5 and all(len(group) <= 4 for group in backend.groups)
+    built = {i for group in machine.groups for i in group}
+    assert len(built) == 5 and all(len(group) <= 4 for group in machine.groups)
     assert {i for i, answer in answers.items() if isinstance(answer, Failure)} == {1, 3, 8, 13, 18}
     assert all(isinstance(answers[i], Artifact) for i in range(20) if i % 5 != 3 and i != 1)
 

@@ -13,7 +13,7 @@ import pytest
 from atune.api.tuner import Tuner, run, tune
 from atune.errors import NoWinner, UsageError, WorkloadError
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 from atune.workload.workload import Workload
 
 QUICK = {"compile": CompileSettings(workers=1), "benchmark": BenchmarkSettings(n_repeat=2, n_final=0)}
@@ -105,7 +105,7 @@ def test_exec_without_its_source_says_what_to_do() -> None:
 
 @pytest.mark.anyio
 async def test_events_and_result_before_entering_are_refused() -> None:
-    tuner = Tuner(backend=FakeBackend())
+    tuner = Tuner(machine=FakeMachine())
     events = tuner.events()
     with pytest.raises(UsageError, match=r"Tuner\.events\(\): the run starts on entering: `async with Tuner"):
         await anext(events)
@@ -129,9 +129,9 @@ async def listening(event: object) -> None:
 @pytest.mark.parametrize("listener", [listening, functools.partial(listening), Listening(), Listening().__call__])
 async def test_async_on_event_is_refused(listener: Any) -> None:
     with pytest.raises(UsageError, match=r"on_event is called and not awaited, .*tuner\.events\(\)"):
-        await tune(backend=FakeBackend(), on_event=listener)
+        await tune(machine=FakeMachine(), on_event=listener)
 
 
 def test_on_event_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(UsageError, match="on_event must be a function of an event, got 5"):
-        Tuner(backend=FakeBackend(), on_event=5)  # type: ignore[arg-type]
+        Tuner(machine=FakeMachine(), on_event=5)  # type: ignore[arg-type]

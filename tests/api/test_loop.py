@@ -25,7 +25,7 @@ from atune.journal.writer import Journal
 from atune.processes.server_main import FRAME
 from atune.processes.worker import SLICE_BYTES, receive, send
 from atune.system.deadline import Deadline
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 from atune.workload.workload import Workload
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +109,7 @@ async def test_a_journal_on_a_slow_disk_is_opened_beside_the_loop(
     monkeypatch.setattr(writer, "_sync_folder", slow.wait)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(slow.look)
-        await tune(backend=FakeBackend(4), journal=tmp_path / "j")
+        await tune(machine=FakeMachine(4), journal=tmp_path / "j")
     assert read(tmp_path / "j")
 
 
@@ -119,7 +119,7 @@ async def test_a_run_that_is_cancelled_while_its_journal_is_opened_leaves_no_loc
     slow = LoopGoesOn()
     monkeypatch.setattr(writer, "_sync_folder", slow.wait)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: tune(backend=FakeBackend(4), journal=tmp_path / "j"))
+        tasks.start_soon(lambda: tune(machine=FakeMachine(4), journal=tmp_path / "j"))
         while not slow.begun.is_set():
             await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()

@@ -16,7 +16,7 @@ import atune
 from atune.api.options import RunOptions, TuneOptions
 from atune.decorator.options import AutotuneOptions
 from atune.model.options import MEANT
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 from atune.workload.workload import _OF_TUNE
 
 
@@ -69,7 +69,7 @@ async def test_a_wrong_keyword_is_refused_where_it_is_awaited_and_before_a_file_
     with pytest.raises(atune.UsageError, match="tune: there is no option 'strateggy'; did you mean 'strategy'"):
         await tuned(strateggy="random")
     journal = tmp_path / "run.jsonl"
-    await atune.tune(backend=FakeBackend(), journal=journal)
+    await atune.tune(machine=FakeMachine(), journal=journal)
     with pytest.raises(atune.UsageError, match="resume: there is no option 'budgt'; did you mean 'budget'"):
         await atune.resume(journal, budgt=3)  # type: ignore[call-arg]  # also where the run is finished
 
@@ -122,10 +122,10 @@ def test_settings_are_copied_and_decoded_as_any_struct() -> None:
 async def test_a_run_goes_on_by_a_blocking_call(tmp_path: Path) -> None:
     """Also inside a running event loop, as `run` does."""
     journal = tmp_path / "run.jsonl"
-    first = await atune.tune(backend=FakeBackend(8), journal=journal, budget=3)
+    first = await atune.tune(machine=FakeMachine(8), journal=journal, budget=3)
     assert first.remaining == 5
     seen: list[atune.Event] = []
-    result = atune.run_resume(journal, backend=FakeBackend(8), budget=8, on_event=seen.append)
+    result = atune.run_resume(journal, machine=FakeMachine(8), budget=8, on_event=seen.append)
     assert result.measured == 8 and not result.remaining
     assert [type(event) for event in seen].count(atune.RunStarted) == 1
     assert any(isinstance(event, atune.RunResumed) for event in seen)

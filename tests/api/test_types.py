@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import structlog
 
 import atune
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 
 
 def kernel(M: int, block: int = 32) -> object:
@@ -65,9 +65,9 @@ async def go() -> None:
     print(config, again, tuned.best_config(64))
 
 
-records: Sequence[atune.Record] = atune.run(WORKLOAD, backend=FakeBackend()).records
+records: Sequence[atune.Record] = atune.run(WORKLOAD, machine=FakeMachine()).records
 kernels = atune.compile_all(kernel, [{"block": 1}], on_failure=failed)
-print(records, kernels, atune.run_resume("run.jsonl", force_parts=["space"]).latency_ms)
+print(records, kernels, atune.run_resume("run.jsonl", accept=["space"]).latency_ms)
 """
 
 WRONG = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -34,14 +34,14 @@ async def test_kernels_of_the_benchmarks_compile(
     ref: str, total: int, chosen: list[int], anyio_backend: object
 ) -> None:
     file, _, name = ref.partition(":")
-    backend = LocalBackend(
+    machine = LocalMachine(
         FileRef(str(BENCH / file), name), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
     )
-    async with backend.open():
-        spec = await backend.describe()
+    async with machine.open():
+        spec = await machine.describe()
         assert len(spec.configs) == total and spec.has_reference
-        await backend.discover()
-        worker = backend.compile_workers()[0]
+        await machine.discover()
+        worker = machine.compile_workers()[0]
         configs = [thaw(spec.configs[i]) for i in chosen]
         candidates = [Candidate(i, config_key(c), c) for i, c in zip(chosen, configs, strict=True)]
         lowered = [await worker.lower(candidate) for candidate in candidates]

@@ -11,14 +11,14 @@ import pytest
 import scaling
 
 from atune.journal.replay import replay
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 
 def make(script: Script, total: int = 12) -> scaling.Make:
-    """Return what makes a backend on as many of four devices as are named."""
+    """Return what makes a machine on as many of four devices as are named."""
 
-    def on(devices: Sequence[str]) -> FakeBackend:
-        return FakeBackend(total, script, devices=4 if tuple(devices) == ("all",) else len(devices))
+    def on(devices: Sequence[str]) -> FakeMachine:
+        return FakeMachine(total, script, devices=4 if tuple(devices) == ("all",) else len(devices))
 
     return on
 

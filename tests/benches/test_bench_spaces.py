@@ -14,7 +14,7 @@ import pytest
 from spaces import FOLDER, SPACES, SUFFIX, Space, opened
 
 from atune.journal.replay import replay
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered, source_path
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -27,11 +27,11 @@ REGISTERS = 65536
 
 
 @asynccontextmanager
-async def described(space: Space) -> AsyncIterator[tuple[LocalBackend, WorkloadSpec]]:
+async def described(space: Space) -> AsyncIterator[tuple[LocalMachine, WorkloadSpec]]:
     reference = FileRef(str(FOLDER / space.file), space.name)
-    backend = LocalBackend(reference, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
-    async with backend.open():
-        yield backend, await backend.describe()
+    machine = LocalMachine(reference, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
+    async with machine.open():
+        yield machine, await machine.describe()
 
 
 @pytest.mark.anyio
@@ -52,9 +52,9 @@ def test_one_space_is_large() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("name", SPACES)
 async def test_kernels_spread_over_a_space_compile_and_get_their_registers(name: str, anyio_backend: object) -> None:
-    async with described(SPACES[name]) as (backend, spec):
-        await backend.discover()
-        worker = backend.compile_workers()[0]
+    async with described(SPACES[name]) as (machine, spec):
+        await machine.discover()
+        worker = machine.compile_workers()[0]
         last = len(spec.configs) - 1
         configs = {i: thaw(spec.configs[i]) for i in (0, last // 2, last)}
         lowered = [await worker.lower(Candidate(i, config_key(config), config)) for i, config in configs.items()]

@@ -138,8 +138,8 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     )
     assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_compile", False)
     assert msgspec.structs.asdict(benchmark) | {
-        "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False, "seed": 3,
-        "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
+        "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False,
+        "input_seed": 3, "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
         "n_final_limit": 60, "standby": False, "mixed_devices": True,
     } == msgspec.structs.asdict(benchmark)  # fmt: skip
 

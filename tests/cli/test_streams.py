@@ -162,17 +162,17 @@ import os, shutil, sys
 from atune.cli.main import main
 from atune.journal.events import CandidateLowered
 from atune.journal.writer import Journal
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 when, arguments = sys.argv[1], sys.argv[2:]
 if when == "before":
     os.rmdir(os.getcwd())
 elif when == "while it imports":
-    start = ServerProcess.__init__
+    start = ForkServerProcess.__init__
     def gone(self, *args, **options):
         start(self, *args, **options)
         os.rmdir(os.getcwd())
-        ServerProcess.__init__ = start
-    ServerProcess.__init__ = gone
+        ForkServerProcess.__init__ = start
+    ForkServerProcess.__init__ = gone
 else:
     append = Journal.append
     def gone(self, event):

@@ -55,7 +55,7 @@ from atune.journal.events import (
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure import benchmark
 from atune.stages.measure.timer import Timed
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=5, n_final=0)
@@ -77,10 +77,10 @@ def tuned(*work: Any, **options: Any) -> tuple[atune.TuneResult, list[Event]]:
     ), events
 
 
-def faked(backend: FakeBackend, **options: Any) -> tuple[atune.TuneResult, list[Event]]:
+def faked(machine: FakeMachine, **options: Any) -> tuple[atune.TuneResult, list[Event]]:
     """Run scripted compilers and devices."""
     events: list[Event] = []
-    return atune.run(backend=backend, on_event=events.append, **options), events
+    return atune.run(machine=machine, on_event=events.append, **options), events
 
 
 def of(events: list[Event], kind: type[Any]) -> list[Any]:
@@ -88,10 +88,10 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 
 
 def test_01_the_decorator_compiles_many_at_once_and_asks_for_pipeline_groups_and_gpus() -> None:
-    backend = FakeBackend(24, workers=4, devices=2, compile=CompileSettings(group_size=4))
-    _, events = faked(backend, compile=CompileSettings(group_size=4))
-    assert backend.most_at_once["lower"] == 4 and backend.most_at_once["measure"] == 2
-    assert {len(group) for group in backend.groups} == {4}
+    machine = FakeMachine(24, workers=4, devices=2, compile=CompileSettings(group_size=4))
+    _, events = faked(machine, compile=CompileSettings(group_size=4))
+    assert machine.most_at_once["lower"] == 4 and machine.most_at_once["measure"] == 2
+    assert {len(group) for group in machine.groups} == {4}
     first_measured, last_built = of(events, BenchmarkStarted)[0], of(events, ArtifactBuilt)[-1]
     assert first_measured.seq < last_built.seq
 
@@ -133,16 +133,16 @@ def test_02_lowering_holds_no_lock_of_the_users_process() -> None:
 
 def test_03_compiling_has_a_deadline_and_an_interruption_does_not_wait_for_what_is_queued() -> None:
     settings = CompileSettings(compile_timeout_s=5)
-    backend = FakeBackend(6, Script(hangs={0: "lower", 4: "build"}), compile=settings)
-    result, _ = faked(backend, compile=settings)
+    machine = FakeMachine(6, Script(hangs={0: "lower", 4: "build"}), compile=settings)
+    result, _ = faked(machine, compile=settings)
     assert {record.index: record.kind for record in result.failures} == {0: "timeout", 4: "timeout"}
     assert result.measured == 4
 
-    slow = FakeBackend(50, Script(lower_s=3600), clock=FakeClock(pace=1))
+    slow = FakeMachine(50, Script(lower_s=3600), clock=FakeClock(pace=1))
 
     async def interrupted() -> float:
         with anyio.move_on_after(0.2):
-            await atune.tune(backend=slow)
+            await atune.tune(machine=slow)
         return time.perf_counter()
 
     started = time.perf_counter()
@@ -213,14 +213,14 @@ def test_07_a_candidate_that_is_stopped_early_has_true_samples(monkeypatch: pyte
 
 def test_08_the_winner_is_looked_at_again_and_devices_are_compared_before_their_figures_are() -> None:
     script = Script(latency_ms=lambda config: 1.0 + 0.02 * config["x"], first_ms={5: 0.9})
-    result, _ = faked(FakeBackend(8, script))
+    result, _ = faked(FakeMachine(8, script))
     assert result.best_config == {"x": 0}  # by first timings it would have been 5
     assert result.best is not None and result.best.timing is not None
     assert len(result.best.timing.samples_us) >= 20 and result.best.timing.spread >= 0.0
     low, middle, high = result.speedup_over_slowest or (0.0, 0.0, 0.0)
     assert low <= middle <= high and middle > 1.0
 
-    uneven = FakeBackend(12, Script(slowdown={"fake-1": 1.1}), devices=2)
+    uneven = FakeMachine(12, Script(slowdown={"fake-1": 1.1}), devices=2)
     result, events = faked(uneven)
     assert [event.device for event in of(events, DeviceExcluded)] == ["fake-1"]
     assert {record.device for record in result.records} == {"fake-0"}
@@ -320,13 +320,13 @@ def test_15_a_trap_on_a_gpu_leaves_the_users_cuda_context_alone(tmp_path: Path) 
 
 
 def test_16_devices_take_from_one_stream_and_a_hung_one_strands_nothing() -> None:
-    even = FakeBackend(40, Script(measure_s=1.0), devices=2, workers=8, speeds=(4.0, 1.0))
+    even = FakeMachine(40, Script(measure_s=1.0), devices=2, workers=8, speeds=(4.0, 1.0))
     assert faked(even)[0].measured == 40
     fast, slow = len(even.measured["fake-0"]), len(even.measured["fake-1"])
     assert fast > 2 * slow > 0
 
-    backend = FakeBackend(40, Script(hangs={3: "measure"}, measure_s=1.0), devices=2, workers=8)
-    result, events = faked(backend)
+    machine = FakeMachine(40, Script(hangs={3: "measure"}, measure_s=1.0), devices=2, workers=8)
+    result, events = faked(machine)
     assert result.measured == 39 and [record.index for record in result.failures] == [3]
     [hung] = [event for event in of(events, BenchmarkStarted) if event.index == 3]
     others = {event.index for event in of(events, CandidateMeasured) if event.device != hung.device}
@@ -380,7 +380,7 @@ def test_18_the_cache_tells_runs_by_their_arguments_and_devices_by_their_names(m
 
 
 def test_19_every_outcome_is_kept_as_it_comes_and_an_interruption_loses_none(tmp_path: Path) -> None:
-    journal, first = tmp_path / "run.jsonl", FakeBackend(30)
+    journal, first = tmp_path / "run.jsonl", FakeMachine(30)
 
     async def interrupted() -> None:
         with anyio.CancelScope() as scope:
@@ -389,12 +389,12 @@ def test_19_every_outcome_is_kept_as_it_comes_and_an_interruption_loses_none(tmp
                 if isinstance(event, CandidateMeasured) and event.index >= 11:
                     scope.cancel()
 
-            await atune.tune(backend=first, journal=journal, on_event=count)
+            await atune.tune(machine=first, journal=journal, on_event=count)
 
     anyio.run(interrupted)
     kept = {record.index for record in atune.replay(journal).records if record.status == "measured"}
     assert 11 in kept and len(kept) < 30
-    second = FakeBackend(30)
+    second = FakeMachine(30)
     result, _ = faked(second, journal=journal)
     assert result.measured == 30
     assert set(second.measured["fake-0"]) == set(range(30)) - kept

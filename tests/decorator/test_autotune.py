@@ -82,7 +82,7 @@ def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
     half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
     kernel(*half, dtype=T.float64)
     assert torch.equal(half[2], half[0] + half[1])
-    assert len(kernel._turns.known) == 2
+    assert len(kernel._tunings.known) == 2
 
 
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
@@ -201,14 +201,14 @@ def same_as_call(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> boo
 
 
 def test_setup_and_verify(tuned: Any) -> None:
-    result = tuned(shift, setup=ones, verify=all_ones).tune(torch.randn(64))
+    result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     with pytest.raises(NoWinner, match="mismatch"):
-        tuned(shift, verify=all_ones).tune(torch.randn(64))
+        tuned(shift, check=all_ones).tune(torch.randn(64))
 
 
 def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
-    assert tuned(shift, inputs="call", verify=same_as_call).tune(torch.arange(64.0)).measured == 2
+    assert tuned(shift, inputs="call", check=same_as_call).tune(torch.arange(64.0)).measured == 2
     with pytest.raises(UsageError, match="there are none"):
         tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
 
@@ -251,7 +251,7 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
-    assert len(kernel._turns.known) == 1 and len(kernel._kernels) == 1
+    assert len(kernel._tunings.known) == 1 and len(kernel._kernels) == 1
 
 
 def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
@@ -298,7 +298,8 @@ if __name__ == "__main__":
     A = torch.randn(64)
     assert torch.equal(shift(A), A + 1)
     result = shift.tune(A)
-    print(result.header.settings["budget"], result.measured + result.duplicates, shift._turns.known.popitem()[1].source)
+    source = shift._tunings.known.popitem()[1].source
+    print(result.header.settings["budget"], result.measured + result.duplicates, source)
 """
 
 

@@ -278,7 +278,7 @@ def test_presets_and_options() -> None:
     quick = tuning_options("quick")["benchmark"]
     assert quick.n_repeat == PRESETS["quick"]["n_repeat"]
     found = tuning_options({"preset": "quick", "n_repeat": 9, "workers": 1, "budget": 4, "input_seed": 3})
-    assert (found["benchmark"].n_repeat, found["benchmark"].seed, found["compile"].workers, found["budget"]) == (
+    assert (found["benchmark"].n_repeat, found["benchmark"].input_seed, found["compile"].workers, found["budget"]) == (
         9,
         3,
         1,
@@ -367,7 +367,7 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     assert len(engine.runs) == 1
     imported = tuned(cache=tmp_path / "imported", on_miss="error")
     imported.options.cache.merge(file.read_bytes())
-    assert imported.best_config(64) == {"block": 64} and imported._turns.known.popitem()[1].source == "cache"
+    assert imported.best_config(64) == {"block": 64} and imported._tunings.known.popitem()[1].source == "cache"
     assert not imported.tune(64).cache_hit  # a whole tuning was asked for, and there is none
     file.write_text("{}")
     with pytest.raises(UsageError, match="no file of exported results"):

@@ -29,7 +29,7 @@ from atune.model.space import Space
 from atune.search.choosing import make_order, make_strategy
 from atune.search.interface import Searched, Strategy
 from atune.search.spread import spread_places
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -46,50 +46,50 @@ def proposed(journal: Path) -> list[int]:
     return [e.index for e in read(journal) if isinstance(e, CandidateProposed)]
 
 
-async def until_measured(count: int, journal: Path, backend: FakeBackend, **options: Any) -> None:
+async def until_measured(count: int, journal: Path, machine: FakeMachine, **options: Any) -> None:
     """Run until so many are measured in this part, then cancel."""
     seen: list[Event] = []
     with anyio.CancelScope() as scope:
 
         def listen(event: Event) -> None:
-            seen.extend([event] if isinstance(event, CandidateMeasured) and backend.opened else [])
+            seen.extend([event] if isinstance(event, CandidateMeasured) and machine.opened else [])
             if len(seen) == count:
                 scope.cancel()
 
-        await tune(backend=backend, journal=journal, on_event=listen, **options)
+        await tune(machine=machine, journal=journal, on_event=listen, **options)
     assert scope.cancelled_caught
 
 
 async def test_seconds_of_devices_end_a_run(tmp_path: Path) -> None:
     """Each candidate takes a device 0.2 s; two devices share the sum. A larger budget goes on."""
     options: dict[str, Any] = {"strategy": "exhaustive", "compile": ONE}
-    result = await tune(backend=FakeBackend(40, devices=2), budget="2ds", journal=tmp_path / "j", **options)
+    result = await tune(machine=FakeMachine(40, devices=2), budget="2ds", journal=tmp_path / "j", **options)
     assert result.reason == "budget" and 2.0 <= result.device_s <= 2.5
     assert result.measured == round(result.device_s / 0.2) < 40
     assert replay(tmp_path / "j").device_s == pytest.approx(result.device_s)
-    done = FakeBackend(40)
-    assert (await resume(tmp_path / "j", backend=done)).measured == result.measured and not done.opened
-    more = await resume(tmp_path / "j", backend=FakeBackend(40), budget=Budget(device_seconds=4))
+    done = FakeMachine(40)
+    assert (await resume(tmp_path / "j", machine=done)).measured == result.measured and not done.opened
+    more = await resume(tmp_path / "j", machine=FakeMachine(40), budget=Budget(device_seconds=4))
     assert 4.0 <= more.device_s <= 4.5 and more.measured > result.measured
 
 
 async def test_a_run_ends_once_a_gain_is_unlikely(tmp_path: Path) -> None:
     configs = [{"x": x, "y": y} for x in range(12) for y in range(12)]
     script = Script(latency_ms=lambda c: 1.0 + 0.2 * abs(c["x"] - 5) + 0.3 * abs(c["y"] - 7))
-    result = await tune(backend=FakeBackend(configs, script), until="2%", journal=tmp_path / "j")
+    result = await tune(machine=FakeMachine(configs, script), until="2%", journal=tmp_path / "j")
     assert result.reason == "until" and result.measured < 144 and result.best_config == {"x": 5, "y": 7}
     assert [(one.reason, one.count) for one in result.untried] == [
         ("a further gain was unlikely", 144 - result.measured)
     ]
     header = next(iter(read(tmp_path / "j")))
     assert isinstance(header, RunStarted) and header.strategy == "forest"
-    done = FakeBackend(configs, script)
-    assert (await resume(tmp_path / "j", backend=done)).measured == result.measured and not done.opened
+    done = FakeMachine(configs, script)
+    assert (await resume(tmp_path / "j", machine=done)).measured == result.measured and not done.opened
 
 
 async def test_until_of_a_space_that_is_not_listed_is_refused() -> None:
     with pytest.raises(UsageError, match="until needs a space that is listed"):
-        await tune(backend=FakeBackend(Space(AXES)), until="2%", strategy="local")
+        await tune(machine=FakeMachine(Space(AXES)), until="2%", strategy="local")
 
 
 @pytest.mark.parametrize("strategy", ["local", "evolution", "forest"])
@@ -98,8 +98,8 @@ async def test_a_strategy_that_learns_searches_a_space_too_large_to_list(tmp_pat
     script = Script(latency_ms=lambda c: 1.0 + sum(abs(v - 4) for v in c.values()))
     space = Space(AXES, where=lambda d0, d1: d0 <= d1)
     options: dict[str, Any] = {"budget": 60, "seed": 1}
-    found = await tune(backend=FakeBackend(space, script), strategy=strategy, journal=tmp_path / "j", **options)
-    drawn = await tune(backend=FakeBackend(space, script), strategy="random", **options)
+    found = await tune(machine=FakeMachine(space, script), strategy=strategy, journal=tmp_path / "j", **options)
+    drawn = await tune(machine=FakeMachine(space, script), strategy="random", **options)
     assert found.measured == 60 and all(r.config["d0"] <= r.config["d1"] for r in found.records)
     assert found.latency_ms is not None and drawn.latency_ms is not None
     assert found.latency_ms < drawn.latency_ms
@@ -142,13 +142,13 @@ async def test_a_search_of_a_large_space_goes_on_as_the_uninterrupted_one(name: 
 
 @pytest.mark.parametrize("strategy", ["local", "evolution"])
 async def test_an_interrupted_search_of_a_large_space_tries_its_budget(tmp_path: Path, strategy: str) -> None:
-    def backend() -> FakeBackend:
-        return FakeBackend(Space(AXES, where=lambda d0, d1: d0 <= d1), workers=1)
+    def machine() -> FakeMachine:
+        return FakeMachine(Space(AXES, where=lambda d0, d1: d0 <= d1), workers=1)
 
     options: dict[str, Any] = {"budget": 50, "strategy": strategy, "seed": 3, "compile": ONE}
-    await until_measured(30, tmp_path / "part", backend(), **options)
+    await until_measured(30, tmp_path / "part", machine(), **options)
     before = proposed(tmp_path / "part")
-    await resume(tmp_path / "part", backend=backend())
+    await resume(tmp_path / "part", machine=machine())
     tried = proposed(tmp_path / "part")
     assert tried[: len(before)] == before and len(set(tried)) == len(tried) == 50
 
@@ -156,12 +156,12 @@ async def test_an_interrupted_search_of_a_large_space_tries_its_budget(tmp_path:
 async def test_a_journal_of_before_goes_on_in_its_order(tmp_path: Path) -> None:
     """Its header does not say that draws spread: they were plainly shuffled."""
     configs = [{"x": x, "y": y} for x in range(8) for y in range(8)]
-    await until_measured(10, tmp_path / "j", FakeBackend(configs), strategy="random", seed=5, budget=40)
+    await until_measured(10, tmp_path / "j", FakeMachine(configs), strategy="random", seed=5, budget=40)
     spread = proposed(tmp_path / "j")
     header = next(iter(read(tmp_path / "j")))
     assert isinstance(header, RunStarted) and header.spread
     (tmp_path / "old").write_bytes(line_of(msgspec.structs.replace(header, spread=False)))
-    await resume(tmp_path / "old", backend=FakeBackend(configs))
+    await resume(tmp_path / "old", machine=FakeMachine(configs))
     order = make_order("random", 64, 5)
     plain = [order.ask() for _ in range(40)]
     assert proposed(tmp_path / "old") == plain and plain[: len(spread)] != spread
@@ -169,18 +169,18 @@ async def test_a_journal_of_before_goes_on_in_its_order(tmp_path: Path) -> None:
 
 async def test_likely_losers_are_skipped_under_a_budget_and_tried_without_one() -> None:
     script = Script(latency_ms=lambda c: 1.0 + c["x"], facts=heavy)
-    run = await finish(FakeBackend(12, script), budget=10, strategy="exhaustive")
+    run = await finish(FakeMachine(12, script), budget=10, strategy="exhaustive")
     assert run.measured() == [0, 2, 4, 6, 8]
     assert all(e.likely and e.reason.startswith("likely: 512 registers") for e in run.of(CandidatePruned))
     assert [(one.count, one.reason[:6]) for one in run.result.untried] == [(5, "likely"), (2, "the bu")]
     assert run.result.audited is not None and (run.result.audited.skipped, run.result.audited.tried) == (5, 0)
-    whole = await finish(FakeBackend(12, script), strategy="exhaustive")
+    whole = await finish(FakeMachine(12, script), strategy="exhaustive")
     assert len(whole.measured()) == 12 and whole.result.untried == () and whole.result.audited is None
 
 
 async def test_where_all_are_likely_losers_they_are_tried() -> None:
     script = Script(facts=lambda c: StaticFacts(accumulators=512))
-    run = await finish(FakeBackend(12, script), budget=4, strategy="exhaustive")
+    run = await finish(FakeMachine(12, script), budget=4, strategy="exhaustive")
     assert len(run.measured()) == 4
 
 
@@ -188,7 +188,7 @@ async def test_an_audit_tells_how_often_the_guess_was_wrong(tmp_path: Path) -> N
     """All skipped ones are the fastest here: three of them are measured, after all others, and one wins."""
     script = Script(latency_ms=lambda c: 1.0 if c["x"] % 2 else 5.0, facts=heavy)
     options: dict[str, Any] = {"budget": 16, "strategy": "exhaustive", "audit": True}
-    run = await finish(FakeBackend(20, script), journal=tmp_path / "j", **options)
+    run = await finish(FakeMachine(20, script), journal=tmp_path / "j", **options)
     audited = run.result.audited
     assert audited is not None
     assert (audited.skipped, audited.tried, audited.wrong, audited.near) == (8, 3, 3, 3)
@@ -202,9 +202,9 @@ async def test_an_audit_tells_how_often_the_guess_was_wrong(tmp_path: Path) -> N
 async def test_an_interrupted_audit_goes_on_with_the_same_sample(tmp_path: Path) -> None:
     script = Script(latency_ms=lambda c: 1.0 if c["x"] % 2 else 5.0, facts=heavy)
     options: dict[str, Any] = {"budget": 16, "strategy": "exhaustive", "audit": 0.5, "compile": ONE}
-    whole = await tune(backend=FakeBackend(20, script), journal=tmp_path / "whole", **options)
-    await until_measured(9, tmp_path / "part", FakeBackend(20, script), **options)
-    again = await resume(tmp_path / "part", backend=FakeBackend(20, script))
+    whole = await tune(machine=FakeMachine(20, script), journal=tmp_path / "whole", **options)
+    await until_measured(9, tmp_path / "part", FakeMachine(20, script), **options)
+    again = await resume(tmp_path / "part", machine=FakeMachine(20, script))
     assert [r.index for r in again.records if r.status == "measured"] == [
         r.index for r in whole.records if r.status == "measured"
     ]
@@ -213,6 +213,6 @@ async def test_an_interrupted_audit_goes_on_with_the_same_sample(tmp_path: Path)
 
 async def test_a_block_that_waits_for_registers_for_ever_is_pruned() -> None:
     script = Script(facts=lambda c: StaticFacts(lacking_registers=1024 if c["x"] == 1 else 0))
-    run = await finish(FakeBackend(4, script))
+    run = await finish(FakeMachine(4, script))
     assert [(e.index, e.likely) for e in run.of(CandidatePruned)] == [(1, False)]
     assert "setmaxnreg" in run.result.untried[0].reason

@@ -47,7 +47,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -64,9 +64,9 @@ def position(run: Run, kind: type[Event], last: bool = False) -> int:
 
 @pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (5, 3)])
 async def test_all_candidates_are_measured_and_the_fastest_wins(workers: int, devices: int) -> None:
-    backend = FakeBackend(40, Script(latency_ms=valley(17)), workers=workers, devices=devices)
-    run = await finish(backend)
-    assert run.measured() == sorted(backend.lowered) == sorted(i for g in backend.groups for i in g) == list(range(40))
+    machine = FakeMachine(40, Script(latency_ms=valley(17)), workers=workers, devices=devices)
+    run = await finish(machine)
+    assert run.measured() == sorted(machine.lowered) == sorted(i for g in machine.groups for i in g) == list(range(40))
     assert run.result.best_config == {"x": 17} and run.result.latency_ms == 1.0 and run.result.reference_ms == 2.0
     assert run.result.measured == 40 and not run.result.remaining
     assert isinstance(run.events[0], RunStarted) and isinstance(run.events[-1], RunFinished)
@@ -77,7 +77,7 @@ async def test_all_candidates_are_measured_and_the_fastest_wins(workers: int, de
 
 
 async def test_the_pipeline_measures_while_it_compiles() -> None:
-    run = await finish(FakeBackend(30))
+    run = await finish(FakeMachine(30))
     assert (
         position(run, BenchmarkStarted)
         < position(run, CandidateLowered, last=True)
@@ -87,8 +87,8 @@ async def test_the_pipeline_measures_while_it_compiles() -> None:
 
 
 async def test_without_the_pipeline_measuring_waits_for_all_compiling() -> None:
-    backend = FakeBackend(200, workers=3)  # more than the artifacts' stream holds otherwise
-    run = await finish(backend, pipeline=False)
+    machine = FakeMachine(200, workers=3)  # more than the artifacts' stream holds otherwise
+    run = await finish(machine, pipeline=False)
     assert position(run, BenchmarkStarted) > position(run, ArtifactBuilt, last=True)
     assert len(run.measured()) == 200 > ARTIFACTS_PER_DEVICE
 
@@ -96,38 +96,38 @@ async def test_without_the_pipeline_measuring_waits_for_all_compiling() -> None:
 @pytest.mark.parametrize("pipeline", [True, False])
 @pytest.mark.parametrize("size", [1, 3, 7])
 async def test_the_group_size_asked_for_is_kept(size: int, pipeline: bool) -> None:
-    backend = FakeBackend(20, workers=3)
-    run = await finish(backend, compile=CompileSettings(group_size=size), pipeline=pipeline)
+    machine = FakeMachine(20, workers=3)
+    run = await finish(machine, compile=CompileSettings(group_size=size), pipeline=pipeline)
     sizes = sorted((len(e.indices) for e in run.of(ArtifactBuilt)), reverse=True)
     assert max(sizes) == size and sum(sizes) == 20
     assert sizes.count(size) == 20 // size  # only the last one is smaller
 
 
 async def test_groups_grow_and_shrink_by_themselves() -> None:
-    backend = FakeBackend(200, workers=2)
-    await finish(backend)
-    sizes = [len(g) for g in backend.groups]
+    machine = FakeMachine(200, workers=2)
+    await finish(machine)
+    sizes = [len(g) for g in machine.groups]
     assert sizes[0] == 2 and max(sizes) == MAX_GROUP and sizes[-1] < MAX_GROUP
     assert sum(sizes) == 200
 
 
 async def test_only_equal_merge_keys_share_a_library() -> None:
-    backend = FakeBackend(30, Script(merge_key=lambda c: str(c["x"] % 3)))
-    run = await finish(backend)
-    assert all(len({i % 3 for i in group}) == 1 for group in backend.groups)
+    machine = FakeMachine(30, Script(merge_key=lambda c: str(c["x"] % 3)))
+    run = await finish(machine)
+    assert all(len({i % 3 for i in group}) == 1 for group in machine.groups)
     assert run.result.measured == 30
 
 
 async def test_a_stuck_device_holds_the_compilers_back() -> None:
     """While the device does not come back, at most the streams' worth of candidates is lowered and built."""
-    backend = FakeBackend(600, Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001), workers=3)
+    machine = FakeMachine(600, Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001), workers=3)
     seen: list[tuple[int, int]] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, BenchmarkFailed):
-            seen.append((len(backend.lowered), sum(map(len, backend.groups))))
+            seen.append((len(machine.lowered), sum(map(len, machine.groups))))
 
-    result = await tune(backend=backend, on_event=listen)
+    result = await tune(machine=machine, on_event=listen)
     [(lowered, built)] = seen
     waiting = ARTIFACTS_PER_DEVICE + 1 + 3 * MAX_GROUP
     assert ARTIFACTS_PER_DEVICE < built <= waiting
@@ -137,8 +137,8 @@ async def test_a_stuck_device_holds_the_compilers_back() -> None:
 
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    backend = FakeBackend(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
-    run = await finish(backend, compile=CompileSettings(group_size=6))
+    machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
+    run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted(e.index for e in run.of(BuildFailed)) == bad
     assert {e.kind for e in run.of(BuildFailed)} == {"compile"}
     assert run.of(GroupSplit)[0].indices == (0, 1, 2, 3, 4, 5)
@@ -147,8 +147,8 @@ async def test_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
 
 async def test_a_build_that_hangs_is_cut_off_and_split_until_the_culprit_stands_alone() -> None:
     settings = CompileSettings(compile_timeout_s=5)
-    backend = FakeBackend(8, Script(hangs={3: "build", 6: "lower"}), compile=settings)
-    run = await finish(backend, compile=settings)
+    machine = FakeMachine(8, Script(hangs={3: "build", 6: "lower"}), compile=settings)
+    run = await finish(machine, compile=settings)
     assert {e.index: e.kind for e in run.of(BuildFailed)} == {3: "timeout", 6: "timeout"}
     assert run.result.measured == 6
 
@@ -160,7 +160,7 @@ async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
         lower_s=lambda c: 60.0 if c["x"] == 4 else 0.1,
         latency_ms=lambda c: 1.0 + abs(c["x"] % 10 - 4),
     )
-    run = await finish(FakeBackend(20, script, workers=2))
+    run = await finish(FakeMachine(20, script, workers=2))
     assert run.result.measured == 10 and run.result.duplicates == 10
     assert len(run.of(CandidateMeasured)) == 10 == len(run.of(CandidateAliased))
     assert any(e.same_as > e.index for e in run.of(CandidateAliased))  # 14 came before 4
@@ -170,8 +170,8 @@ async def test_duplicates_are_measured_once_and_credited_to_the_first() -> None:
 
 
 async def test_duplicates_of_a_failure_are_not_built_again() -> None:
-    backend = FakeBackend(12, Script(code_key=lambda c: str(c["x"] % 6), fails={2: "compile", 8: "compile"}))
-    run = await finish(backend)
+    machine = FakeMachine(12, Script(code_key=lambda c: str(c["x"] % 6), fails={2: "compile", 8: "compile"}))
+    run = await finish(machine)
     assert run.result.failed == 1 and run.result.duplicates == 6 and run.result.measured == 5
 
 
@@ -184,8 +184,8 @@ async def test_the_screen_prunes_what_cannot_launch_and_defers_what_may_spill() 
             accumulators=300 if x in (0, 5) else 8,
         )
 
-    backend = FakeBackend(30, Script(facts=facts), limits=DeviceLimits(smem_bytes=1000, threads=1024))
-    run = await finish(backend)
+    machine = FakeMachine(30, Script(facts=facts), limits=DeviceLimits(smem_bytes=1000, threads=1024))
+    run = await finish(machine)
     assert {e.index: e.reason.split(":")[0] for e in run.of(CandidatePruned)} == {
         1: "shared memory",
         2: "shared memory",
@@ -193,23 +193,23 @@ async def test_the_screen_prunes_what_cannot_launch_and_defers_what_may_spill() 
     }
     assert {e.index for e in run.of(CandidateLowered) if e.deferred} == {0, 5}
     built = [i for e in run.of(ArtifactBuilt) for i in e.indices]
-    assert backend.groups[-2:] == [(0,), (5,)] and set(built) == set(range(30)) - {1, 2, 3}
+    assert machine.groups[-2:] == [(0,), (5,)] and set(built) == set(range(30)) - {1, 2, 3}
     assert run.result.pruned == 3 and run.result.measured == 27
 
 
 @pytest.mark.parametrize("kind", ["fault", "worker_lost"])
 async def test_a_device_lost_by_a_candidate_comes_back(kind: Any) -> None:
-    backend = FakeBackend(10, Script(fails={3: kind}))
-    run = await finish(backend)
+    machine = FakeMachine(10, Script(fails={3: kind}))
+    run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
-    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == backend.starts["fake-0"] == 2
+    assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == machine.starts["fake-0"] == 2
     assert run.measured() == [i for i in range(10) if i != 3] and len(run.of(FinalOrdered)) == 1
 
 
 async def test_a_candidate_that_hangs_is_cut_off_and_the_device_comes_back() -> None:
     settings = BenchmarkSettings(benchmark_timeout_s=7)
-    backend = FakeBackend(6, Script(hangs={2: "measure"}), benchmark=settings)
-    run = await finish(backend, benchmark=settings)
+    machine = FakeMachine(6, Script(hangs={2: "measure"}), benchmark=settings)
+    run = await finish(machine, benchmark=settings)
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(2, "timeout")]
     assert "benchmark_timeout_s=7" in run.of(BenchmarkFailed)[0].message
     assert run.result.measured == 5
@@ -217,80 +217,80 @@ async def test_a_candidate_that_hangs_is_cut_off_and_the_device_comes_back() -> 
 
 @pytest.mark.parametrize("kind", ["mismatch", "non_finite", "unwritten", "load", "launch", "out_of_memory"])
 async def test_other_failures_cost_the_device_nothing(kind: Any) -> None:
-    backend = FakeBackend(6, Script(fails={2: kind}))
-    run = await finish(backend)
-    assert backend.starts["fake-0"] == 1 and not run.of(DeviceLost)
+    machine = FakeMachine(6, Script(fails={2: kind}))
+    run = await finish(machine)
+    assert machine.starts["fake-0"] == 1 and not run.of(DeviceLost)
     assert run.result.failure_summary() == [(kind, f"scripted to fail: {kind}", 1)]
 
 
 async def test_the_last_candidate_of_all_losing_the_device_still_leaves_a_winner() -> None:
-    run = await finish(FakeBackend(5, Script(fails={4: "fault"}, latency_ms=valley(1)), workers=1))
+    run = await finish(FakeMachine(5, Script(fails={4: "fault"}, latency_ms=valley(1)), workers=1))
     assert run.result.best_index == 1 and run.result.measured == 4
 
 
 async def test_with_two_devices_one_that_never_starts_is_left_out() -> None:
-    backend = FakeBackend(10, Script(start_failures={"fake-0": math.inf}), devices=2)
-    run = await finish(backend)
+    machine = FakeMachine(10, Script(start_failures={"fake-0": math.inf}), devices=2)
+    run = await finish(machine)
     lost = run.of(DeviceLost)
     assert [e.final for e in lost] == [False, False, True] and "what the fake driver said" in lost[0].reason
-    assert len(backend.measured["fake-1"]) == 10 and not backend.measured["fake-0"]
+    assert len(machine.measured["fake-1"]) == 10 and not machine.measured["fake-0"]
 
 
 async def test_a_device_that_starts_at_the_second_try_is_used() -> None:
-    backend = FakeBackend(10, Script(start_failures={"fake-0": 1}))
-    run = await finish(backend)
+    machine = FakeMachine(10, Script(start_failures={"fake-0": 1}))
+    run = await finish(machine)
     assert run.result.measured == 10 and [e.final for e in run.of(DeviceLost)] == [False]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 async def test_with_no_device_that_starts_the_run_ends(devices: int, tmp_path: Path) -> None:
     script = Script(start_failures={"fake-0": math.inf, "fake-1": math.inf})
-    backend = FakeBackend(300, script, devices=devices)
+    machine = FakeMachine(300, script, devices=devices)
     with pytest.raises(DevicesLost, match="no device is left"):
-        await tune(backend=backend, journal=tmp_path / "j")
-    assert backend.closed == 1 and backend.running == 0
+        await tune(machine=machine, journal=tmp_path / "j")
+    assert machine.closed == 1 and machine.running == 0
     last = journals.read(tmp_path / "j")[-1]
     assert isinstance(last, RunInterrupted) and "DevicesLost" in last.reason
 
 
 async def test_users_functions_that_fail_end_the_run_with_their_words() -> None:
-    backend = FakeBackend(script=Script(prepare_error="Workload w: the reference raised KeyError: 'B'"))
+    machine = FakeMachine(script=Script(prepare_error="Workload w: the reference raised KeyError: 'B'"))
     with pytest.raises(WorkloadError, match="the reference raised KeyError"):
-        await tune(backend=backend)
-    assert backend.closed == 1
+        await tune(machine=machine)
+    assert machine.closed == 1
 
 
 async def test_without_a_reference_nothing_is_checked() -> None:
-    run = await finish(FakeBackend(script=Script(reference_ms=None)))
+    run = await finish(FakeMachine(script=Script(reference_ms=None)))
     assert not run.of(ReferenceMeasured) and run.result.reference_ms is None
     assert not any(e.checked for e in run.of(CandidateMeasured))
 
 
 async def test_two_devices_share_the_work_and_the_faster_does_more() -> None:
-    backend = FakeBackend(60, Script(lower_s=0.01, compile_s=0.01, measure_s=1.0), devices=2, speeds=[1, 3])
-    run = await finish(backend)
-    slow, fast = len(backend.measured["fake-0"]), len(backend.measured["fake-1"])
+    machine = FakeMachine(60, Script(lower_s=0.01, compile_s=0.01, measure_s=1.0), devices=2, speeds=[1, 3])
+    run = await finish(machine)
+    slow, fast = len(machine.measured["fake-0"]), len(machine.measured["fake-1"])
     assert slow + fast == 60 and slow >= 10 and fast > 2 * slow
-    assert backend.most_at_once["measure"] == 2
+    assert machine.most_at_once["measure"] == 2
     assert {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
 
 
 async def test_all_compile_workers_work_at_the_same_time() -> None:
-    backend = FakeBackend(40, workers=4)
-    await finish(backend)
+    machine = FakeMachine(40, workers=4)
+    await finish(machine)
     assert (
-        backend.most_at_once["lower"] == 4
-        and backend.most_at_once["build"] == 4
-        and backend.most_at_once["measure"] == 1
+        machine.most_at_once["lower"] == 4
+        and machine.most_at_once["build"] == 4
+        and machine.most_at_once["measure"] == 1
     )
 
 
 async def test_the_final_times_the_best_the_default_and_the_slowest() -> None:
     """The final has the last word, also where it turns the first timings round."""
     script = Script(latency_ms=valley(10), final_ms=lambda c: 0.5 if c["x"] == 11 else 1.0 + abs(c["x"] - 10))
-    backend = FakeBackend(21, script, default=3)
-    run = await finish(backend, benchmark=BenchmarkSettings(n_final=3, n_final_rounds=8))
-    [finalists] = backend.finals
+    machine = FakeMachine(21, script, default=3)
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=3, n_final_rounds=8))
+    [finalists] = machine.finals
     assert finalists[0] == 10 and set(finalists[1:3]) == {9, 11} and 3 in finalists
     assert finalists[3] in (0, 20) and len(finalists) == 5
     assert run.result.best_index == 11 and run.result.latency_ms == 0.5
@@ -299,33 +299,33 @@ async def test_the_final_times_the_best_the_default_and_the_slowest() -> None:
 
 
 async def test_the_final_can_be_left_out() -> None:
-    run = await finish(FakeBackend(), benchmark=BenchmarkSettings(n_final=0))
+    run = await finish(FakeMachine(), benchmark=BenchmarkSettings(n_final=0))
     assert not run.of(FinalOrdered) and run.result.best_index is not None
 
 
 async def test_a_budget_in_candidates() -> None:
-    backend = FakeBackend(30)
-    run = await finish(backend, strategy="exhaustive", budget=7)
+    machine = FakeMachine(30)
+    run = await finish(machine, strategy="exhaustive", budget=7)
     assert len(run.of(CandidateProposed)) == 7 == run.result.measured and run.result.remaining == 23
-    assert run.events[-1].reason == "budget" and backend.lowered == list(range(7))  # type: ignore[attr-defined]
+    assert run.events[-1].reason == "budget" and machine.lowered == list(range(7))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("budget", [30, 1000])
 async def test_a_budget_that_the_space_does_not_use_up_is_no_limit(budget: int) -> None:
-    run = await finish(FakeBackend(30), budget=budget)
+    run = await finish(FakeMachine(30), budget=budget)
     assert run.result.measured == 30 and run.events[-1].reason == "exhausted"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("pipeline", [True, False])
 async def test_a_budget_in_seconds(pipeline: bool) -> None:
     """What is under way ends, the final comes, and the rest is counted as remaining. Here a virtual second is 10 ms."""
-    backend = FakeBackend(5000, clock=FakeClock(pace=0.01))
+    machine = FakeMachine(5000, clock=FakeClock(pace=0.01))
     started = time.monotonic()
     events: list[Event] = []
     with anyio.fail_after(10):
         try:
             result = await tune(
-                backend=backend, budget="0.4s", strategy="exhaustive", pipeline=pipeline, on_event=events.append
+                machine=machine, budget="0.4s", strategy="exhaustive", pipeline=pipeline, on_event=events.append
             )
         except NoWinner as error:
             result = error.result
@@ -334,13 +334,13 @@ async def test_a_budget_in_seconds(pipeline: bool) -> None:
             assert pipeline and result.best is not None and any(isinstance(e, FinalOrdered) for e in events)
     assert 0.4 <= time.monotonic() - started < 2
     assert events[-1].reason == "budget" and result.remaining > 1000  # type: ignore[attr-defined]
-    assert backend.closed == 1 and backend.running == 0
+    assert machine.closed == 1 and machine.running == 0
 
 
 async def test_random_order_depends_on_the_seed_alone() -> None:
     orders = []
     for strategy, seed in (("random", 1), ("random", 1), ("random", 2), ("exhaustive", 1)):
-        run = await finish(FakeBackend(30), strategy=strategy, seed=seed, budget=12)
+        run = await finish(FakeMachine(30), strategy=strategy, seed=seed, budget=12)
         orders.append([e.index for e in run.of(CandidateProposed)])
     assert orders[0] == orders[1] != orders[2]
     assert orders[3] == list(range(12)) and orders[0] != orders[3]
@@ -362,7 +362,7 @@ def test_exhaustive_proposes_all_and_spreads_large_spaces(total: int) -> None:
 
 
 async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards() -> None:
-    backend = FakeBackend(12)
+    machine = FakeMachine(12)
     readers: dict[str, list[Event]] = {"early": [], "late": [], "after": []}
     measured = anyio.Event()
 
@@ -372,7 +372,7 @@ async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards()
             if isinstance(event, CandidateMeasured):
                 measured.set()
 
-    async with Tuner(backend=backend) as tuner:
+    async with Tuner(machine=machine) as tuner:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read, "early")
             await measured.wait()
@@ -385,15 +385,15 @@ async def test_events_come_whole_to_readers_who_come_early_late_and_afterwards()
 
 
 async def test_a_reader_of_events_may_leave() -> None:
-    async with Tuner(backend=FakeBackend(12)) as tuner:
+    async with Tuner(machine=FakeMachine(12)) as tuner:
         events = tuner.events()
         assert isinstance(await anext(events), RunStarted)
         assert (await tuner.result()).measured == 12
 
 
 async def test_stop_ends_the_run_in_order() -> None:
-    backend = FakeBackend(500)
-    async with Tuner(backend=backend) as tuner:
+    machine = FakeMachine(500)
+    async with Tuner(machine=machine) as tuner:
         count = 0
         async for event in tuner.events():
             count += isinstance(event, CandidateMeasured)
@@ -401,34 +401,34 @@ async def test_stop_ends_the_run_in_order() -> None:
                 tuner.stop()
         result = await tuner.result()
     assert 5 <= result.measured < 30 and result.remaining > 400 and result.finished
-    assert isinstance(event, RunFinished) and event.reason == "stopped" and len(backend.finals) == 1
+    assert isinstance(event, RunFinished) and event.reason == "stopped" and len(machine.finals) == 1
 
 
 async def test_stop_before_anything_started() -> None:
-    async with Tuner(backend=FakeBackend()) as tuner:
+    async with Tuner(machine=FakeMachine()) as tuner:
         tuner.stop()
         with pytest.raises(NoWinner, match="no candidate was tried"):
             await tuner.result()
 
 
 async def test_leaving_the_tuner_early_cancels_the_run() -> None:
-    backend = FakeBackend(500)
-    async with Tuner(backend=backend) as tuner:
+    machine = FakeMachine(500)
+    async with Tuner(machine=machine) as tuner:
         async for event in tuner.events():
             if isinstance(event, CandidateMeasured):
                 break
-    assert backend.closed == 1 and backend.running == 0 and sum(backend.cancelled.values()) >= 1
+    assert machine.closed == 1 and machine.running == 0 and sum(machine.cancelled.values()) >= 1
 
 
 @pytest.mark.parametrize("moment", [RunStarted, CandidateLowered, ArtifactBuilt, BenchmarkStarted, FinalOrdered])
 async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment: type[Event], tmp_path: Path) -> None:
-    """Cancel in each stage: the backend is closed, the journal ends with the interruption and is free again."""
-    backend = FakeBackend(60, workers=3, devices=2)
+    """Cancel in each stage: the machine is closed, the journal ends with the interruption and is free again."""
+    machine = FakeMachine(60, workers=3, devices=2)
     path = tmp_path / "run.jsonl"
     with anyio.CancelScope() as scope:
-        await tune(backend=backend, journal=path, on_event=lambda e: scope.cancel() if isinstance(e, moment) else None)
+        await tune(machine=machine, journal=path, on_event=lambda e: scope.cancel() if isinstance(e, moment) else None)
     assert scope.cancelled_caught
-    assert (backend.opened, backend.closed, backend.running) == (1, 1, 0)
+    assert (machine.opened, machine.closed, machine.running) == (1, 1, 0)
     events = journals.read(path)
     assert [e.seq for e in events] == list(range(len(events)))
     assert isinstance(events[-1], RunInterrupted) and events[-1].reason == "cancelled"
@@ -441,7 +441,7 @@ async def test_a_cancelled_run_leaves_a_readable_journal_and_nothing_else(moment
 async def test_a_run_cancelled_before_its_header_leaves_no_journal(tmp_path: Path) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await tune(backend=FakeBackend(), journal=tmp_path / "run.jsonl")
+        await tune(machine=FakeMachine(), journal=tmp_path / "run.jsonl")
     assert not (tmp_path / "run.jsonl").exists()
 
 
@@ -455,7 +455,7 @@ async def test_a_listener_that_raises_is_dropped_with_a_warning() -> None:
             raise KeyError("oops")
 
     seen: list[Event] = []
-    async with Tuner(backend=FakeBackend(), on_event=bad) as tuner:
+    async with Tuner(machine=FakeMachine(), on_event=bad) as tuner:
         async for event in tuner.events():
             seen.append(event)
         result = await tuner.result()
@@ -473,7 +473,7 @@ async def test_a_listener_whose_exception_has_no_words_is_dropped_too() -> None:
     def bad(event: Event) -> None:
         raise Speechless
 
-    result = await tune(backend=FakeBackend(), on_event=bad)
+    result = await tune(machine=FakeMachine(), on_event=bad)
     assert result.measured == 8
     [warning] = result.warnings
     assert "Speechless: <no message: str() raised KeyError>" in warning
@@ -482,7 +482,7 @@ async def test_a_listener_whose_exception_has_no_words_is_dropped_too() -> None:
 async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -> None:
     fails: dict[int, Any] = dict.fromkeys(range(5), "compile") | {5: "lower", 6: "mismatch", 7: "mismatch"}
     with pytest.raises(NoWinner) as caught:
-        await tune(backend=FakeBackend(8, Script(fails=fails)), journal=tmp_path / "j")
+        await tune(machine=FakeMachine(8, Script(fails=fails)), journal=tmp_path / "j")
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("no candidate worked (8 failed")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["5 × compile", "2 × mismatch", "1 × lower"]
@@ -498,7 +498,7 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
         facts=lambda c: StaticFacts(smem_bytes=c["x"] * 100),
     )
     path = tmp_path / "run.jsonl"
-    run = await finish(FakeBackend(20, script, devices=2, limits=DeviceLimits(smem_bytes=1500)), journal=path)
+    run = await finish(FakeMachine(20, script, devices=2, limits=DeviceLimits(smem_bytes=1500)), journal=path)
     events = journals.read(path)
     assert events == run.events
     folded = TuneResult.from_events(events, path)
@@ -512,7 +512,7 @@ async def test_the_same_script_gives_the_same_run() -> None:
     """The fakes are deterministic: also in which worker did what."""
 
     async def trace() -> list[tuple[str, str, Any]]:
-        run = await finish(FakeBackend(30, Script(fails={4: "compile", 7: "fault"}), workers=3, devices=2))
+        run = await finish(FakeMachine(30, Script(fails={4: "compile", 7: "fault"}), workers=3, devices=2))
         return [(type(e).__name__, e.worker, getattr(e, "index", None)) for e in run.events if e.worker != "engine"]
 
     first = await trace()
@@ -522,7 +522,7 @@ async def test_the_same_script_gives_the_same_run() -> None:
 
 
 async def test_the_winners_library_is_kept_in_the_cache() -> None:
-    run = await finish(FakeBackend(5, Script(latency_ms=valley(2))))
+    run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
     kept = run.events[-1].kernel  # type: ignore[attr-defined]
     assert kept.index == 2 and Path(kept.path).is_file()
     assert Path(kept.path).is_relative_to(os.environ["XDG_CACHE_HOME"])
@@ -534,16 +534,16 @@ async def test_a_backend_or_a_workload_is_needed() -> None:
 
 
 def test_run_from_plain_code() -> None:
-    assert run(backend=FakeBackend(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
+    assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
 
 
 async def test_run_inside_a_running_loop() -> None:
-    assert run(backend=FakeBackend(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
+    assert run(machine=FakeMachine(6, Script(latency_ms=valley(2)))).best_config == {"x": 2}
 
 
 def test_run_in_a_thread() -> None:
     results: list[TuneResult] = []
-    thread = threading.Thread(target=lambda: results.append(run(backend=FakeBackend(6))))
+    thread = threading.Thread(target=lambda: results.append(run(machine=FakeMachine(6))))
     thread.start()
     thread.join(10)
     assert results[0].measured == 6
@@ -551,14 +551,14 @@ def test_run_in_a_thread() -> None:
 
 def test_run_errors_are_raised_as_they_are() -> None:
     with pytest.raises(NoWinner):
-        run(backend=FakeBackend(2, Script(fails={0: "compile", 1: "compile"})))
+        run(machine=FakeMachine(2, Script(fails={0: "compile", 1: "compile"})))
     with pytest.raises(DevicesLost):
-        run(backend=FakeBackend(2, Script(start_failures={"fake-0": math.inf})))
+        run(machine=FakeMachine(2, Script(start_failures={"fake-0": math.inf})))
 
 
 def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    """SIGINT while everything hangs: KeyboardInterrupt within a second, the backend closed, the journal whole."""
-    backend = FakeBackend(
+    """SIGINT while everything hangs: KeyboardInterrupt within a second, the machine closed, the journal whole."""
+    machine = FakeMachine(
         20,
         Script(hangs=dict.fromkeys(range(20), "measure")),
         benchmark=BenchmarkSettings(benchmark_timeout_s=1e9),
@@ -568,9 +568,9 @@ def test_run_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     timer.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run(backend=backend, journal=tmp_path / "j")
+        run(machine=machine, journal=tmp_path / "j")
     assert time.monotonic() - started < 1.5
     timer.join()
-    assert backend.opened == backend.closed == 1 and backend.running == 0
+    assert machine.opened == machine.closed == 1 and machine.running == 0
     assert isinstance(journals.read(tmp_path / "j")[-1], RunInterrupted)
     assert not [t for t in threading.enumerate() if t.name == "atune-run"]

@@ -28,34 +28,34 @@ from atune.journal.events import (
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("workers", [2, 6])
 async def test_leaders_are_compiled_while_a_worker_is_still_busy_and_the_final_compiles_none(workers: int) -> None:
-    backend = FakeBackend(8, slow_last(exact_s=3.0), workers=workers)
-    run = await tuned(backend)
-    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
+    machine = FakeMachine(8, slow_last(exact_s=3.0), workers=workers)
+    run = await tuned(machine)
+    assert sorted(i for part in machine.build_exact for i in part) == [0, 1, 2]
     assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
-    assert run.when(FinalOrdered) - run.when(CandidateMeasured) < backend.script.exact_s  # checks and rounds alone
+    assert run.when(FinalOrdered) - run.when(CandidateMeasured) < machine.script.exact_s  # checks and rounds alone
     assert run.result.artifact is not None and run.result.artifact.compiler == "nvcc"
-    assert backend.measured["fake-0"][-3:] == [0, 1, 2]  # checked again, in the final
-    assert sorted(backend.lowered) == list(range(8))  # and none is lowered again
-    assert max(len(part) for part in backend.build_exact) == (2 if workers == 2 else 1)
+    assert machine.measured["fake-0"][-3:] == [0, 1, 2]  # checked again, in the final
+    assert sorted(machine.lowered) == list(range(8))  # and none is lowered again
+    assert max(len(part) for part in machine.build_exact) == (2 if workers == 2 else 1)
 
 
 async def test_leaders_are_not_lowered_again_however_many_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finalists, "KEPT", 4)
-    backend = FakeBackend(40, slow_last())
-    await tuned(backend)
-    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
-    assert sorted(backend.lowered) == list(range(40))
+    machine = FakeMachine(40, slow_last())
+    await tuned(machine)
+    assert sorted(i for part in machine.build_exact for i in part) == [0, 1, 2]
+    assert sorted(machine.lowered) == list(range(40))
 
 
 async def test_what_is_built_ahead_is_no_candidates_first_library() -> None:
-    run, state = await tuned(FakeBackend(8, slow_last())), State()
+    run, state = await tuned(FakeMachine(8, slow_last())), State()
     for _, event in run.events:
         state.apply(event)
         measured = state.counts["measured"]
@@ -64,10 +64,10 @@ async def test_what_is_built_ahead_is_no_candidates_first_library() -> None:
 
 
 async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compiled() -> None:
-    backend = FakeBackend(8, slow_last(latency_ms=last_wins))
-    run = await tuned(backend)
-    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2, SLOW]
-    assert backend.build_exact[-1] == (SLOW,)
+    machine = FakeMachine(8, slow_last(latency_ms=last_wins))
+    run = await tuned(machine)
+    assert sorted(i for part in machine.build_exact for i in part) == [0, 1, 2, SLOW]
+    assert machine.build_exact[-1] == (SLOW,)
     [final] = run.of(FinalOrdered)
     assert {e.index for e in final.entries} == {SLOW, 0, 1, 6}  # three leaders and the slowest
     assert run.result.best_config == {"x": SLOW} and not run.result.warnings
@@ -75,43 +75,43 @@ async def test_an_overtaken_leader_is_not_in_the_final_and_its_follower_is_compi
 
 
 async def test_the_final_does_not_wait_for_a_leader_that_was_overtaken() -> None:
-    backend = FakeBackend(8, slow_last(latency_ms=last_wins, exact_s=10 * SLOW_S))
-    run = await tuned(backend, n_final=1)
-    assert backend.build_exact == [(0,), (SLOW,)] and backend.cancelled["nvcc"] == 1
+    machine = FakeMachine(8, slow_last(latency_ms=last_wins, exact_s=10 * SLOW_S))
+    run = await tuned(machine, n_final=1)
+    assert machine.build_exact == [(0,), (SLOW,)] and machine.cancelled["nvcc"] == 1
     assert [e.indices for _, e in run.nvcc()] == [(SLOW,)] and not run.result.warnings
 
 
 async def test_the_final_waits_for_a_finalist_that_is_being_compiled() -> None:
-    backend = FakeBackend(8, slow_last(exact_s=2 * SLOW_S))
-    run = await tuned(backend)
-    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2] and not backend.cancelled["nvcc"]
+    machine = FakeMachine(8, slow_last(exact_s=2 * SLOW_S))
+    run = await tuned(machine)
+    assert sorted(i for part in machine.build_exact for i in part) == [0, 1, 2] and not machine.cancelled["nvcc"]
     assert SLOW_S < run.nvcc()[-1][0] < 4 * SLOW_S
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
 async def test_one_that_nvcc_cannot_compile_is_told_once(workers: int) -> None:
-    run = await tuned(FakeBackend(8, slow_last(exact_fails=(1,)), workers=workers))
+    run = await tuned(FakeMachine(8, slow_last(exact_fails=(1,)), workers=workers))
     [warning] = run.of(Warned)
     assert "candidate 1 may differ, in the final," in warning.message and "nvcc is scripted to fail" in warning.message
     assert sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 2]
 
 
 async def test_one_that_nvcc_cannot_compile_and_that_was_overtaken_is_not_told() -> None:
-    run = await tuned(FakeBackend(8, slow_last(latency_ms=last_wins, exact_fails=(2,))))
+    run = await tuned(FakeMachine(8, slow_last(latency_ms=last_wins, exact_fails=(2,))))
     assert not run.of(Warned)
 
 
 async def test_a_worker_lost_ahead_of_the_final_costs_nothing() -> None:
     """What it was compiling is compiled again, one by one, in case one of them killed it."""
-    backend = FakeBackend(8, slow_last(exact_losses=1))
-    run = await tuned(backend)
+    machine = FakeMachine(8, slow_last(exact_losses=1))
+    run = await tuned(machine)
     assert not run.of(Warned) and sorted(i for _, e in run.nvcc() for i in e.indices) == [0, 1, 2]
     assert sorted(e.index for e in run.of(CandidateMeasured)) == list(range(8))
     assert all(seconds < SLOW_S for seconds, _ in run.nvcc())
 
 
 async def test_when_every_worker_is_lost_the_finalists_are_shared() -> None:
-    run = await tuned(FakeBackend(8, slow_last(exact_losses=99)))
+    run = await tuned(FakeMachine(8, slow_last(exact_losses=99)))
     assert len(run.of(Warned)) == 3 and run.result.best_config == {"x": 0}
     assert run.result.artifact is not None and run.result.artifact.shared
 
@@ -123,64 +123,64 @@ async def test_when_every_worker_is_lost_the_finalists_are_shared() -> None:
 async def test_nothing_is_compiled_ahead_of_a_final_that_has_no_use_for_it(
     script: dict[str, Any], n_final: int
 ) -> None:
-    backend = FakeBackend(8, slow_last(**script))
-    await tuned(backend, n_final)
-    assert not backend.build_exact
+    machine = FakeMachine(8, slow_last(**script))
+    await tuned(machine, n_final)
+    assert not machine.build_exact
 
 
 async def test_a_single_candidate_is_not_compiled_again() -> None:
     """Nobody shares its compile."""
-    backend = FakeBackend(1, slow_last(shared=False))
-    await tuned(backend)
-    assert not backend.build_exact
+    machine = FakeMachine(1, slow_last(shared=False))
+    await tuned(machine)
+    assert not machine.build_exact
 
 
 async def test_the_only_one_that_works_is_compiled_exactly_without_a_final() -> None:
     script = slow_last(fails=dict.fromkeys(range(1, 8), "mismatch"))
-    backend = FakeBackend(8, script)
-    run = await tuned(backend)
-    assert backend.build_exact == [(0,)] and not backend.finals
+    machine = FakeMachine(8, script)
+    run = await tuned(machine)
+    assert machine.build_exact == [(0,)] and not machine.finals
     assert run.result.artifact is not None and run.result.artifact.exact
 
 
 async def test_without_the_pipeline_nothing_compiles_while_devices_measure() -> None:
-    backend = FakeBackend(8, slow_last())
-    run = await tuned(backend, pipeline=False)
+    machine = FakeMachine(8, slow_last())
+    run = await tuned(machine, pipeline=False)
     assert run.nvcc()[0][0] > run.when(CandidateMeasured)
-    assert sorted(i for part in backend.build_exact for i in part) == [0, 1, 2]
+    assert sorted(i for part in machine.build_exact for i in part) == [0, 1, 2]
 
 
 async def test_after_stop_nothing_is_begun_ahead_of_the_final() -> None:
     """What is under way ends, then comes the final, for which the leaders so far are compiled."""
-    backend = FakeBackend(8, slow_last(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), clock=FakeClock())
+    machine = FakeMachine(8, slow_last(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), clock=FakeClock())
     began: list[float] = []
 
     def listen(event: Event) -> None:
-        assert backend.clock is not None
+        assert machine.clock is not None
         if isinstance(event, CandidateMeasured) and event.index == 3:
             tuner.stop()
         elif isinstance(event, ArtifactBuilt) and event.compiler == "nvcc":
-            began.append(backend.clock.now - backend.script.exact_s)
+            began.append(machine.clock.now - machine.script.exact_s)
 
     benchmark = BenchmarkSettings(n_final=3)
-    async with Tuner(backend=backend, compile=ALONE, benchmark=benchmark, on_event=listen) as tuner:
+    async with Tuner(machine=machine, compile=ALONE, benchmark=benchmark, on_event=listen) as tuner:
         result = await tuner.result()
-    assert [sorted(part) for part in backend.build_exact] == [[1, 2], [3]] and min(began) >= SLOW_S
+    assert [sorted(part) for part in machine.build_exact] == [[1, 2], [3]] and min(began) >= SLOW_S
     assert result.best_config == {"x": 1} and result.artifact is not None and result.artifact.compiler == "nvcc"
 
 
 async def test_nothing_is_compiled_ahead_while_candidates_are_still_coming() -> None:
     """Lowering is slow, and devices measure what there is at once: workers take nothing but the candidates."""
-    backend = FakeBackend(30, Script(latency_ms=lambda c: 1.0 + c["x"], shared=True, lower_s=5.0), workers=3)
-    run = await tuned(backend, compile=CompileSettings())
-    assert run.nvcc()[0][0] - backend.script.exact_s >= run.when(CandidateLowered)
+    machine = FakeMachine(30, Script(latency_ms=lambda c: 1.0 + c["x"], shared=True, lower_s=5.0), workers=3)
+    run = await tuned(machine, compile=CompileSettings())
+    assert run.nvcc()[0][0] - machine.script.exact_s >= run.when(CandidateLowered)
     assert run.result.measured == 30
 
 
 async def test_parts_of_a_group_that_failed_are_built_while_others_compile_ahead() -> None:
     """The group fails late, while the other worker has leaders; its parts are built and measured all the same."""
-    backend = FakeBackend(8, slow_last(fails={6: "compile"}, exact_s=SLOW_S), workers=2)
-    run = await tuned(backend, compile=CompileSettings(group_size=2))
+    machine = FakeMachine(8, slow_last(fails={6: "compile"}, exact_s=SLOW_S), workers=2)
+    run = await tuned(machine, compile=CompileSettings(group_size=2))
     assert run.of(GroupSplit) and run.result.failed == 1 and run.result.measured == 7
     ahead, split = run.nvcc()[0][0], run.when(GroupSplit)
     assert ahead - SLOW_S < split < ahead < run.when(CandidateMeasured) and not run.of(Warned)
@@ -191,26 +191,26 @@ async def test_cut_before_its_final_a_resumed_run_has_nvccs_finalists(tmp_path: 
     whole, part = tmp_path / "whole", tmp_path / "part"
     options: dict[str, Any] = {"compile": ALONE, "benchmark": BenchmarkSettings(n_final=3)}
 
-    def fake() -> FakeBackend:
-        return FakeBackend(8, slow_last(), workers=workers)
+    def fake() -> FakeMachine:
+        return FakeMachine(8, slow_last(), workers=workers)
 
-    await tune(backend=fake(), journal=whole, **options)
+    await tune(machine=fake(), journal=whole, **options)
     lines = whole.read_bytes().splitlines(keepends=True)
     end = next(k for k, line in enumerate(lines) if b'"final_ordered"' in line)
     for cut in range(1, end + 1, 3):
         part.write_bytes(b"".join(lines[:cut]))
-        result = await resume(part, backend=fake())
+        result = await resume(part, machine=fake())
         assert result.measured == 8 and result.best_config == {"x": 0} and not result.warnings
         assert result.artifact is not None and result.artifact.compiler == "nvcc"
 
 
 async def test_cancelling_kills_what_compiles_ahead() -> None:
-    backend = FakeBackend(8, slow_last(exact_s=SLOW_S / 4))
-    async with Tuner(backend=backend, compile=ALONE, benchmark=BenchmarkSettings(n_final=3)) as tuner:
+    machine = FakeMachine(8, slow_last(exact_s=SLOW_S / 4))
+    async with Tuner(machine=machine, compile=ALONE, benchmark=BenchmarkSettings(n_final=3)) as tuner:
         async for event in tuner.events():
             if isinstance(event, CandidateMeasured) and event.index == 6:
                 break
-    assert backend.running == 0 and backend.closed == 1 and backend.cancelled["nvcc"] == 1
+    assert machine.running == 0 and machine.closed == 1 and machine.cancelled["nvcc"] == 1
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -226,8 +226,8 @@ async def test_whoever_leads_the_finalists_are_nvccs_and_all_else_is_as_without(
 
     workers, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
     script = Script(latency_ms=latency, compile_s=seconds, shared=True, fails={rng.randrange(20): "compile"})
-    backend = FakeBackend(20, script, workers=workers, devices=devices)
-    run = await tuned(backend, 4, compile=CompileSettings())
+    machine = FakeMachine(20, script, workers=workers, devices=devices)
+    run = await tuned(machine, 4, compile=CompileSettings())
     ok = sorted((latency({"x": e.index}), e.index) for e in run.of(CandidateMeasured))
     assert run.result.best_config == {"x": ok[0][1]} and len(ok) == 19 and not run.of(Warned)
     again = [i for _, e in run.nvcc() for i in e.indices]

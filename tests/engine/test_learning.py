@@ -14,7 +14,7 @@ from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.model.settings import CompileSettings
 from atune.search.interface import Searched
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +25,8 @@ def latency(config: dict[str, Any]) -> float:
     return 1.0 + abs(config["tile"].bit_length() - 8) + 0.5 * abs(config["stages"] - 3) + (config["order"] == "row")
 
 
-def fake(workers: int = 3, **script: Any) -> FakeBackend:
-    return FakeBackend(
+def fake(workers: int = 3, **script: Any) -> FakeMachine:
+    return FakeMachine(
         CONFIGS, Script(latency_ms=latency, **{"fails": {3: "timeout", 9: "compile"}, **script}), workers=workers
     )
 
@@ -63,7 +63,7 @@ class Own:
 
 @pytest.mark.parametrize("name", ["local", "evolution", "forest"])
 async def test_a_run_with_a_strategy_that_learns_ends_with_its_budget(tmp_path: Path, name: str) -> None:
-    result = await tune(backend=fake(), strategy=name, budget="40%", journal=tmp_path / "j")
+    result = await tune(machine=fake(), strategy=name, budget="40%", journal=tmp_path / "j")
     assert len(result.records) == 20 and result.header is not None and result.header.strategy == name
     heard = [e.heard for e in read(tmp_path / "j") if isinstance(e, CandidateProposed)]
     assert heard[0] == 0 and heard == sorted(heard) and len(set(heard)) > 3
@@ -71,14 +71,14 @@ async def test_a_run_with_a_strategy_that_learns_ends_with_its_budget(tmp_path: 
 
 async def test_without_a_name_a_budget_has_the_forest_and_none_has_all(tmp_path: Path) -> None:
     for budget, name in ((20, "forest"), (None, "exhaustive"), (50, "exhaustive"), (5, "random")):
-        result = await tune(backend=fake(), budget=budget)
+        result = await tune(machine=fake(), budget=budget)
         assert result.header is not None and result.header.strategy == name
 
 
 async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and_told_all() -> None:
     own = Own()
     script = {"code_key": lambda c: "same" if c["tile"] == 16 and c["stages"] == 4 else str(c), "fails": {3: "timeout"}}
-    await tune(backend=fake(3, **script), strategy=own)
+    await tune(machine=fake(3, **script), strategy=own)
     assert own.asked == list(range(50)) and sorted(own.told) == own.asked
     assert own.most == 6
     assert (
@@ -91,39 +91,39 @@ async def test_a_strategy_of_the_users_own_is_asked_two_ahead_of_each_worker_and
 @pytest.mark.parametrize("group_size", [None, 1, 16])
 async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_size: int | None) -> None:
     settings = CompileSettings(group_size=group_size)
-    result = await tune(backend=fake(1), strategy="local", compile=settings)
+    result = await tune(machine=fake(1), strategy="local", compile=settings)
     assert not result.remaining and result.measured == 48
 
 
 async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match=r"strategy 'own': ask.* returned 0 a second time"):
-        await tune(backend=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
+        await tune(machine=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
     assert replay(tmp_path / "j").measured >= 10
-    result = await resume(tmp_path / "j", backend=fake(), strategy=Own())
+    result = await resume(tmp_path / "j", machine=fake(), strategy=Own())
     assert not result.remaining
 
 
 async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_path: Path) -> None:
-    await tune(backend=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
+    await tune(machine=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
     with pytest.raises(UsageError, match="strategy 'own' is unknown"):
-        await resume(tmp_path / "j", backend=fake(), budget=20)
+        await resume(tmp_path / "j", machine=fake(), budget=20)
 
 
 @pytest.mark.parametrize("name", ["local", "evolution", "forest"])
 async def test_a_run_that_goes_on_asks_what_its_past_asked(tmp_path: Path, name: str) -> None:
     """The strategy is told again when it was told: were it not, it would ask for others, before any new one."""
     journal = tmp_path / "j"
-    await tune(backend=fake(), strategy=name, budget=20, seed=4, journal=journal)
+    await tune(machine=fake(), strategy=name, budget=20, seed=4, journal=journal)
     before = proposals(read(journal))
-    result: TuneResult = await resume(journal, backend=fake(), budget=30)
+    result: TuneResult = await resume(journal, machine=fake(), budget=30)
     after = proposals(read(journal))
     assert after[:20] == before and len(set(after)) == 30 == len(result.records)
 
 
 async def test_a_journal_goes_on_with_its_own_strategy_whatever_is_the_default(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    await tune(backend=fake(), journal=journal, strategy="exhaustive", budget=12)
-    result = await tune(backend=fake(), journal=journal, budget=24)
+    await tune(machine=fake(), journal=journal, strategy="exhaustive", budget=12)
+    result = await tune(machine=fake(), journal=journal, budget=24)
     assert proposals(read(journal)) == list(range(24)) and result.header is not None
     assert result.header.strategy == "exhaustive"
 

@@ -11,7 +11,7 @@ from atune.journal.writer import read
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 from atune.testing.script import Stage
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ TOGETHER = CompileSettings(group_size=8)
 
 async def run_of(kills: dict[int, tuple[Stage, int]], workers: int = 2) -> Run:
     script = Script(latency_ms=lambda config: 1.0 + config["x"], kills=kills)
-    return await finish(FakeBackend(8, script, workers=workers), compile=TOGETHER)
+    return await finish(FakeMachine(8, script, workers=workers), compile=TOGETHER)
 
 
 def repeated(run: Run) -> list[tuple[int, ...]]:
@@ -65,14 +65,14 @@ async def test_one_that_has_every_worker_killed_is_found_by_halves() -> None:
 async def test_what_is_put_back_is_told_in_the_journal(tmp_path) -> None:  # type: ignore[no-untyped-def]
     journal = tmp_path / "j"
     script = Script(kills={3: ("lower", 1)})
-    await finish(FakeBackend(8, script), journal=journal)
+    await finish(FakeMachine(8, script), journal=journal)
     [event] = [e for e in read(journal) if isinstance(e, CompileRepeated)]
     assert event.indices == (3,) and "killed" in event.reason
 
 
 async def test_compiling_alone_has_a_killed_configuration_again() -> None:
-    backend = FakeBackend(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
-    candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(backend.configs)]
-    async with backend.open():
-        answers = await compiled(backend, candidates)
+    machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
+    candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(machine.configs)]
+    async with machine.open():
+        answers = await compiled(machine, candidates)
     assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())

@@ -35,7 +35,7 @@ from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
-from atune.testing import FakeBackend, FakeClock, FakeCompileWorker, Script
+from atune.testing import FakeClock, FakeCompileWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 N = 8
@@ -48,67 +48,67 @@ def accelerated(**script: Any) -> Script:
 
 @pytest.mark.parametrize("workers", [2, 6])
 async def test_a_leader_is_proven_while_devices_still_measure(workers: int) -> None:
-    backend = FakeBackend(N, accelerated(prove_s=3.0), workers=workers)
-    run = await tuned(backend)
-    assert run.proven() == (0, "compared", 3.0) and backend.proved.count(0) == 1
+    machine = FakeMachine(N, accelerated(prove_s=3.0), workers=workers)
+    run = await tuned(machine)
+    assert run.proven() == (0, "compared", 3.0) and machine.proved.count(0) == 1
     assert run.when(WinnerProven) == run.when(FinalOrdered) and not run.result.warnings
-    assert backend.proved == ([0] if workers == 2 else [0, 1])  # of six workers, two prove
-    assert backend.most_at_once["prove"] <= max(1, workers // 3)
+    assert machine.proved == ([0] if workers == 2 else [0, 1])  # of six workers, two prove
+    assert machine.most_at_once["prove"] <= max(1, workers // 3)
 
 
 async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
-    backend = FakeBackend(N, accelerated(compile_s=0.1, measure_s=5.0, prove_s=4.0))
-    run = await tuned(backend)
-    assert run.proven() == (0, "compared", 4.0) and backend.proved == [0]
+    machine = FakeMachine(N, accelerated(compile_s=0.1, measure_s=5.0, prove_s=4.0))
+    run = await tuned(machine)
+    assert run.proven() == (0, "compared", 4.0) and machine.proved == [0]
     assert run.when(WinnerProven) == run.when(FinalOrdered)
 
 
 async def test_with_one_worker_a_leader_is_proven_while_the_last_one_is_measured() -> None:
-    backend = FakeBackend(N, accelerated(prove_s=3.0), workers=1)
-    run = await tuned(backend)
-    assert run.proven() == (0, "compared", 3.0) and backend.proved == [0]
+    machine = FakeMachine(N, accelerated(prove_s=3.0), workers=1)
+    run = await tuned(machine)
+    assert run.proven() == (0, "compared", 3.0) and machine.proved == [0]
     assert run.when(WinnerProven) == run.when(FinalOrdered)
 
 
 async def test_once_all_is_measured_no_proof_is_begun_before_the_final() -> None:
-    backend = FakeBackend(1, accelerated(prove_s=3.0))
-    run = await tuned(backend)
+    machine = FakeMachine(1, accelerated(prove_s=3.0))
+    run = await tuned(machine)
     assert run.proven() == (0, "compared", 3.0) and run.when(WinnerProven) >= run.when(CandidateMeasured) + 3.0
-    late = FakeBackend(N, accelerated(latency_ms=last_wins, prove_s=3.0))
+    late = FakeMachine(N, accelerated(latency_ms=last_wins, prove_s=3.0))
     run = await tuned(late)
     assert late.proved == [0, SLOW] and run.when(WinnerProven) >= run.when(FinalOrdered) + 3.0
 
 
 async def test_the_proof_of_an_overtaken_leader_is_cancelled_before_the_final() -> None:
-    backend = FakeBackend(N, accelerated(latency_ms=last_wins, prove_s=10 * SLOW_S))
-    run = await tuned(backend)
-    assert backend.cancelled["prove"] == 1 and backend.proved == [0, SLOW]
+    machine = FakeMachine(N, accelerated(latency_ms=last_wins, prove_s=10 * SLOW_S))
+    run = await tuned(machine)
+    assert machine.cancelled["prove"] == 1 and machine.proved == [0, SLOW]
     assert run.proven() == (SLOW, "compared", 10 * SLOW_S)
     assert run.when(FinalOrdered) < 3 * SLOW_S < run.when(WinnerProven)
 
 
 async def test_the_final_waits_for_the_proof_of_a_leader() -> None:
     """It is timed while nothing compiles."""
-    backend = FakeBackend(N, accelerated(prove_s=2 * SLOW_S))
-    run = await tuned(backend)
-    assert backend.proved == [0] and not backend.cancelled["prove"]
+    machine = FakeMachine(N, accelerated(prove_s=2 * SLOW_S))
+    run = await tuned(machine)
+    assert machine.proved == [0] and not machine.cancelled["prove"]
     assert run.when(WinnerProven) == run.when(FinalOrdered) > 2 * SLOW_S
 
 
 async def test_a_proof_of_another_than_the_winner_says_nothing_of_the_winner() -> None:
     script = accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], differs={0})
-    backend = FakeBackend(N, script)
-    run = await tuned(backend)
-    assert backend.proved == [0, 1] and run.proven() == (1, "compared", 1.0) and not run.result.warnings
+    machine = FakeMachine(N, script)
+    run = await tuned(machine)
+    assert machine.proved == [0, 1] and run.proven() == (1, "compared", 1.0) and not run.result.warnings
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
 @pytest.mark.parametrize("n_final", [0, 1, 3])
 async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins(workers: int, n_final: int) -> None:
     script = accelerated(differs={0}, plain_ms=lambda c: 1.25 + c["x"], prove_s=3.0)
-    backend = FakeBackend(N, script, workers=workers)
-    run = await tuned(backend, n_final)
-    assert run.proven() == (0, "replaced", 3.0) and backend.proved.count(0) == 1
+    machine = FakeMachine(N, script, workers=workers)
+    run = await tuned(machine, n_final)
+    assert run.proven() == (0, "replaced", 3.0) and machine.proved.count(0) == 1
     [warning] = run.of(Warned)
     assert "candidate 0 is not what tilelang compiles (the device code)" in warning.message
     assert "The plain library takes its place" in warning.message
@@ -120,9 +120,9 @@ async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins
 
 @pytest.mark.parametrize("n_final", [0, 3])
 async def test_a_plain_library_that_loses_leaves_the_next_one_to_be_proven(n_final: int) -> None:
-    backend = FakeBackend(N, accelerated(differs={0}, plain_ms=lambda c: 2.5 + c["x"]))
-    run = await tuned(backend, n_final)
-    assert run.proven() == (1, "compared", 1.0) and backend.proved == [0, 1]
+    machine = FakeMachine(N, accelerated(differs={0}, plain_ms=lambda c: 2.5 + c["x"]))
+    run = await tuned(machine, n_final)
+    assert run.proven() == (1, "compared", 1.0) and machine.proved == [0, 1]
     assert run.result.best_config == {"x": 1} and run.result.latency_ms == 2.0
     assert len(run.of(Warned)) == 1 and run.result.measured == N
 
@@ -132,8 +132,8 @@ async def test_a_plain_library_that_loses_leaves_the_next_one_to_be_proven(n_fin
 async def test_a_plain_library_that_fails_its_check_is_a_failure_and_the_next_leader_wins(
     kind: Any, n_final: int, tmp_path: Path
 ) -> None:
-    backend = FakeBackend(N, accelerated(differs={0}, plain_fails={0: kind}))
-    run = await tuned(backend, n_final, journal=tmp_path / "j")
+    machine = FakeMachine(N, accelerated(differs={0}, plain_fails={0: kind}))
+    run = await tuned(machine, n_final, journal=tmp_path / "j")
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(0, kind)]
     assert run.proven() == (1, "compared", 1.0) and run.result.best_config == {"x": 1}
     assert (run.result.measured, run.result.failed) == (N - 1, 1)
@@ -143,28 +143,28 @@ async def test_a_plain_library_that_fails_its_check_is_a_failure_and_the_next_le
 
 
 async def test_the_only_candidates_plain_library_that_fails_leaves_no_winner() -> None:
-    backend = FakeBackend(1, accelerated(differs={0}, plain_fails={0: "mismatch"}))
+    machine = FakeMachine(1, accelerated(differs={0}, plain_fails={0: "mismatch"}))
     with pytest.raises(NoWinner, match="1 failed") as caught:
-        await tune(backend=backend)
+        await tune(machine=machine)
     assert not caught.value.result.proven
 
 
 async def test_every_candidate_is_replaced_once_at_most() -> None:
     """All differ, and each plain library is slower than the next accelerated one."""
-    backend = FakeBackend(5, accelerated(differs=range(5), plain_ms=lambda c: 10.0 + c["x"], compile_s=0.1))
-    run = await tuned(backend)
-    assert sorted(backend.proved) == list(range(5)) and len(run.of(Warned)) == 5
+    machine = FakeMachine(5, accelerated(differs=range(5), plain_ms=lambda c: 10.0 + c["x"], compile_s=0.1))
+    run = await tuned(machine)
+    assert sorted(machine.proved) == list(range(5)) and len(run.of(Warned)) == 5
     assert run.proven()[:2] == (0, "replaced") and run.result.latency_ms == 10.0
 
 
 @pytest.mark.parametrize("n_final", [0, 3])
 async def test_with_no_device_for_the_plain_library_the_measured_result_stays_unproven(n_final: int) -> None:
-    backend = FakeBackend(N, accelerated(differs={0}))
+    machine = FakeMachine(N, accelerated(differs={0}))
 
     async def start() -> Any:
         raise WorkerError("the fake device is gone")
 
-    worker = backend.device_workers()[0]
+    worker = machine.device_workers()[0]
 
     def listen(event: Event) -> None:
         if isinstance(event, Warned) and "takes its place" in event.message:
@@ -172,47 +172,47 @@ async def test_with_no_device_for_the_plain_library_the_measured_result_stays_un
             worker.start = start  # type: ignore[method-assign]
 
     settings = BenchmarkSettings(n_final=n_final)
-    result = await tune(backend=backend, on_event=listen, compile=CompileSettings(group_size=1), benchmark=settings)
+    result = await tune(machine=machine, on_event=listen, compile=CompileSettings(group_size=1), benchmark=settings)
     assert not result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.0
     assert "no device is left" in result.warnings[-1] and result.artifact is not None
 
 
 async def test_plain_candidates_need_no_proof() -> None:
-    backend = FakeBackend(N, accelerated(accelerated=False))
-    run = await tuned(backend)
-    assert run.proven() == (0, "plain", 0.0) and not backend.proved
+    machine = FakeMachine(N, accelerated(accelerated=False))
+    run = await tuned(machine)
+    assert run.proven() == (0, "plain", 0.0) and not machine.proved
 
 
 async def test_nothing_is_proven_where_that_is_not_wanted() -> None:
-    backend = FakeBackend(N, accelerated())
-    run = await tuned(backend, compile=CompileSettings(prove=False))
-    assert not backend.proved and not run.of(WinnerProven) and not run.result.proven and not run.result.warnings
-    plain = await tuned(FakeBackend(N, Script()), compile=CompileSettings(prove=False))
+    machine = FakeMachine(N, accelerated())
+    run = await tuned(machine, compile=CompileSettings(prove=False))
+    assert not machine.proved and not run.of(WinnerProven) and not run.result.proven and not run.result.warnings
+    plain = await tuned(FakeMachine(N, Script()), compile=CompileSettings(prove=False))
     assert plain.proven()[1] == "plain"
 
 
 async def test_a_proof_that_an_earlier_run_left_is_taken() -> None:
-    run = await tuned(FakeBackend(N, accelerated(proven_before={0})))
+    run = await tuned(FakeMachine(N, accelerated(proven_before={0})))
     assert run.proven() == (0, "compared", 0.0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
 async def test_a_worker_lost_over_a_proof_costs_a_second_try(workers: int) -> None:
-    backend = FakeBackend(N, accelerated(prove_losses=1), workers=workers)
-    run = await tuned(backend)
+    machine = FakeMachine(N, accelerated(prove_losses=1), workers=workers)
+    run = await tuned(machine)
     assert run.proven()[:2] == (0, "compared") and not run.result.warnings
-    assert backend.proved.count(0) == 2
+    assert machine.proved.count(0) == 2
 
 
 @pytest.mark.parametrize("workers", [1, 6])
 @pytest.mark.parametrize("script", [{"prove_losses": 99}, {"prove_fails": {0, 1}}])
 async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, Any], workers: int) -> None:
-    backend = FakeBackend(N, accelerated(**script), workers=workers)
-    run = await tuned(backend)
+    machine = FakeMachine(N, accelerated(**script), workers=workers)
+    run = await tuned(machine)
     [warning] = run.of(Warned)
     assert "the winner, candidate 0, is not proven to be tilelang's own code: compiling it plain" in warning.message
     assert not run.result.proven and run.result.best_config == {"x": 0} and not run.of(WinnerProven)
-    assert backend.proved.count(0) == (2 if "prove_losses" in script else 1)
+    assert machine.proved.count(0) == (2 if "prove_losses" in script else 1)
 
 
 async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,59 +224,59 @@ async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeyp
         return await prove(self, candidate, measured)
 
     monkeypatch.setattr(FakeCompileWorker, "prove", spy)
-    backend = FakeBackend(N, accelerated(shared=True), workers=2)
-    run = await tuned(backend)
+    machine = FakeMachine(N, accelerated(shared=True), workers=2)
+    run = await tuned(machine)
     assert [(one.index, one.exact, one.compiler) for one in seen] == [(0, True, "nvcc")]
     assert run.proven() == (0, "compared", 1.0) and run.when(WinnerProven) == run.when(FinalOrdered)
 
 
 async def test_a_replaced_library_stays_when_the_final_is_held_again() -> None:
     """The exact library of an accelerated compile does not come back in its place."""
-    run = await tuned(FakeBackend(N, accelerated(shared=True, differs={0}), workers=2))
+    run = await tuned(FakeMachine(N, accelerated(shared=True, differs={0}), workers=2))
     assert run.proven()[:2] == (0, "replaced") and len(run.of(FinalOrdered)) == 2
     assert run.result.artifact is not None and run.result.artifact.plain and len(run.result.warnings) == 1
 
 
 async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
-    backend = FakeBackend(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), workers=6)
+    machine = FakeMachine(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), workers=6)
     began: list[int] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, CandidateMeasured):
             tuner.stop()
-            began.extend(backend.proved)
+            began.extend(machine.proved)
 
     settings = CompileSettings(group_size=1)
-    async with Tuner(backend=backend, compile=settings, on_event=listen) as tuner:
+    async with Tuner(machine=machine, compile=settings, on_event=listen) as tuner:
         result = await tuner.result()
-    assert result.proven and result.finished and backend.proved == [result.best_index] and not began
+    assert result.proven and result.finished and machine.proved == [result.best_index] and not began
 
 
 async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
-    backend = FakeBackend(50, accelerated(), clock=FakeClock(pace=0.01))
-    result = await tune(backend=backend, budget="0.1s")
-    assert result.proven and result.remaining and result.best_index in backend.proved
+    machine = FakeMachine(50, accelerated(), clock=FakeClock(pace=0.01))
+    result = await tune(machine=machine, budget="0.1s")
+    assert result.proven and result.remaining and result.best_index in machine.proved
 
 
 async def test_without_the_pipeline_the_winner_is_proven_after_the_final() -> None:
-    backend = FakeBackend(N, accelerated())
-    run = await tuned(backend, pipeline=False)
-    assert backend.proved == [0] and run.proven()[0] == 0 and run.when(WinnerProven) > run.when(FinalOrdered)
+    machine = FakeMachine(N, accelerated())
+    run = await tuned(machine, pipeline=False)
+    assert machine.proved == [0] and run.proven()[0] == 0 and run.when(WinnerProven) > run.when(FinalOrdered)
 
 
 async def test_cancelling_kills_a_proof_and_the_run_is_not_proven(tmp_path: Path) -> None:
-    backend = FakeBackend(N, accelerated(prove_s=SLOW_S / 4))
-    async with Tuner(backend=backend, compile=CompileSettings(group_size=1), journal=tmp_path / "j") as tuner:
+    machine = FakeMachine(N, accelerated(prove_s=SLOW_S / 4))
+    async with Tuner(machine=machine, compile=CompileSettings(group_size=1), journal=tmp_path / "j") as tuner:
         async for event in tuner.events():
             if isinstance(event, CandidateMeasured) and event.index == 6:
                 break
-    assert backend.running == 0 and backend.closed == 1 and backend.cancelled["prove"] == 1
+    assert machine.running == 0 and machine.closed == 1 and machine.cancelled["prove"] == 1
     assert not replay(tmp_path / "j").proven
 
 
 async def cut(journal: Path, moment: Callable[[Event], bool], script: Script) -> None:
     """Leave what a run leaves that dies at `moment`."""
-    await tune(backend=FakeBackend(N, script), journal=journal)
+    await tune(machine=FakeMachine(N, script), journal=journal)
     end = next(k for k, event in enumerate(read(journal)) if moment(event))
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:end]))
 
@@ -285,10 +285,10 @@ async def test_a_run_that_died_before_its_end_is_not_proven_and_is_once_it_goes_
     journal, script = tmp_path / "j", accelerated()
     await cut(journal, lambda event: isinstance(event, RunFinished), script)
     assert not replay(journal).proven
-    backend = FakeBackend(N, script)
-    result = await resume(journal, backend=backend)
-    assert result.proven and backend.proved == [0] and result.best_config == {"x": 0}
-    assert not backend.measured["fake-0"] and len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 1
+    machine = FakeMachine(N, script)
+    result = await resume(journal, machine=machine)
+    assert result.proven and machine.proved == [0] and result.best_config == {"x": 0}
+    assert not machine.measured["fake-0"] and len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 1
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -296,11 +296,11 @@ async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path, shared: bool) -> N
     """Also where the plain library had taken the winner's place: it is compiled, compared and timed again."""
     script = accelerated(shared=shared, differs={0}, plain_ms=lambda c: 1.25 + c["x"])
     whole, part = tmp_path / "whole", tmp_path / "part"
-    first = await tune(backend=FakeBackend(N, script), journal=whole)
+    first = await tune(machine=FakeMachine(N, script), journal=whole)
     lines = whole.read_bytes().splitlines(keepends=True)
     for end in [*range(1, len(lines), 5), *range(len(lines) - 4, len(lines))]:
         part.write_bytes(b"".join(lines[:end]))
-        result = await resume(part, backend=FakeBackend(N, script))
+        result = await resume(part, machine=FakeMachine(N, script))
         assert result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.25, end
         assert result.summary().keys() == first.summary().keys() and replay(part).proven
         assert result.artifact is not None and result.artifact.plain
@@ -308,10 +308,10 @@ async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path, shared: bool) -> N
 
 async def test_a_larger_budget_has_its_winner_proven_anew(tmp_path: Path) -> None:
     journal, script = tmp_path / "j", Script(latency_ms=lambda c: 9.0 - c["x"], accelerated=True)
-    assert (await tune(backend=FakeBackend(N, script), journal=journal, strategy="exhaustive", budget=3)).proven
-    backend = FakeBackend(N, script)
-    result = await resume(journal, backend=backend, budget=None)
-    assert result.proven and result.best_config == {"x": 7} and 7 in backend.proved
+    assert (await tune(machine=FakeMachine(N, script), journal=journal, strategy="exhaustive", budget=3)).proven
+    machine = FakeMachine(N, script)
+    result = await resume(journal, machine=machine, budget=None)
+    assert result.proven and result.best_config == {"x": 7} and 7 in machine.proved
     assert [e.index for e in read(journal) if isinstance(e, WinnerProven)] == [2, 7]
 
 
@@ -319,11 +319,11 @@ async def test_the_header_tells_which_accelerators_were_active_and_why_not_the_o
     journal = tmp_path / "j"
     with anyio.CancelScope() as scope:
         await tune(
-            backend=FakeBackend(N, accelerated()),
+            machine=FakeMachine(N, accelerated()),
             journal=journal,
             on_event=lambda e: scope.cancel() if isinstance(e, CandidateMeasured) else None,
         )
-    await resume(journal, backend=FakeBackend(N, accelerated(accelerated=False)))
+    await resume(journal, machine=FakeMachine(N, accelerated(accelerated=False)))
     events = read(journal)
     [started] = [e for e in events if isinstance(e, RunStarted)]
     [resumed] = [e for e in events if isinstance(e, RunResumed)]
@@ -334,7 +334,7 @@ async def test_the_header_tells_which_accelerators_were_active_and_why_not_the_o
 async def test_accelerators_are_asked_for_once_before_the_workers() -> None:
     calls: list[str] = []
 
-    class Asked(FakeBackend):
+    class Asked(FakeMachine):
         async def discover(self) -> Any:
             calls.append("discover")
             return await super().discover()
@@ -347,7 +347,7 @@ async def test_accelerators_are_asked_for_once_before_the_workers() -> None:
             calls.append(f"compile_workers({candidates})")
             return super().compile_workers(candidates)
 
-    await tune(backend=Asked(N, accelerated()), budget=5)
+    await tune(machine=Asked(N, accelerated()), budget=5)
     assert calls == ["discover", "accelerators(5)", "compile_workers(5)"]
 
 
@@ -404,11 +404,11 @@ async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_
         shared=shared, exact_fails=(0,), accelerated=True,
     )  # fmt: skip
     off = CompileSettings(prove=False)
-    await tune(backend=FakeBackend(6, script), journal=journal, compile=off)
-    backend = FakeBackend(7, script)
-    backend.described = backend.configs[1:]  # without 0, whose code 5 has, too; 6 is new
+    await tune(machine=FakeMachine(6, script), journal=journal, compile=off)
+    machine = FakeMachine(7, script)
+    machine.described = machine.configs[1:]  # without 0, whose code 5 has, too; 6 is new
     events: list[Event] = []
     with anyio.fail_after(30):
-        result = await tune(backend=backend, journal=journal, force_parts=["space"], on_event=events.append)
+        result = await tune(machine=machine, journal=journal, accept=["space"], on_event=events.append)
     assert result.latency_ms == 1.0 and not result.proven
     assert not any(isinstance(event, WinnerProven) for event in events)

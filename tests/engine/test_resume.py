@@ -35,7 +35,7 @@ from atune.journal.writer import Journal, read
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
@@ -48,22 +48,22 @@ SCRIPT = Script(
 )
 
 
-def fake(configs: Any = 40, script: Script = SCRIPT, **options: Any) -> FakeBackend:
-    return FakeBackend(configs, script, limits=DeviceLimits(smem_bytes=3500), **{"default": 7, **options})
+def fake(configs: Any = 40, script: Script = SCRIPT, **options: Any) -> FakeMachine:
+    return FakeMachine(configs, script, limits=DeviceLimits(smem_bytes=3500), **{"default": 7, **options})
 
 
 async def until(
-    journal: Path, moment: Callable[[Event], bool], backend: FakeBackend | None = None, **options: Any
+    journal: Path, moment: Callable[[Event], bool], machine: FakeMachine | None = None, **options: Any
 ) -> None:
     """Run until `moment` is true of an event of this part, then cancel."""
-    backend = backend or fake()
+    machine = machine or fake()
     with anyio.CancelScope() as scope:
 
         def listen(event: Event) -> None:
-            if backend.opened and moment(event):
+            if machine.opened and moment(event):
                 scope.cancel()
 
-        await tune(backend=backend, journal=journal, on_event=listen, **options)
+        await tune(machine=machine, journal=journal, on_event=listen, **options)
     assert scope.cancelled_caught
 
 
@@ -101,71 +101,71 @@ def die(journal: Path, events: int) -> None:
 async def test_cut_after_any_event_the_run_ends_as_the_uninterrupted_one(tmp_path: Path, strategy: str) -> None:
     """Also with the same proposals in the same order, and every measurement made once."""
     whole = tmp_path / "whole"
-    await tune(backend=fake(), journal=whole, strategy=strategy, seed=3)
+    await tune(machine=fake(), journal=whole, strategy=strategy, seed=3)
     lines = whole.read_bytes().splitlines(keepends=True)
     proposals = [e.index for e in read(whole) if isinstance(e, CandidateProposed)]
     for cut in [*range(1, len(lines), 9), len(lines) - 2, len(lines) - 1]:
         part = tmp_path / "part"
         part.write_bytes(b"".join(lines[:cut]))
         before = measured(part)
-        backend = fake()
-        await resume(part, backend=backend)
+        machine = fake()
+        await resume(part, machine=machine)
         assert told(part) == told(whole), f"cut after {cut} events"
         assert [e.index for e in read(part) if isinstance(e, CandidateProposed)] == proposals
         after = measured(part)
         assert len(set(after)) == len(after) and after[: len(before)] == before
-        assert not set(before) & set(backend.measured["fake-0"])
+        assert not set(before) & set(machine.measured["fake-0"])
 
 
 async def test_only_the_finalists_are_compiled_again(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(CandidateMeasured, 20))
     done = {e.index for e in read(journal) if isinstance(e, CandidateMeasured)}
-    backend = fake()
-    await resume(journal, backend=backend)
-    [finalists] = backend.finals
+    machine = fake()
+    await resume(journal, machine=machine)
+    [finalists] = machine.finals
     again = [e for e in read(journal) if isinstance(e, ArtifactBuilt) and "again" in e.reason]
     assert {i for e in again for i in e.indices} == set(finalists) & done
-    assert not (set(backend.lowered) & done) - set(finalists)
+    assert not (set(machine.lowered) & done) - set(finalists)
     assert 7 in finalists  # the default
 
 
 async def test_a_finished_journal_returns_at_once(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    result = await tune(backend=fake(), journal=journal)
+    result = await tune(machine=fake(), journal=journal)
     before = journal.read_bytes()
-    backend = fake()
-    again = await resume(journal, backend=backend)
-    assert again.summary() == result.summary() and backend.opened == 0
-    again = await tune(backend=backend, journal=journal)  # which has to look whether the work is the same
-    assert again.summary() == result.summary() and backend.opened == 1 and not backend.starts
+    machine = fake()
+    again = await resume(journal, machine=machine)
+    assert again.summary() == result.summary() and machine.opened == 0
+    again = await tune(machine=machine, journal=journal)  # which has to look whether the work is the same
+    assert again.summary() == result.summary() and machine.opened == 1 and not machine.starts
     assert journal.read_bytes() == before
 
 
 async def test_a_larger_budget_goes_on_and_a_used_up_one_does_not(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    await tune(backend=fake(), journal=journal, strategy="exhaustive", budget=15)
-    assert (await resume(journal, backend=fake())).remaining == 25
-    result = await resume(journal, backend=fake(), budget=30)
+    await tune(machine=fake(), journal=journal, strategy="exhaustive", budget=15)
+    assert (await resume(journal, machine=fake())).remaining == 25
+    result = await resume(journal, machine=fake(), budget=30)
     assert result.remaining == 10 and len(result.records) == 30
-    await resume(journal, backend=fake(), budget=None)
-    await tune(backend=fake(), journal=tmp_path / "whole")
+    await resume(journal, machine=fake(), budget=None)
+    await tune(machine=fake(), journal=tmp_path / "whole")
     assert told(journal) == told(tmp_path / "whole")
     assert len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 3
 
 
 async def test_the_kept_winner_is_taken_from_the_store_after_its_hash_is_checked(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    first = await tune(backend=fake(), journal=journal, budget=30)
-    backend = fake()
-    await resume(journal, backend=backend, budget=None)
-    assert first.best_index not in backend.lowered and first.best_index in backend.finals[0]
+    first = await tune(machine=fake(), journal=journal, budget=30)
+    machine = fake()
+    await resume(journal, machine=machine, budget=None)
+    assert first.best_index not in machine.lowered and first.best_index in machine.finals[0]
     [kept] = {e.kernel.path for e in read(journal) if isinstance(e, RunFinished) and e.kernel}
     Path(kept).write_bytes(b"something else")
     die(journal, next(e.seq for e in read(journal) if isinstance(e, RunResumed)))
-    backend = fake()
-    await resume(journal, backend=backend, budget=None)
-    assert first.best_index in backend.lowered
+    machine = fake()
+    await resume(journal, machine=machine, budget=None)
+    assert first.best_index in machine.lowered
     os.unlink(kept)
 
 
@@ -173,7 +173,7 @@ async def test_wall_time_sums_the_parts(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(CandidateMeasured, 5))
     first_s = replay(journal).wall_s
-    result = await resume(journal, backend=fake())
+    result = await resume(journal, machine=fake())
     assert result.wall_s == replay(journal).wall_s > first_s > 0
     monos = [e.mono for e in read(journal)]
     assert monos == sorted(monos)
@@ -186,10 +186,10 @@ async def test_a_candidate_that_the_program_died_of_twice_is_suspect_and_skipped
         events = read(journal)
         die(journal, next(e.seq for e in reversed(events) if isinstance(e, BenchmarkStarted) and e.index == 9) + 1)
         assert death == len([e for e in events if isinstance(e, RunResumed)])
-    backend = fake()
-    result = await resume(journal, backend=backend)
+    machine = fake()
+    result = await resume(journal, machine=machine)
     [record] = [r for r in result.failures if r.kind == "suspect"]
-    assert record.index == 9 and "died twice" in record.message and 9 not in backend.measured["fake-0"]
+    assert record.index == 9 and "died twice" in record.message and 9 not in machine.measured["fake-0"]
     assert result.measured + result.failed + result.pruned + result.duplicates == result.total == 40
     assert replay(journal).summary() == result.summary()
 
@@ -198,7 +198,7 @@ async def test_an_interruption_in_order_makes_nobody_suspect(tmp_path: Path) -> 
     journal = tmp_path / "j"
     for _ in range(3):
         await until(journal, lambda e: isinstance(e, BenchmarkStarted) and e.index == 9)
-    result = await resume(journal, backend=fake())
+    result = await resume(journal, machine=fake())
     assert not [r for r in result.failures if r.kind == "suspect"]
 
 
@@ -208,20 +208,20 @@ async def test_a_torn_tail_is_cut_off_with_an_event_that_says_so(tmp_path: Path)
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"crc":"0000')
     with pytest.raises(JournalError, match="other work"):
-        await tune(backend=fake(39), journal=journal)
+        await tune(machine=fake(39), journal=journal)
     assert journal.read_bytes() == whole + b'{"crc":"0000'  # a refusal changes nothing
-    await resume(journal, backend=fake())
+    await resume(journal, machine=fake())
     [repaired] = [e for e in read(journal) if isinstance(e, JournalRepaired)]
     assert repaired.cut_bytes == 12 and journal.read_bytes().startswith(whole)
 
 
-def version(backend: FakeBackend, **versions: str) -> FakeBackend:
-    backend.versions = lambda: versions  # type: ignore[method-assign]
-    return backend
+def version(machine: FakeMachine, **versions: str) -> FakeMachine:
+    machine.versions = lambda: versions  # type: ignore[method-assign]
+    return machine
 
 
 @pytest.mark.parametrize(
-    ("backend", "options", "parts", "message"),
+    ("machine", "options", "parts", "message"),
     [
         (lambda: fake(39), {}, ["space"], "space: 1 candidates of the journal are no longer in the space"),
         (lambda: version(fake(), fake="2"), {}, ["versions"], "versions: fake was 1 and is 2"),
@@ -237,16 +237,16 @@ def version(backend: FakeBackend, **versions: str) -> FakeBackend:
     ],
 )
 async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
-    tmp_path: Path, backend: Callable[[], FakeBackend], options: dict[str, Any], parts: list[str], message: str
+    tmp_path: Path, machine: Callable[[], FakeMachine], options: dict[str, Any], parts: list[str], message: str
 ) -> None:
     journal = tmp_path / "j"
     await until(journal, lambda e: isinstance(e, CandidateProposed) and e.index == 39)
     before = journal.read_bytes()
     with pytest.raises(JournalError, match=message) as caught:
-        await tune(backend=backend(), journal=journal, **options)
-    assert "".join(f"--force-part {part}" for part in parts) in str(caught.value)
+        await tune(machine=machine(), journal=journal, **options)
+    assert "".join(f"--accept {part}" for part in parts) in str(caught.value)
     assert journal.read_bytes() == before
-    result = await tune(backend=backend(), journal=journal, **options, force_parts=parts)
+    result = await tune(machine=machine(), journal=journal, **options, accept=parts)
     assert result.best_index == 23 and not result.remaining
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
     assert any(message.split("was")[0].split(": ")[-1][:8] in text for text in resumed.accepted)
@@ -254,7 +254,7 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
         assert result.records[39].status == "pruned" and "does not hold it" in result.records[39].message
 
 
-class SinceCommentsCounted(FakeBackend):
+class SinceCommentsCounted(FakeMachine):
     """A workload whose fingerprint was ``fake`` while comments counted."""
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
@@ -265,10 +265,10 @@ class SinceCommentsCounted(FakeBackend):
 async def test_a_journal_of_before_comments_ceased_to_count_is_gone_on_with(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(CandidateMeasured, 6))
-    result = await tune(backend=SinceCommentsCounted(40, SCRIPT, default=7), journal=journal)
+    result = await tune(machine=SinceCommentsCounted(40, SCRIPT, default=7), journal=journal)
     assert result.best_index == 23 and not result.remaining
     new = tmp_path / "new"
-    await tune(backend=SinceCommentsCounted(3, SCRIPT), journal=new)
+    await tune(machine=SinceCommentsCounted(3, SCRIPT), journal=new)
     header = next(iter(read(new)))
     assert isinstance(header, RunStarted)
     assert (header.fingerprint, header.kernel) == ("without comments", "k" * 64)
@@ -281,12 +281,12 @@ async def test_more_candidates_are_always_accepted(tmp_path: Path, where: str) -
     new = [{"x": x} for x in (30, 31, 32)]
     script = Script(latency_ms=lambda c: 100.0 - c["x"])
     journal = tmp_path / "j"
-    await until(journal, nth(CandidateMeasured, 6), FakeBackend(old, script))
-    backend = FakeBackend([*old, *new] if where == "at the end" else [*new, *old], script)
+    await until(journal, nth(CandidateMeasured, 6), FakeMachine(old, script))
+    machine = FakeMachine([*old, *new] if where == "at the end" else [*new, *old], script)
     # the fakes tell configurations apart by their place in the space
-    backend.configs = [*old, *new]
-    backend.described = [*old, *new] if where == "at the end" else [*new, *old]
-    result = await tune(backend=backend, journal=journal)
+    machine.configs = [*old, *new]
+    machine.described = [*old, *new] if where == "at the end" else [*new, *old]
+    result = await tune(machine=machine, journal=journal)
     assert result.total == 15 == result.measured and result.best_config == {"x": 32}
     configs = {r.index: r.config["x"] for r in result.records}
     assert [configs[i] for i in range(12)] == list(range(12)) and sorted(configs[i] for i in (12, 13, 14)) == [
@@ -295,7 +295,7 @@ async def test_more_candidates_are_always_accepted(tmp_path: Path, where: str) -
         32,
     ]
     assert len(measured(journal)) == len(set(measured(journal))) == 15
-    again = await resume(journal, backend=backend)
+    again = await resume(journal, machine=machine)
     assert again.summary() == result.summary()
 
 
@@ -304,11 +304,11 @@ async def test_a_finalist_that_compiles_to_other_code_is_left_out_with_a_warning
     await until(journal, lambda e: isinstance(e, FinalOrdered))
     events = read(journal)
     die(journal, next(e.seq for e in events if isinstance(e, FinalOrdered)))
-    backend = fake(script=Script(latency_ms=SCRIPT.latency_ms, code_key=lambda c: f"other {c['x']}"))
-    await resume(journal, backend=backend)
+    machine = fake(script=Script(latency_ms=SCRIPT.latency_ms, code_key=lambda c: f"other {c['x']}"))
+    await resume(journal, machine=machine)
     warnings = [e.message for e in read(journal) if isinstance(e, Warned)]
     assert warnings and all("it has other code now" in text for text in warnings)
-    assert not backend.finals and replay(journal).best_index == 23
+    assert not machine.finals and replay(journal).best_index == 23
 
 
 async def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
@@ -318,16 +318,16 @@ async def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
     await until(journal, nth(CandidateLowered, 3))
     with pytest.raises(UsageError, match="names no file"):
         await resume(journal)
-    with pytest.raises(UsageError, match="force_parts: give some of kernel, space"):
-        await resume(journal, backend=fake(), force_parts=["everything"])
+    with pytest.raises(UsageError, match="accept: give some of kernel, space"):
+        await resume(journal, machine=fake(), accept=["everything"])
     held, _ = Journal.reopen(journal)
     with held, pytest.raises(JournalError, match="being written by another run"):
-        await resume(journal, backend=fake())
+        await resume(journal, machine=fake())
 
 
 async def test_listeners_get_the_events_of_all_parts(tmp_path: Path) -> None:
     journal = tmp_path / "j"
     await until(journal, nth(BenchmarkFailed, 1))
     seen: list[Event] = []
-    await atune.resume(journal, backend=fake(), on_event=seen.append)
+    await atune.resume(journal, machine=fake(), on_event=seen.append)
     assert [e.seq for e in seen] == list(range(len(seen))) and seen == list(read(journal))

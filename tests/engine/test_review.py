@@ -13,8 +13,8 @@ import pytest
 import atune
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, Event, RunFinished
-from atune.local.backend import run_folder, server_folder
-from atune.testing import FakeBackend
+from atune.local.machine import run_folder, server_folder
+from atune.testing import FakeMachine
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ROOT / "tests" / "workloads.py"
@@ -52,8 +52,8 @@ async def test_the_fakes_leave_no_folder_even_where_their_program_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import anyio, os\nfrom atune.testing import FakeBackend\n"
-        "async def main():\n    async with FakeBackend(2).open():\n        os.kill(os.getpid(), 9)\nanyio.run(main)"
+        "import anyio, os\nfrom atune.testing import FakeMachine\n"
+        "async def main():\n    async with FakeMachine(2).open():\n        os.kill(os.getpid(), 9)\nanyio.run(main)"
     )
     killed = await anyio.run_process(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
@@ -61,7 +61,7 @@ async def test_the_fakes_leave_no_folder_even_where_their_program_was_killed(
     root = tmp_path / f"atune-{os.getuid()}"
     assert killed.returncode == -9 and len(list(root.iterdir())) == 1
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with FakeBackend(2).open():
+    async with FakeMachine(2).open():
         assert len(list(root.iterdir())) == 1
     assert not list(root.iterdir())
 

@@ -12,7 +12,7 @@ import pytest
 from atune.api.tuner import tune
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
-from atune.testing import FakeBackend, InstantClock, Script
+from atune.testing import FakeMachine, InstantClock, Script
 
 LIMIT_MS = 1.0
 """Of processor time, a candidate."""
@@ -21,10 +21,10 @@ LIMIT_MS = 1.0
 def cost_ms(total: int, journal: Path | None) -> float:
     """Return the processor time that a run over instant fakes takes, ms a candidate."""
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % total) / total)
-    backend = FakeBackend(total, script, workers=4, devices=2, clock=InstantClock())
+    machine = FakeMachine(total, script, workers=4, devices=2, clock=InstantClock())
     gc.collect()
     started = time.process_time()
-    result = anyio.run(lambda: tune(backend=backend, journal=journal))
+    result = anyio.run(lambda: tune(machine=machine, journal=journal))
     assert result.measured == total
     return 1e3 * (time.process_time() - started) / total
 

@@ -19,7 +19,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.writer import read
 from atune.search.choosing import ORDERS
 from atune.search.orders import Exhaustive
-from atune.testing import FakeBackend, FakeClock, Script
+from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 fsync = os.fsync
@@ -64,7 +64,7 @@ async def test_an_outcome_is_acknowledged_after_the_sync_that_covers_it(tmp_path
     path = tmp_path / "j"
     script = Script(fails={3: "compile", 5: "mismatch"}, code_key=lambda c: str(c["x"] % 25))
     clock = FakeClock(pace=0.01)
-    await tune(backend=FakeBackend(30, script, clock=clock), journal=path, strategy=Listening(30))
+    await tune(machine=FakeMachine(30, script, clock=clock), journal=path, strategy=Listening(30))
     ends, size = {}, 0
     for line, event in zip(path.read_bytes().splitlines(keepends=True), read(path), strict=True):
         size += len(line)
@@ -87,7 +87,7 @@ async def test_a_slow_disk_does_not_hold_the_device_up(
     path = tmp_path / "j"
     events: list[Event] = []
     with anyio.fail_after(20):
-        await tune(backend=FakeBackend(20), journal=path, on_event=events.append)
+        await tune(machine=FakeMachine(20), journal=path, on_event=events.append)
     assert len(Listening.told) == 20 and disk.syncs <= 6
     assert sum(isinstance(e, CandidateMeasured) for e in events) == 20
     first_best = next(i for i, e in enumerate(events) if isinstance(e, BestChanged))
@@ -104,10 +104,10 @@ async def test_a_sync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytes
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", failing)
-    backend = FakeBackend(500, clock=FakeClock(pace=0.001))
+    machine = FakeMachine(500, clock=FakeClock(pace=0.001))
     with pytest.raises(JournalError, match=r"cannot sync the journal .*Input/output error"):
-        await tune(backend=backend, journal=tmp_path / "j")
-    assert backend.closed == 1 and len(calls) == 3
+        await tune(machine=machine, journal=tmp_path / "j")
+    assert machine.closed == 1 and len(calls) == 3
 
 
 async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
@@ -123,30 +123,30 @@ async def test_a_disk_that_fills_up_ends_the_run_and_keeps_whole_lines(
         return write(fd, data[:left])
 
     monkeypatch.setattr("atune.journal.writer.os.write", full)
-    backend = FakeBackend(500)
+    machine = FakeMachine(500)
     with pytest.raises(JournalError, match="the disk is full: free some space or give another path"):
-        await tune(backend=backend, journal=path)
-    assert backend.closed == 1
+        await tune(machine=machine, journal=path)
+    assert machine.closed == 1
     reader = JournalReader(path)
     measured = sum(isinstance(e, CandidateMeasured) for e in reader)
     assert measured >= 5 and not reader.torn and 19_000 < path.stat().st_size <= room
     monkeypatch.setattr("atune.journal.writer.os.write", write)  # there is space again: it goes on
-    result = await tune(backend=FakeBackend(500), journal=path)
+    result = await tune(machine=FakeMachine(500), journal=path)
     assert result.measured == 500 and sum(isinstance(e, CandidateMeasured) for e in read(path)) == 500
 
 
 async def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
     """Writing to a removed file would succeed for ever."""
     folder = tmp_path / "journals"
-    backend = FakeBackend(5000, clock=FakeClock(pace=0.001))
+    machine = FakeMachine(5000, clock=FakeClock(pace=0.001))
 
     def remove(event: Event) -> None:
         if isinstance(event, CandidateMeasured):
             shutil.rmtree(folder, ignore_errors=True)
 
     with pytest.raises(JournalError, match="it was removed, or its file system went away"):
-        await tune(backend=backend, journal=folder / "j", on_event=remove)
-    assert backend.closed == 1 and backend.running == 0
+        await tune(machine=machine, journal=folder / "j", on_event=remove)
+    assert machine.closed == 1 and machine.running == 0
 
 
 async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path: Path, monkeypatch: Any) -> None:
@@ -154,7 +154,7 @@ async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("atune.journal.writer.os.open", read_only)
-    backend = FakeBackend()
+    machine = FakeMachine()
     with pytest.raises(JournalError, match="read-only: give another path"):
-        await tune(backend=backend, journal=tmp_path / "j")
-    assert backend.opened == 0
+        await tune(machine=machine, journal=tmp_path / "j")
+    assert machine.opened == 0

@@ -8,8 +8,8 @@ import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.backend import LocalBackend
 from atune.local.discovery import PLAIN, accelerators_for
+from atune.local.machine import LocalMachine
 from atune.local.service_state import Ready, Unused, Warming
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
@@ -24,17 +24,17 @@ ON_CPU = Discovery(
 )
 
 
-def backend(found: Discovery = FOUND, **settings: Any) -> LocalBackend:
-    """Return a backend that knows what discovery found, with four compile workers."""
+def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
+    """Return a machine that knows what discovery found, with four compile workers."""
     compile = CompileSettings(workers=4, **settings)
-    one = LocalBackend(FileRef("x.py", "X"), target=found.target, devices=(), compile=compile)
+    one = LocalMachine(FileRef("x.py", "X"), target=found.target, devices=(), compile=compile)
     one._found = found
     one._use(found.accelerators, found.unused.get("cicc", ""))
     return one
 
 
 def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
-    one = backend()
+    one = machine()
     assert one.accelerators(5) == (ALL, OTHER)
     [worker, *_] = one.compile_workers(5)
     assert worker.context.session.accelerators == ("swizzle_lowering", "swizzle_compile", "cicc")
@@ -43,7 +43,7 @@ def test_many_candidates_are_compiled_by_what_discovery_found() -> None:
 
 @pytest.mark.parametrize("found", [FOUND, ON_CPU])
 def test_candidates_that_all_have_a_worker_are_compiled_plain(found: Discovery) -> None:
-    one = backend(found)
+    one = machine(found)
     used, unused = one.accelerators(4)
     assert used == () and all(unused[name.partition("@")[0]] == PLAIN for name in found.accelerators)
     assert unused.items() >= found.unused.items()
@@ -53,15 +53,15 @@ def test_candidates_that_all_have_a_worker_are_compiled_plain(found: Discovery) 
 
 
 def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backend(accelerate="cicc,swizzle_compile,swizzle_lowering").accelerators(1)[0] == ALL
+    assert machine(accelerate="cicc,swizzle_compile,swizzle_lowering").accelerators(1)[0] == ALL
     monkeypatch.setenv(ACCELERATE, "cicc,swizzle_compile,swizzle_lowering")
-    assert backend().accelerators(1)[0] == ALL
+    assert machine().accelerators(1)[0] == ALL
     assert accelerators_for(1, 4, Acceleration(auto=True, without=("cicc",)), FOUND)[0] == ()
 
 
 def test_where_discovery_found_none_none_is_used() -> None:
     """`off`, or a machine that is otherwise than they know it."""
-    one = backend(Discovery(target=Target("cuda", "sm_90a"), devices=(), unused={"cicc": "it is switched off"}))
+    one = machine(Discovery(target=Target("cuda", "sm_90a"), devices=(), unused={"cicc": "it is switched off"}))
     assert one.accelerators(100) == ((), {"cicc": "it is switched off"})
     assert one.service.state == Unused("nvcc, because it is switched off")
     assert one.hints(0).row == 1
@@ -70,12 +70,12 @@ def test_where_discovery_found_none_none_is_used() -> None:
 def test_a_variable_that_is_no_choice_is_the_callers_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ACCELERATE, "quickly")
     with pytest.raises(UsageError, match="ATUNE_ACCELERATE 'quickly': use auto, off"):
-        LocalBackend(FileRef("x.py", "X"))
+        LocalMachine(FileRef("x.py", "X"))
 
 
 def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     found = Discovery(target=Target("c"), devices=(), accelerators=("swizzle_lowering@2",))
-    one = backend(found)
+    one = machine(found)
     one.accelerators(100)
     assert one.hints(0).row == 1
 
@@ -90,18 +90,18 @@ def test_on_the_cpu_no_neighbours_are_lowered_in_a_row() -> None:
     ],
 )
 def test_building_waits_for_a_service_that_will_soon_be_there(state: Any, builds: str) -> None:
-    one = backend()
+    one = machine()
     one.service.state = state
     assert one.hints(0).builds == builds
 
 
 def test_devices_that_measure_take_cores_from_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.local.backend.usable_cores", lambda: list(range(6)))
-    monkeypatch.setattr("atune.local.backend.usable_memory_bytes", lambda: None)
-    one = LocalBackend(FileRef("x.py", "X"), target=FOUND.target)
+    monkeypatch.setattr("atune.local.machine.usable_cores", lambda: list(range(6)))
+    monkeypatch.setattr("atune.local.machine.usable_memory_bytes", lambda: None)
+    one = LocalMachine(FileRef("x.py", "X"), target=FOUND.target)
     one._found = FOUND
     assert len(one.compile_workers()) == 6
     assert [one.hints(measuring).resting for measuring in (0, 1, 2)] == [0, 1, 2]
-    asked = backend()
+    asked = machine()
     asked.compile_workers()
     assert asked.hints(2).resting == 0  # the caller decided

@@ -16,7 +16,7 @@ import pytest
 from atune import tune
 from atune.errors import TargetError, UsageError
 from atune.journal.events import ArtifactBuilt, Event, Warned
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -66,12 +66,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def build_all(file: Path, name: str = "WORK", target: str = "sm_90a", **settings: Any) -> list[Any]:
     """Lower and build every candidate of a workload by itself."""
     compile = CompileSettings(workers=1, store=False, **settings)
-    backend = LocalBackend(FileRef(str(file), name), target=target, devices=(), compile=compile)
-    async with backend.open():
-        spec = await backend.describe()
-        await backend.discover()
-        backend.accelerators(len(spec.configs))
-        (worker,) = backend.compile_workers()
+    machine = LocalMachine(FileRef(str(file), name), target=target, devices=(), compile=compile)
+    async with machine.open():
+        spec = await machine.describe()
+        await machine.discover()
+        machine.accelerators(len(spec.configs))
+        (worker,) = machine.compile_workers()
         built: list[Any] = []
         for i, config in enumerate(spec.configs):
             lowered = await worker.lower(Candidate(i, config_key(config), config))
@@ -162,15 +162,15 @@ async def test_the_host_target_reaches_tilelang(file: Path) -> None:
 
 
 async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.local.backend.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
-    monkeypatch.setattr("atune.local.backend.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
+    monkeypatch.setattr("atune.local.machine.usable_memory_bytes", lambda: 2 * WORKER_BYTES)
+    monkeypatch.setattr("atune.local.machine.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
     settings = CompileSettings(backend="cython", store=False)
-    backend = LocalBackend(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
-    async with backend.open():
-        await backend.discover()
-        assert len(backend.compile_workers()) == 2
+    machine = LocalMachine(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
+    async with machine.open():
+        await machine.discover()
+        assert len(machine.compile_workers()) == 2
         remarks: list[str] = []
-        backend.on_warning(remarks.append)
+        machine.on_warning(remarks.append)
         few, alone = remarks
     assert few.startswith("2 compile workers on ") and "2.0 GiB are free, and each is given 1 GiB" in few
     assert "backend cython compiles each candidate alone" in alone

@@ -10,7 +10,7 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import FinalEntry, Measurement
@@ -111,10 +111,10 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
     """Three finalists that no one measured before: one is right in its first call alone, one writes past the end."""
     name, device = ("CALLING", "cpu") if target == "c" else ("CALLING_GPU", "0")
     settings = CompileSettings(workers=1, store=False)
-    backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, devices=[device], compile=settings)
-    async with backend.open():
-        await backend.discover()
-        compiler, [worker] = backend.compile_workers()[0], backend.device_workers()
+    machine = LocalMachine(parse_file_ref(f"{KERNELS}:{name}"), target=target, devices=[device], compile=settings)
+    async with machine.open():
+        await machine.discover()
+        compiler, [worker] = machine.compile_workers()[0], machine.device_workers()
         artifacts = []
         for i, mode in enumerate(("good 1", "once", "past the end")):
             lowered = await compiler.lower(Candidate(i, config_key({"mode": mode}), {"mode": mode}))

@@ -220,18 +220,18 @@ NVCC = """
     import sys
     import anyio
     from atune.model.candidate import Candidate, config_key
-    from atune.local.backend import LocalBackend
+    from atune.local.machine import LocalMachine
     from atune.model.settings import CompileSettings
     from atune.workload.workload import FileRef
 
     async def main():
-        backend = LocalBackend(
+        machine = LocalMachine(
             FileRef(sys.argv[1], "WORKLOAD"), target="sm_90a", devices=(), compile=CompileSettings(workers=1)
         )
-        async with backend.open():
-            spec = await backend.describe()
-            await backend.discover()
-            worker = backend.compile_workers()[0]
+        async with machine.open():
+            spec = await machine.describe()
+            await machine.discover()
+            worker = machine.compile_workers()[0]
             config = spec.configs[0]
             lowered = await worker.lower(Candidate(0, config_key(config), config))
             with anyio.CancelScope() as scope:
@@ -269,7 +269,7 @@ def test_cancelling_with_a_real_nvcc_alive_ends_it(run: Run) -> None:
     program.stdin.flush()
     assert program.stdout.readline() == b"closed\n"
     assert time.monotonic() - started < END_S
-    # The backend itself ended well: its server stays warm, with no worker and no compiler, and so does the compile
+    # The machine itself ended well: its server stays warm, with no worker and no compiler, and so does the compile
     # service, if its headers are parsed: a server, a worker, and cicc with no child.
     wait_until(lambda: len(groups(run.others())) in (1, 3), 0.2, f"the end of {before}")
     left = [command.split()[0] for command in run.others().values() if "server_main.py" not in command]

@@ -9,8 +9,8 @@ from services import SOFTMAX, artifacts, lowered
 from versions import accelerated
 
 import atune
-from atune.local.backend import LocalBackend
 from atune.local.discovery import PLAIN
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -31,10 +31,10 @@ def anyio_backend() -> str:
 async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> None:
     """It takes over what has parsed headers, learns that each candidate is compiled plain, and hands it on."""
     atune.shutdown()
-    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, _, _):
-        assert backend.service.ready, backend.service.why
-        pid = backend.service.pid
-    few = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
+    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (machine, _, _):
+        assert machine.service.ready, machine.service.why
+        pid = machine.service.pid
+    few = LocalMachine(SOFTMAX, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
     async with few.open():
         spec = await few.describe()
         await few.discover()
@@ -52,7 +52,7 @@ async def test_a_run_of_few_candidates_leaves_the_service_to_the_next_one() -> N
 
 async def test_a_run_of_few_candidates_ends_a_service_that_has_only_begun() -> None:
     atune.shutdown()
-    few = LocalBackend(SOFTMAX, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
+    few = LocalMachine(SOFTMAX, target="sm_90a", devices=(), compile=CompileSettings(workers=1, store=False))
     async with few.open():
         await few.discover()
         few.accelerators(1)

@@ -1,4 +1,4 @@
-"""One contract for every backend: the fakes, the CPU with a real g++, and CUDA (compile only without a GPU)."""
+"""One contract for every machine: the fakes, the CPU with a real g++, and CUDA (compile only without a GPU)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import anyio
 import pytest
 
 from atune.engine.interfaces import CompileHints, GroupFailed
-from atune.local.backend import LocalBackend, LocalCompileWorker, LocalDeviceWorker
+from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure.effort import MOST
-from atune.testing import FakeBackend, FakeClock, FakeCompileWorker, FakeDeviceWorker, Script
+from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
 from atune.workload.workload import parse_file_ref
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
@@ -51,16 +51,16 @@ def anyio_backend() -> str:
 
 
 class Bench:
-    """A backend at work: a compile worker, a device worker, and impatient twins of both with short deadlines."""
+    """A machine at work: a compile worker, a device worker, and impatient twins of both with short deadlines."""
 
-    def __init__(self, kind: str, backend: Any, impatient: Any) -> None:
-        self.kind, self.backend, self.impatient = kind, backend, impatient
-        self.compiler, self.hasty_compiler = self.new_worker(backend), self.new_worker(impatient)
-        self.device, self.hasty_device = backend.device_workers()[0], impatient.device_workers()[0]
+    def __init__(self, kind: str, machine: Any, impatient: Any) -> None:
+        self.kind, self.machine, self.impatient = kind, machine, impatient
+        self.compiler, self.hasty_compiler = self.new_worker(machine), self.new_worker(impatient)
+        self.device, self.hasty_device = machine.device_workers()[0], impatient.device_workers()[0]
         self._lowered: dict[int, Lowered] = {}
 
-    def new_worker(self, backend: Any) -> Any:
-        return backend.compile_workers()[0]
+    def new_worker(self, machine: Any) -> Any:
+        return machine.compile_workers()[0]
 
     def candidate(self, name: Any) -> Candidate:
         config = {"mode": name} if isinstance(name, str) else {"scale": name}
@@ -114,25 +114,25 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
             reference_ms=2.0 if moody else None,
             output=lambda config: packed(config.get("scale", 2.0)),
         )
-        backend: Any = FakeBackend(configs, script, clock=FakeClock(pace=0.05))
-        impatient: Any = FakeBackend(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
+        machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
+        impatient: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
         await stack.enter_async_context(impatient.open())
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
         accelerate = SPY if kind == "cpu" else "auto"  # none of atune's own is for the CPU
         settings = CompileSettings(store=False, accelerate=accelerate)  # a group is compiled here, not found
-        backend = LocalBackend(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
+        machine = LocalMachine(parse_file_ref(f"{KERNELS}:{name}"), target=target, compile=settings)
         impatient = None
-    await stack.enter_async_context(backend.open())
-    spec = await backend.describe()
+    await stack.enter_async_context(machine.open())
+    spec = await machine.describe()
     assert len(spec.configs) == len(MODES if "MOODY" in name else SCALES)
-    await backend.discover()
-    backend.accelerators(len(spec.configs))
+    await machine.discover()
+    machine.accelerators(len(spec.configs))
     if impatient is None:  # the same processes' server, other deadlines
-        impatient = copy.copy(backend)
+        impatient = copy.copy(machine)
         impatient.compile, impatient.benchmark = IMPATIENT["compile"], IMPATIENT["benchmark"]
-    return Bench(kind, backend, impatient)
+    return Bench(kind, machine, impatient)
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
@@ -192,7 +192,7 @@ async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
 
 
 async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Bench) -> None:
-    active, unused = scaled.backend.accelerators(len(SCALES))
+    active, unused = scaled.machine.accelerators(len(SCALES))
     names = [one.partition("@") for one in active]
     assert all(name and version for name, _, version in names)
     assert all(unused.values()) and not {name for name, _, _ in names} & unused.keys()
@@ -200,7 +200,7 @@ async def test_accelerators_are_told_by_name_and_version_and_why_not(scaled: Ben
 
 
 async def test_hints_leave_a_worker_to_go_on(scaled: Bench) -> None:
-    hints = scaled.backend.hints(0)
+    hints = scaled.machine.hints(0)
     assert isinstance(hints, CompileHints) and hints.row >= 1 and hints.resting == 0
     assert hints.builds in ("all", "first", "none")
 
@@ -362,11 +362,11 @@ async def test_cuda_groups_compile_without_a_gpu(anyio_backend: str) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip(reason="nvcc is not there")
     settings = CompileSettings(workers=1)
-    backend = LocalBackend(parse_file_ref(f"{KERNELS}:SCALED_GPU"), target="sm_90a", devices=(), compile=settings)
-    async with backend.open():
-        target, devices = await backend.discover()
+    machine = LocalMachine(parse_file_ref(f"{KERNELS}:SCALED_GPU"), target="sm_90a", devices=(), compile=settings)
+    async with machine.open():
+        target, devices = await machine.discover()
         assert (target.kind, target.arch, devices) == ("cuda", "sm_90a", [])
-        [worker] = backend.compile_workers()
+        [worker] = machine.compile_workers()
         group = []
         for index, scale in enumerate(SCALES[:3]):
             lowered = await worker.lower(Candidate(index, config_key({"scale": scale}), {"scale": scale}))

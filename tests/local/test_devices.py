@@ -39,24 +39,24 @@ from atune.journal.result import TuneResult
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.testing import FakeBackend, FakeDeviceWorker, Script
+from atune.testing import FakeDeviceWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_device_killed_from_outside_costs_its_candidate_nothing() -> None:
     """SIGKILL while 3 is measured: it is measured again on a fresh process, and counts."""
-    backend = FakeBackend(8, Script(doubts={3: 1}))
-    run = await finish(backend)
+    machine = FakeMachine(8, Script(doubts={3: 1}))
+    run = await finish(machine)
     assert run.result.measured == 8 and not run.of(BenchmarkFailed)
     assert [(e.index, e.reason) for e in run.of(BenchmarkRepeated)] == [(3, "scripted to be another's fault")]
     assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 2
-    assert backend.measured["fake-0"].count(3) == 2
+    assert machine.measured["fake-0"].count(3) == 2
 
 
 async def test_what_fails_in_a_process_that_others_spoilt_is_measured_in_a_fresh_one() -> None:
-    backend = FakeBackend(8, Script(spoilt={3: "fault", 5: "launch", 6: "load"}))
-    run = await finish(backend)
+    machine = FakeMachine(8, Script(spoilt={3: "fault", 5: "launch", 6: "load"}))
+    run = await finish(machine)
     assert run.result.measured == 8 and not run.of(BenchmarkFailed)
     assert [e.index for e in run.of(BenchmarkRepeated)] == [3, 5, 6]
     assert len(run.of(DeviceLost)) == 1 and len(run.of(DeviceReady)) == 4  # the other two processes were replaced
@@ -64,10 +64,10 @@ async def test_what_fails_in_a_process_that_others_spoilt_is_measured_in_a_fresh
 
 @pytest.mark.parametrize("kind", ["fault", "launch", "load"])
 async def test_what_fails_in_a_fresh_process_too_counts(kind: Any) -> None:
-    backend = FakeBackend(8, Script(fails={3: kind}, doubts={3: 1}))
-    run = await finish(backend)
+    machine = FakeMachine(8, Script(fails={3: kind}, doubts={3: 1}))
+    run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, kind)]
-    assert backend.measured["fake-0"].count(3) == 2 and len(run.of(BenchmarkRepeated)) == 1
+    assert machine.measured["fake-0"].count(3) == 2 and len(run.of(BenchmarkRepeated)) == 1
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "out_of_bounds"])
@@ -75,10 +75,10 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
     kind: Any, tmp_path: Path
 ) -> None:
     """The final is held again without it, with the candidate that comes next in its place."""
-    backend = FakeBackend(8, Script(latency_ms=valley(0), final_fails={0: kind, 2: kind}))
-    run = await finish(backend, benchmark=BenchmarkSettings(n_final=3), journal=tmp_path / "j")
+    machine = FakeMachine(8, Script(latency_ms=valley(0), final_fails={0: kind, 2: kind}))
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=3), journal=tmp_path / "j")
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(0, kind), (2, kind)]
-    assert [set(finalists) for finalists in backend.finals[:2]] == [{0, 1, 2, 7}, {1, 3, 4, 7}]
+    assert [set(finalists) for finalists in machine.finals[:2]] == [{0, 1, 2, 7}, {1, 3, 4, 7}]
     assert run.result.best_index == 1 and (run.result.measured, run.result.failed) == (6, 2)
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceLost)) == (kind == "out_of_bounds")
     replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
@@ -86,49 +86,49 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
 
 
 async def test_the_only_two_finalists_that_are_wrong_leave_no_winner() -> None:
-    backend = FakeBackend(2, Script(final_fails={0: "mismatch", 1: "mismatch"}))
+    machine = FakeMachine(2, Script(final_fails={0: "mismatch", 1: "mismatch"}))
     with pytest.raises(NoWinner, match="2 failed"):
-        await tune(backend=backend)
+        await tune(machine=machine)
 
 
 async def test_a_candidate_is_tried_again_once_only() -> None:
-    backend = FakeBackend(8, Script(doubts={3: 5}))
-    run = await finish(backend)
+    machine = FakeMachine(8, Script(doubts={3: 5}))
+    run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(BenchmarkFailed)] == [(3, "worker_lost")]
-    assert backend.measured["fake-0"].count(3) == 2 and run.result.measured == 7
+    assert machine.measured["fake-0"].count(3) == 2 and run.result.measured == 7
 
 
 @pytest.mark.parametrize("index", [3, 7])
 async def test_a_process_that_ends_between_two_candidates_blames_none(index: int) -> None:
-    run = await finish(FakeBackend(8, Script(dies_after={index: 1}), workers=1))
+    run = await finish(FakeMachine(8, Script(dies_after={index: 1}), workers=1))
     assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
     assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
     assert len(run.of(FinalOrdered)) == 1
 
 
-def losing_for_good(backend: FakeBackend, index: int) -> None:
+def losing_for_good(machine: FakeMachine, index: int) -> None:
     """Have the device that loses its process with candidate `index` never start again."""
 
     def patched(worker: FakeDeviceWorker) -> Callable[[], Awaitable[DeviceInfo]]:
         start = worker.start
 
         async def once() -> DeviceInfo:
-            if index in backend.measured[worker.name]:
-                backend.script = replace(backend.script, start_failures={worker.name: math.inf})
+            if index in machine.measured[worker.name]:
+                machine.script = replace(machine.script, start_failures={worker.name: math.inf})
             return await start()
 
         return once
 
-    for worker in backend.device_workers():
+    for worker in machine.device_workers():
         worker.start = patched(worker)  # type: ignore[method-assign, assignment]
 
 
 async def test_a_device_that_is_lost_for_good_leaves_its_candidate_to_the_others() -> None:
     """One loses its process with 0 and does not start again; the other, idle by then, measures 0."""
     script = Script(doubts={0: 1}, measure_s=lambda c: 30.0 if c["x"] == 0 else 0.1)
-    backend = FakeBackend(6, script, devices=2)
-    losing_for_good(backend, 0)
-    run = await finish(backend)
+    machine = FakeMachine(6, script, devices=2)
+    losing_for_good(machine, 0)
+    run = await finish(machine)
     [lost] = [e.device for e in run.of(DeviceLost) if e.final]
     [other] = {e.device for e in run.of(CandidateMeasured) if e.index == 0}
     assert run.result.measured == 6 and {lost, other} == {"fake-0", "fake-1"}
@@ -136,10 +136,10 @@ async def test_a_device_that_is_lost_for_good_leaves_its_candidate_to_the_others
 
 
 async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(tmp_path: Path) -> None:
-    backend = FakeBackend(20, Script(fails={5: "fault"}))
-    losing_for_good(backend, 5)
+    machine = FakeMachine(20, Script(fails={5: "fault"}))
+    losing_for_good(machine, 5)
     with pytest.raises(DevicesLost, match="no device is left"):
-        await tune(backend=backend, journal=tmp_path / "j")
+        await tune(machine=machine, journal=tmp_path / "j")
     events = journals.read(tmp_path / "j")
     assert isinstance(events[-1], RunInterrupted) and "DevicesLost" in events[-1].reason
     measured = TuneResult.from_events(events).measured
@@ -150,8 +150,8 @@ async def test_the_last_device_lost_in_the_middle_leaves_a_whole_journal(tmp_pat
 async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str, tmp_path: Path) -> None:
     """Its figures do not count, whenever it is found out, and what it measured is measured again by the others."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
-    backend = FakeBackend(24, script, devices=3)
-    run = await finish(backend, journal=tmp_path / "j")
+    machine = FakeMachine(24, script, devices=3)
+    run = await finish(machine, journal=tmp_path / "j")
     [excluded] = run.of(DeviceExcluded)
     assert excluded.device == slow and "0.900 times" in excluded.reason
     assert run.result.measured == 24 and run.result.best_index == 9
@@ -174,7 +174,7 @@ async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_w
 
     monkeypatch.setattr(Recorder, "sync", late)
     script = Script(slowdown={"fake-0": 0.9}, start_failures={"fake-2": 1}, lower_s=0.01, compile_s=0.01)
-    run = await finish(FakeBackend(24, script, devices=3), journal=tmp_path / "j")
+    run = await finish(FakeMachine(24, script, devices=3), journal=tmp_path / "j")
     [excluded] = run.of(DeviceExcluded)
     before = [e for e in run.of(CandidateMeasured) if e.seq < excluded.seq and e.device == "fake-0"]
     assert before and excluded.device == "fake-0"
@@ -183,14 +183,14 @@ async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_w
 
 async def test_of_two_devices_the_slower_is_left_out_and_what_it_measured_does_not_count() -> None:
     script = Script(latency_ms=valley(9), slowdown={"fake-0": 1.05}, lower_s=0.01, compile_s=0.01)
-    run = await finish(FakeBackend(24, script, devices=2))
+    run = await finish(FakeMachine(24, script, devices=2))
     assert [e.device for e in run.of(DeviceExcluded)] == ["fake-0"]
     assert run.result.measured == 24 and {r.device for r in run.result.records} == {"fake-1"}
     assert run.result.latency_ms == 1.0 and run.result.reference_ms == 2.0
 
 
 async def test_devices_that_differ_by_less_than_two_percent_all_work() -> None:
-    run = await finish(FakeBackend(24, Script(slowdown={"fake-0": 1.01}), devices=2))
+    run = await finish(FakeMachine(24, Script(slowdown={"fake-0": 1.01}), devices=2))
     assert not run.of(DeviceExcluded) and {e.device for e in run.of(CandidateMeasured)} == {"fake-0", "fake-1"}
 
 
@@ -201,16 +201,16 @@ def test_the_standard_is_the_device_in_the_middle() -> None:
 
 
 async def test_the_best_so_far_is_told_to_whoever_measures_next() -> None:
-    backend = FakeBackend(12, Script(latency_ms=lambda c: 20.0 - c["x"]), workers=1)
-    await finish(backend)
-    order = backend.measured["fake-0"]
-    assert backend.best_known == [None, *itertools.accumulate((20.0 - x for x in order[:-1]), min)]
+    machine = FakeMachine(12, Script(latency_ms=lambda c: 20.0 - c["x"]), workers=1)
+    await finish(machine)
+    order = machine.measured["fake-0"]
+    assert machine.best_known == [None, *itertools.accumulate((20.0 - x for x in order[:-1]), min)]
 
 
 async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process() -> None:
     """7 looks a hundred times faster than it is, once; the second figure counts."""
-    backend = FakeBackend(12, Script(latency_ms=valley(2), first_ms={7: 0.01}), workers=1)
-    run = await finish(backend)
+    machine = FakeMachine(12, Script(latency_ms=valley(2), first_ms={7: 0.01}), workers=1)
+    run = await finish(machine)
     [repeated] = run.of(BenchmarkRepeated)
     assert repeated.index == 7 and "far below the fastest of 7 neighbours" in repeated.reason
     assert len(run.of(DeviceReady)) == 2 and run.result.best_index == 2
@@ -218,7 +218,7 @@ async def test_a_figure_far_below_its_neighbours_is_confirmed_in_a_fresh_process
 
 
 async def test_a_figure_that_is_confirmed_counts() -> None:
-    run = await finish(FakeBackend(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), workers=1))
+    run = await finish(FakeMachine(12, Script(latency_ms=lambda c: 0.1 if c["x"] == 7 else 5.0), workers=1))
     assert [e.index for e in run.of(BenchmarkRepeated)] == [7] and run.result.best_index == 7
 
 
@@ -258,12 +258,12 @@ def noisy(spread: float) -> Any:
 async def test_the_final_goes_on_until_the_order_is_settled() -> None:
     """The two best differ by 1 %, below 3 % of noise: twenty rounds do not tell; the losers stop earlier."""
     script = Script(latency_ms=lambda c: {4: 1.0, 5: 1.01}.get(c["x"], 1.5), final_noise=noisy(0.03))
-    backend = FakeBackend(8, script)
-    run = await finish(backend, benchmark=BenchmarkSettings(n_final=4))
-    assert run.result.best_index == 4 and len(backend.finals) > 1
-    assert len(backend.finals[0]) == 5 and all(sorted(f) == [4, 5] for f in backend.finals[1:])
+    machine = FakeMachine(8, script)
+    run = await finish(machine, benchmark=BenchmarkSettings(n_final=4))
+    assert run.result.best_index == 4 and len(machine.finals) > 1
+    assert len(machine.finals[0]) == 5 and all(sorted(f) == [4, 5] for f in machine.finals[1:])
     samples = {e.index: e.timing.n_samples for e in run.of(FinalOrdered)[0].entries}
-    assert samples[4] == samples[5] == 20 * len(backend.finals) and {
+    assert samples[4] == samples[5] == 20 * len(machine.finals) and {
         samples[i] for i in samples if i not in (4, 5)
     } == {20}
     assert run.result.speedup_over_slowest is not None  # over the rounds that both had
@@ -273,9 +273,9 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
     winners = set()
     for phase in (0.0, 0.0002):
         script = Script(latency_ms=lambda c, p=phase: 1.0 + p * c["x"], final_noise=noisy(0.01))  # type: ignore[misc]
-        backend = FakeBackend(4, script)
-        run = await finish(backend, benchmark=BenchmarkSettings(n_final=4, n_final_limit=60))
-        assert len(backend.finals) <= 3
+        machine = FakeMachine(4, script)
+        run = await finish(machine, benchmark=BenchmarkSettings(n_final=4, n_final_limit=60))
+        assert len(machine.finals) <= 3
         keys = {r.index: r.key for r in run.result.records}
         winners.add(run.result.best_index)
         assert run.result.best_index == min(keys, key=lambda i: keys[i])
@@ -283,9 +283,9 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
 
 
 async def test_a_final_whose_device_is_lost_is_held_again() -> None:
-    run = await finish(FakeBackend(6, Script(final_losses=1, latency_ms=valley(2))))
+    run = await finish(FakeMachine(6, Script(final_losses=1, latency_ms=valley(2))))
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceReady)) == 2 and not run.of(Warned)
-    run = await finish(FakeBackend(6, Script(final_losses=2, latency_ms=valley(2))))
+    run = await finish(FakeMachine(6, Script(final_losses=2, latency_ms=valley(2))))
     assert not run.of(FinalOrdered) and "no final" in run.of(Warned)[0].message and run.result.best_index == 2
 
 
@@ -305,9 +305,9 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
 
 async def test_finalists_that_shared_a_compile_are_timed_as_nvcc_compiles_them() -> None:
     """What is handed back is what tilelang would compile; one that nvcc cannot compile stays as it was, and is told."""
-    backend = FakeBackend(6, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True, exact_fails=(2,)))
+    machine = FakeMachine(6, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True, exact_fails=(2,)))
     events: list[Event] = []
-    result = await tune(backend=backend, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
+    result = await tune(machine=machine, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
     again = [e for e in events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
     assert sorted(i for e in again for i in e.indices) == [0, 1]
     [warning] = [e.message for e in events if isinstance(e, Warned)]
@@ -321,7 +321,7 @@ async def test_finalists_that_shared_a_compile_are_timed_as_nvcc_compiles_them()
 
 @pytest.mark.parametrize("accelerate", ["auto", "cicc"])
 async def test_without_a_final_nothing_is_compiled_again(accelerate: str) -> None:
-    backend = FakeBackend(4, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True))
+    machine = FakeMachine(4, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True))
     settings = CompileSettings(accelerate=accelerate, prove=False)
-    result = await tune(backend=backend, compile=settings, benchmark=BenchmarkSettings(n_final=0))
+    result = await tune(machine=machine, compile=settings, benchmark=BenchmarkSettings(n_final=0))
     assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.shared

@@ -18,7 +18,7 @@ from atune.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.result import TuneResult
-from atune.local.backend import LocalBackend, LocalDeviceWorker
+from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.measurement import Measurement
@@ -35,7 +35,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Watched(LocalBackend):
+class Watched(LocalMachine):
     """Keeps its device worker where a test can find the process's number."""
 
     def device_workers(self) -> list[LocalDeviceWorker]:
@@ -64,7 +64,7 @@ def watched(**options: Any) -> Watched:
 
 @pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, tmp_path: Path) -> None:
-    backend = watched(standby=standby)
+    machine = watched(standby=standby)
     events: list[Event] = []
     slow = next(x for x, fault in FAULTS.items() if fault == "slow")
 
@@ -72,9 +72,9 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
         events.append(event)
         first = sum(isinstance(e, BenchmarkStarted) and e.index == slow for e in events) == 1
         if isinstance(event, BenchmarkStarted) and event.index == slow and first:
-            threading.Thread(target=backend.kill_sleeping_device).start()
+            threading.Thread(target=machine.kill_sleeping_device).start()
 
-    result = await tune(backend=backend, benchmark=backend.benchmark, journal=tmp_path / "j", on_event=listen)
+    result = await tune(machine=machine, benchmark=machine.benchmark, journal=tmp_path / "j", on_event=listen)
     failed = {FAULTS[e.index]: e.kind for e in events if isinstance(e, BenchmarkFailed)}
     assert failed == {
         "abort": "fault", "segv": "fault", "endless": "timeout", "wrong": "mismatch", "nan": "non_finite",
@@ -95,8 +95,8 @@ async def test_every_fault_is_named_and_costs_no_good_candidate(standby: bool, t
     assert TuneResult.from_events(journals.read(tmp_path / "j")).records == result.records
 
 
-async def built(backend: LocalBackend, *indices: int) -> list[Artifact]:
-    worker = backend.compile_workers()[0]
+async def built(machine: LocalMachine, *indices: int) -> list[Artifact]:
+    worker = machine.compile_workers()[0]
     lowered = [await worker.lower(Candidate(i, config_key({"x": i}), {"x": i})) for i in indices]
     artifacts = await worker.build([one for one in lowered if isinstance(one, Lowered)])
     assert all(isinstance(one, Artifact) for one in artifacts)
@@ -104,11 +104,11 @@ async def built(backend: LocalBackend, *indices: int) -> list[Artifact]:
 
 
 async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
-    backend = watched(standby=True)
-    async with backend.open():
-        await backend.discover()
-        [artifact] = await built(backend, 0)
-        [worker] = backend.device_workers()
+    machine = watched(standby=True)
+    async with machine.open():
+        await machine.discover()
+        [artifact] = await built(machine, 0)
+        [worker] = machine.device_workers()
         await worker.start()
         await worker.prepare(artifact)
         assert worker._standby is not None
@@ -116,7 +116,7 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         assert standby is not None and standby.alive
         os.kill(standby.pid, signal.SIGKILL)
         await standby._exited.wait()
-        backend.kill_device()
+        machine.kill_device()
         await worker.start()
         assert worker.alive and not worker.took_over
         assert isinstance(await worker.measure(artifact), Measurement)
@@ -124,12 +124,12 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
 
 async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
     """It waits for what is measured, but not to the end of a hang: that is when it is needed."""
-    backend = watched(standby=True)
-    async with backend.open():
-        await backend.discover()
+    machine = watched(standby=True)
+    async with machine.open():
+        await machine.discover()
         hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
-        good, endless = await built(backend, 0, hanging)
-        [worker] = backend.device_workers()
+        good, endless = await built(machine, 0, hanging)
+        [worker] = machine.device_workers()
         await worker.start()
         await worker.prepare(good)
         answer = await worker.measure(endless)
@@ -140,25 +140,25 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
 
 
 async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
-    backend = watched(standby=True)
-    async with backend.open():
-        await backend.discover()
-        [artifact] = await built(backend, 0)
-        [worker] = backend.device_workers()
+    machine = watched(standby=True)
+    async with machine.open():
+        await machine.discover()
+        [artifact] = await built(machine, 0)
+        [worker] = machine.device_workers()
         await worker.start()
         await worker.prepare(artifact)
         closed = time.monotonic()
-    assert time.monotonic() - closed < 1 and not backend.server.pids()
+    assert time.monotonic() - closed < 1 and not machine.server.pids()
 
 
 async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restored() -> None:
     """Doubled at each call without that, the input would be infinite after a hundred calls, and the final wrong."""
     file = f"{KERNELS}:WRITING"
-    backend = LocalBackend(parse_file_ref(file), target="c", compile=CompileSettings(workers=1))
-    async with backend.open():
-        await backend.discover()
-        [artifact] = await built(backend, 0)
-        [worker] = backend.device_workers()
+    machine = LocalMachine(parse_file_ref(file), target="c", compile=CompileSettings(workers=1))
+    async with machine.open():
+        await machine.discover()
+        [artifact] = await built(machine, 0)
+        [worker] = machine.device_workers()
         await worker.start()
         for _ in range(2):
             answer = await worker.measure(artifact)

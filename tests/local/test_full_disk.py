@@ -21,7 +21,7 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.replay import replay
 from atune.journal.writer import read
 from atune.local import patience
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -144,7 +144,7 @@ async def everything_else_is_measured(journal: Path) -> None:
 @pytest.mark.parametrize("accelerate", ["off", "cicc"])
 async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, accelerate: str) -> None:
     settings = CompileSettings(workers=2, group_size=1, store=False, accelerate=accelerate)
-    backend = LocalBackend(parse_file_ref(KERNELS), target="sm_90a", devices=(), compile=settings)
+    machine = LocalMachine(parse_file_ref(KERNELS), target="sm_90a", devices=(), compile=settings)
     warned: list[str] = []
 
     def warn(message: str) -> None:
@@ -152,13 +152,13 @@ async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, a
         if "no space is left" in message and disk.filling.exists():
             disk.free()
 
-    backend.on_warning(warn)
+    machine.on_warning(warn)
     candidates = [Candidate(x, config_key({"x": x}), {"x": x}) for x in range(4)]
-    async with backend.open():
-        await backend.describe()
-        await backend.discover()
+    async with machine.open():
+        await machine.describe()
+        await machine.discover()
         disk.fill()
-        answers = await compiled(backend, candidates, group_size=1)
+        answers = await compiled(machine, candidates, group_size=1)
     assert not disk.filling.exists() and any("no space is left" in message for message in warned)
     assert len(answers) == 4 and all(isinstance(one, Artifact) for one in answers.values()), answers
 

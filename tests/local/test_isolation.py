@@ -16,7 +16,7 @@ import pytest
 from atune.engine.engine import Engine
 from atune.journal.events import AnyEvent, ArtifactBuilt, BuildFailed, CandidateMeasured, GroupSplit
 from atune.journal.recorder import Recorder
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import IdleDeviceWorker
@@ -34,7 +34,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class CompileOnly(LocalBackend):
+class CompileOnly(LocalMachine):
     def device_workers(self) -> Any:
         return [IdleDeviceWorker()]
 
@@ -69,10 +69,10 @@ async def compiled(name: str, target: str, settings: CompileSettings) -> tuple[d
     """Run the engine and return how each candidate ended (``built`` or its failure's kind), and the events."""
     ref = FileRef(str(KERNELS), name)
     devices = ("cpu",) if target == "c" else ()
-    backend = CompileOnly(ref, target=target, devices=devices, compile=settings)
+    machine = CompileOnly(ref, target=target, devices=devices, compile=settings)
     events: list[AnyEvent] = []
     recorder = Recorder(None, (events.append,))
-    engine = Engine(backend, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0))
+    engine = Engine(machine, recorder, compile=settings, benchmark=BenchmarkSettings(n_final=0))
     await engine.run()
     modes = {i: entry.config["mode"] for i, entry in recorder.state.entries.items()}
     ends = {modes[e.index]: "built" for e in events if isinstance(e, CandidateMeasured)}

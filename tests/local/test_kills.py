@@ -26,7 +26,7 @@ from atune.journal.events import (
 )
 from atune.journal.replay import replay
 from atune.journal.writer import read
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.candidate import config_key
 from atune.model.settings import CompileSettings
 from atune.workload.workload import parse_file_ref
@@ -45,12 +45,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def backend_for(target: str, settings: CompileSettings = SETTINGS) -> LocalBackend:
-    return LocalBackend(parse_file_ref(KERNELS), target=target, compile=settings)
+def machine_for(target: str, settings: CompileSettings = SETTINGS) -> LocalMachine:
+    return LocalMachine(parse_file_ref(KERNELS), target=target, compile=settings)
 
 
-def kill_server(backend: LocalBackend) -> None:
-    os.kill(backend.server.pids()[0], signal.SIGKILL)
+def kill_server(machine: LocalMachine) -> None:
+    os.kill(machine.server.pids()[0], signal.SIGKILL)
 
 
 class Listening:
@@ -80,7 +80,7 @@ async def length_of_a_clean_run(target: str) -> int:
     """Return how many events a run has before its end, when nothing is killed."""
     if target not in lengths:
         heard = Listening(lambda events: False, lambda: None)
-        result = await tune(backend=backend_for(target), compile=SETTINGS, on_event=heard)
+        result = await tune(machine=machine_for(target), compile=SETTINGS, on_event=heard)
         assert heard.outcome() == (list(range(TOTAL)), []) and result.best_index == 0
         lengths[target] = len(heard.events) - 1
     return lengths[target]
@@ -90,9 +90,9 @@ async def length_of_a_clean_run(target: str) -> int:
 @pytest.mark.parametrize("instant", INSTANTS)
 async def test_a_killed_fork_server_changes_nothing_of_the_result(instant: int, target: str) -> None:
     at = 1 + instant * (await length_of_a_clean_run(target) - 1) // ALL
-    backend = backend_for(target)
-    heard = Listening(lambda events: len(events) == at, lambda: kill_server(backend))
-    result = await tune(backend=backend, compile=backend.compile, on_event=heard)
+    machine = machine_for(target)
+    heard = Listening(lambda events: len(events) == at, lambda: kill_server(machine))
+    result = await tune(machine=machine, compile=machine.compile, on_event=heard)
     assert heard.outcome() == (list(range(TOTAL)), [])
     assert (result.best_index, result.measured, result.failed, result.remaining) == (0, TOTAL, 0, 0)
     lost = [e for e in heard.of(Warned) if "fork server was lost" in e.message]
@@ -100,15 +100,15 @@ async def test_a_killed_fork_server_changes_nothing_of_the_result(instant: int, 
 
 
 async def test_a_fork_server_that_is_killed_while_it_imports_is_replaced() -> None:
-    backend = backend_for("c")
-    async with backend.open():
-        kill_server(backend)
-        target, devices = await backend.discover()
+    machine = machine_for("c")
+    async with machine.open():
+        kill_server(machine)
+        target, devices = await machine.discover()
     assert target.kind == "c" and len(devices) == 1
 
 
 async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    journal, backend = tmp_path / "j", backend_for("c")
+    journal, machine = tmp_path / "j", machine_for("c")
 
     def after_a_measurement(events: list[Event]) -> bool:
         """At the first measurement, and at the first after the loss that follows."""
@@ -118,12 +118,12 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
         lost = next((n for n, e in enumerate(before) if isinstance(e, Warned) and "lost" in e.message), None)
         return not any(isinstance(e, CandidateMeasured) for e in (before if lost is None else before[lost:]))
 
-    heard = Listening(after_a_measurement, lambda: kill_server(backend))
+    heard = Listening(after_a_measurement, lambda: kill_server(machine))
     with pytest.raises(MachineError, match=r"(?s)fork server ended.*one before it was lost, too.*atune resume"):
-        await tune(backend=backend, compile=SETTINGS, journal=journal, on_event=heard)
+        await tune(machine=machine, compile=SETTINGS, journal=journal, on_event=heard)
     kept = {e.index: e.timing for e in heard.of(CandidateMeasured)}
     assert kept and not heard.of(BuildFailed, BenchmarkFailed)
-    result = await resume(journal, backend=backend_for("c"))
+    result = await resume(journal, machine=machine_for("c"))
     assert (result.measured, result.failed, result.best_index) == (TOTAL, 0, 0)
     measured = [e for e in read(journal) if isinstance(e, CandidateMeasured)]
     assert kept.items() <= {e.index: e.timing for e in measured}.items() and len(measured) == TOTAL
@@ -150,7 +150,7 @@ async def test_a_group_that_is_killed_while_it_compiles_is_put_back(
 ) -> None:
     compiler(f"mkdir {tmp_path}/once 2>/dev/null && {{ {DEATHS[death]}; }}\n")
     heard = Listening(lambda events: False, lambda: None)
-    result = await tune(backend=backend_for("c", GROUPED), compile=GROUPED, on_event=heard)
+    result = await tune(machine=machine_for("c", GROUPED), compile=GROUPED, on_event=heard)
     [repeated] = heard.of(CompileRepeated)
     assert len(repeated.indices) == 4 and "killed" in repeated.reason
     assert heard.outcome() == (list(range(TOTAL)), []) and not heard.of(GroupSplit) and result.best_index == 0
@@ -166,7 +166,7 @@ async def test_one_that_is_killed_each_time_fails_alone(
     key = config_key({"x": 5})
     compiler(f'for a; do case "$a" in *.cpp) grep -q {key} "$a" && {{ {death}; }};; esac; done\n')
     heard = Listening(lambda events: False, lambda: None)
-    result = await tune(backend=backend_for("c", GROUPED), compile=GROUPED, on_event=heard)
+    result = await tune(machine=machine_for("c", GROUPED), compile=GROUPED, on_event=heard)
     measured, [failed] = heard.outcome()
     assert (failed.index, failed.kind) == (5, kind) and heard.of(GroupSplit)
     assert bool(heard.of(CompileRepeated)) == (kind == "worker_lost")
@@ -179,11 +179,11 @@ async def test_fewer_workers_go_on_after_kills_for_want_of_memory(
     """The kernel counts, then kills; here a file counts, and two workers are killed."""
     kills = tmp_path / "kills"
     kills.mkdir()
-    monkeypatch.setattr("atune.local.backend.oom_kills", lambda: len(list(kills.iterdir())))
+    monkeypatch.setattr("atune.local.machine.oom_kills", lambda: len(list(kills.iterdir())))
     compiler(f"{{ mkdir {kills}/1 || mkdir {kills}/2; }} 2>/dev/null && kill -KILL $PPID && sleep 300\n")
     heard = Listening(lambda events: False, lambda: None)
     settings = CompileSettings(workers=4, group_size=1, store=False)
-    result = await tune(backend=backend_for("c", settings), compile=settings, on_event=heard)
+    result = await tune(machine=machine_for("c", settings), compile=settings, on_event=heard)
     assert heard.outcome() == (list(range(TOTAL)), []) and result.best_index == 0
     warnings = [e.message for e in heard.of(Warned)]
     assert [f"{n} at once" in message for n, message in zip((2, 1), warnings, strict=True)] == [True, True]

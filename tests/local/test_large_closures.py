@@ -12,8 +12,8 @@ import torch
 from workloads import scale
 
 from atune.api.tuner import tune
-from atune.local import backend as backends
-from atune.local.backend import LocalBackend
+from atune.local import machine as machines
+from atune.local.machine import LocalMachine
 from atune.model.settings import CompileSettings
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.workload import Workload, describe, ship
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 N = LARGE_BYTES // 4
 
 
-class Watched(LocalBackend):
+class Watched(LocalMachine):
     """Keeps what its workers are told."""
 
     told = b""
@@ -48,12 +48,12 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if not room:
-        monkeypatch.setattr(backends, "write", full)
+        monkeypatch.setattr(machines, "write", full)
     space = [{"factor": 2, "block": 64}, {"factor": 3, "block": 64}]
     workload = Workload(scale, space, arguments={"n": N}, reference=reference)
     settings = CompileSettings(workers=1)
-    backend = Watched(ship(workload), spec=describe(workload), target="c", compile=settings)
-    result = await tune(backend=backend, compile=settings)
+    machine = Watched(ship(workload), spec=describe(workload), target="c", compile=settings)
+    result = await tune(machine=machine, compile=settings)
     assert result.best_config == space[0]
     assert [kind for kind, _, _ in result.failure_summary()] == ["mismatch"]
-    assert (len(backend.told) < LARGE_BYTES) == room
+    assert (len(machine.told) < LARGE_BYTES) == room

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import atune
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.stages.measure.neighbours import others
 from atune.system.folders import SERVER_FOLDER
@@ -103,7 +103,7 @@ def test_another_users_process_is_told_of_by_its_user(stranger: Stranger) -> Non
     assert str(found) == f"process {pid} of user nobody (sleep, 300 MiB)"
 
 
-class OnAGpu(LocalBackend):
+class OnAGpu(LocalMachine):
     """Measures on the CPU, and has NVML asked as for a GPU."""
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
@@ -123,13 +123,13 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def warnings_of_a_run() -> list[str]:
-    backend = OnAGpu(
+    machine = OnAGpu(
         FileRef(str(KERNELS), "SCALED"),
         target="c",
         compile=atune.CompileSettings(workers=1, store=False),
         benchmark=atune.BenchmarkSettings(n_repeat=2, n_warmup=1),
     )
-    result = atune.run(backend=backend)
+    result = atune.run(machine=machine)
     assert result.measured == 5
     return [warning for warning in result.warnings if "also used by" in warning]
 

@@ -13,10 +13,10 @@ import torch
 import atune
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
-from atune.local.backend import LocalBackend
 from atune.local.compile_service import CompileService
 from atune.local.compile_worker import CompileContext, LocalCompileWorker
 from atune.local.entry_points import PROVE
+from atune.local.machine import LocalMachine
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
 from atune.local.workers import Workers
@@ -155,11 +155,11 @@ async def test_a_real_candidate_is_proven_plain_and_once(tmp_path: Path, monkeyp
     config = {"factor": 2, "block": 16}
     candidate = Candidate(0, config_key(config), config)
     settings = CompileSettings(workers=1, accelerate="wrong_accelerators:Spy")
-    backend = LocalBackend(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
-    async with backend.open():
-        await backend.discover()
-        backend.accelerators(100)
-        (worker,) = backend.compile_workers()
+    machine = LocalMachine(FileRef(str(WORKLOADS), "SCALE"), target="c", compile=settings)
+    async with machine.open():
+        await machine.discover()
+        machine.accelerators(100)
+        (worker,) = machine.compile_workers()
         lowered = await worker.lower(candidate)
         assert isinstance(lowered, Lowered) and await worker.find(lowered) is None
         [measured] = await worker.build([lowered])

@@ -83,5 +83,5 @@ def test_a_killed_run_goes_on_to_its_end(tmp_path: Path, how: signal.Signals) ->
     assert run.returncode == 0  # finished: nothing is imported, so nothing is seen of the change
     run = command("tune", f"{file}:WORKLOAD", *options, tmp_path=tmp_path)
     _, err = run.communicate(timeout=120)
-    assert run.returncode == 2 and "kernel: the source of the kernel" in err and "--force-part kernel" in err
+    assert run.returncode == 2 and "kernel: the source of the kernel" in err and "--accept kernel" in err
     assert journal.stat().st_size == size and sum(isinstance(e, RunResumed) for e in read(journal)) == 2

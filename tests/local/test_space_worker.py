@@ -16,7 +16,7 @@ import atune
 from atune.api.tuner import tune
 from atune.errors import SpaceError, WorkloadError
 from atune.local import space_worker
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.settings import Budget
 from atune.stages.session import space as entries
 from atune.workload.workload import describe, head, parse_file_ref, ship
@@ -37,15 +37,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[LocalBackend, None]:
+async def machine(request: pytest.FixtureRequest) -> AsyncGenerator[LocalMachine, None]:
     """Of the workload that the test names."""
-    opened = LocalBackend(parse_file_ref(f"{KERNELS}:{request.param}"), target="c")
+    opened = LocalMachine(parse_file_ref(f"{KERNELS}:{request.param}"), target="c")
     async with opened.open():
         yield opened
 
 
 @pytest.mark.parametrize(
-    ("backend", "message"),
+    ("machine", "message"),
     [
         ("SPINS", r"a constraint \(where\), spins \(space_kernels\.py, line \d+\), had not answered after 3 s"),
         ("HOLDS_THE_LOCK", r"a constraint \(where\), holds_the_lock \(space_kernels\.py, line 2\d\), had not answered"),
@@ -57,51 +57,51 @@ async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[LocalBackend
         ("AXIS", r"the function of an axis, axis \(space_kernels\.py, line \d+\), in sleeps"),
         ("LEAVES", r"a function of the space of \S+:LEAVES ended the process: .* exited with status 3"),
     ],
-    indirect=["backend"],
+    indirect=["machine"],
 )
-async def test_what_a_space_asks_is_ended_where_it_hangs(backend: LocalBackend, message: str, impatient: None) -> None:
+async def test_what_a_space_asks_is_ended_where_it_hangs(machine: LocalMachine, message: str, impatient: None) -> None:
     with pytest.raises(SpaceError, match=message):
-        await backend.describe()
+        await machine.describe()
 
 
-@pytest.mark.parametrize("backend", ["LARGE"], indirect=True)
-async def test_a_constraint_that_hangs_later_is_ended_too(backend: LocalBackend, impatient: None) -> None:
-    spec = await backend.describe()
+@pytest.mark.parametrize("machine", ["LARGE"], indirect=True)
+async def test_a_constraint_that_hangs_later_is_ended_too(machine: LocalMachine, impatient: None) -> None:
+    spec = await machine.describe()
     assert (spec.size, spec.configs) == (10**9, ())
-    found = await backend.look_up([5, 1_002_001, 2_001_000])
+    found = await machine.look_up([5, 1_002_001, 2_001_000])
     assert [None if one is None else one.config for one in found] == [
         {"a": 0, "b": 0, "c": 5}, {"a": 1, "b": 2, "c": 1}, None,
     ]  # fmt: skip
     with pytest.raises(SpaceError, match=r"a constraint \(where\), far_away .* in sleeps"):
-        await backend.look_up([3_003_000])
+        await machine.look_up([3_003_000])
 
 
-@pytest.mark.parametrize("backend", ["LARGE"], indirect=True)
-async def test_a_process_that_is_killed_from_outside_is_replaced(backend: LocalBackend) -> None:
-    await backend.describe()
-    worker = backend._space._worker
+@pytest.mark.parametrize("machine", ["LARGE"], indirect=True)
+async def test_a_process_that_is_killed_from_outside_is_replaced(machine: LocalMachine) -> None:
+    await machine.describe()
+    worker = machine._space._worker
     assert worker is not None
     os.kill(worker.pid, signal.SIGKILL)
-    [found] = await backend.look_up([7])
+    [found] = await machine.look_up([7])
     assert found is not None and found.config == {"a": 0, "b": 0, "c": 7}
 
 
-@pytest.mark.parametrize("backend", ["LISTED"], indirect=True)
-async def test_a_listed_space_is_what_this_process_would_list(backend: LocalBackend) -> None:
+@pytest.mark.parametrize("machine", ["LISTED"], indirect=True)
+async def test_a_listed_space_is_what_this_process_would_list(machine: LocalMachine) -> None:
     """Also where it comes in several parts."""
-    spec = await backend.describe()
+    spec = await machine.describe()
     own = describe(space_kernels.LISTED, spec.origin)
     assert (spec.configs, spec.space, spec.default) == (own.configs, own.space, own.default)
-    assert len(spec.configs) == 4950 > 2 * entries.PART and backend._space._worker is None
+    assert len(spec.configs) == 4950 > 2 * entries.PART and machine._space._worker is None
 
 
 async def test_a_workload_by_value_is_asked_in_a_process_of_its_own(impatient: None) -> None:
     """So that a constraint that holds Python's lock does not hold this program's."""
     spec = head(work := space_kernels.HOLDS_THE_LOCK)
-    backend = LocalBackend(ship(work), spec=spec, target="c")
-    async with backend.open():
+    machine = LocalMachine(ship(work), spec=spec, target="c")
+    async with machine.open():
         with pytest.raises(SpaceError, match=r"the space of the workload: a constraint \(where\), holds_the_lock"):
-            await backend.describe()
+            await machine.describe()
 
 
 async def test_tune_asks_no_constraint_in_the_program_itself() -> None:
@@ -143,10 +143,10 @@ async def test_tune_reads_a_generator_beside_the_event_loop() -> None:
 )
 async def test_a_file_that_does_not_load_is_named(tmp_path: Path, text: str, message: str, impatient: None) -> None:
     (tmp_path / "w.py").write_text(f"{text}\n")
-    backend = LocalBackend(parse_file_ref(f"{tmp_path}/w.py:W"), target="c")
-    async with backend.open():
+    machine = LocalMachine(parse_file_ref(f"{tmp_path}/w.py:W"), target="c")
+    async with machine.open():
         with pytest.raises(WorkloadError, match=message):
-            await backend.describe()
+            await machine.describe()
 
 
 async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from processes import MARK, environment, marked, new_mark, wait_until
 
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess
+from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import children_of, parent_of
 from atune.processes.worker import Worker
 
@@ -103,7 +103,7 @@ async def test_a_worker_that_crashes_runs_late_or_raises_takes_its_daemon_along(
 
 @pytest.mark.parametrize("how", ["ends", "is left warm", "fails"])
 async def test_no_daemon_is_left_when_a_run(how: str, run_dir: str, mark: str) -> None:
-    parked: list[ServerProcess] = []
+    parked: list[ForkServerProcess] = []
     try:
         with suppress(ZeroDivisionError):
             async with ForkServer(run_dir=run_dir, park=parked.append if how == "is left warm" else None) as server:

@@ -21,7 +21,7 @@ from atune.api.tuner import tune
 from atune.errors import MachineError, UsageError, WorkerLost
 from atune.journal.replay import replay
 from atune.processes.pool import ForkServer
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,23 +93,23 @@ def test_64_open_files_are_enough(tmp_path: Path) -> None:
     ],
 )
 def test_too_few_open_files_say_what_is_needed(number: int, message: str) -> None:
-    class NoFiles(FakeBackend):
+    class NoFiles(FakeMachine):
         @asynccontextmanager
         async def open(self) -> Any:
             raise OSError(number, os.strerror(number))
             yield
 
     with pytest.raises(UsageError, match=message) as caught:
-        anyio.run(lambda: tune(backend=NoFiles(2)))
+        anyio.run(lambda: tune(machine=NoFiles(2)))
     assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_a_full_disk_says_what_is_needed() -> None:
-    class NoSpace(FakeBackend):
+    class NoSpace(FakeMachine):
         @asynccontextmanager
         async def open(self) -> Any:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield
 
     with pytest.raises(MachineError, match="make room there, or set TMPDIR"):
-        anyio.run(lambda: tune(backend=NoSpace(2)))
+        anyio.run(lambda: tune(machine=NoSpace(2)))

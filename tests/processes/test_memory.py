@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.local import backend as local
+from atune.local import machine as local
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.processes.messages import Discovery
@@ -76,6 +76,6 @@ def test_workers_are_as_many_as_fit_unless_a_number_was_asked_for(monkeypatch: p
     monkeypatch.setattr(local, "usable_memory_bytes", lambda: 3 * WORKER_BYTES)
     for workers, wanted in ((None, 3), (6, 6)):
         settings = CompileSettings(workers=workers)
-        backend = local.LocalBackend(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
-        backend._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
-        assert len(backend.compile_workers()) == wanted
+        machine = local.LocalMachine(FileRef("x.py", "X"), target="sm_90a", devices=(), compile=settings)
+        machine._found = Discovery(target=Target("cuda", "sm_90a"), devices=())
+        assert len(machine.compile_workers()) == wanted

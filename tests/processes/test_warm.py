@@ -44,7 +44,7 @@ def test_what_workers_wrote_does_not_pile_up_in_a_parked_servers_folder() -> Non
     for _ in range(2):
         atune.run(SCALE, target="c")
         [server] = parked._servers.values()
-        assert [path.name for path in server.folder.iterdir()] == ["forkserver.log"]
+        assert [path.name for path in server.folder.iterdir()] == ["fork-server.log"]
     folder = server.folder
     atune.shutdown()
     assert not folder.exists()

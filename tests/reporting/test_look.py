@@ -32,7 +32,7 @@ from atune.journal.reader import read
 from atune.journal.replay import follow, replay, simulate
 from atune.model.measurement import Conditions, Timing
 from atune.reporting.report import POINTS, Clocks, report
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -44,8 +44,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chrom
 def run(path: Path, indices: list[int], factor: float = 1.0, **script: Any) -> Path:
     """Write the journal of a run over some candidates of one space of ten."""
     configs = [{"x": i} for i in indices]
-    backend = FakeBackend(configs, Script(latency_ms=lambda c: factor * (1.0 + abs(c["x"] - 6)), **script))
-    anyio.run(lambda: tune(backend=backend, journal=path))
+    machine = FakeMachine(configs, Script(latency_ms=lambda c: factor * (1.0 + abs(c["x"] - 6)), **script))
+    anyio.run(lambda: tune(machine=machine, journal=path))
     return path
 
 
@@ -75,8 +75,8 @@ def test_conflicts_are_decided_and_explained(tmp_path: Path) -> None:
 
 def test_other_work_is_not_merged(tmp_path: Path) -> None:
     one, two = run(tmp_path / "1", [1]), tmp_path / "2"
-    backend = FakeBackend(2, fingerprint="g" * 64)
-    anyio.run(lambda: tune(backend=backend, journal=two))
+    machine = FakeMachine(2, fingerprint="g" * 64)
+    anyio.run(lambda: tune(machine=machine, journal=two))
     with pytest.raises(JournalError, match=r"other work than .*: another kernel"):
         merge([one, two])
     with pytest.raises(UsageError, match="as a list of paths"):

@@ -18,7 +18,7 @@ import atune
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Warned
 from atune.reporting.log import event_log, event_logger
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,8 @@ async def test_a_run_is_logged_with_the_fields_of_its_events() -> None:
     """One entry an event, in their order, with what the logger was bound to."""
     log, entries = capturing()
     events: list[atune.Event] = []
-    backend = FakeBackend(5, Script(fails={2: "compile"}))
-    result = await atune.tune(backend=backend, log=log.bind(job=7), on_event=events.append)
+    machine = FakeMachine(5, Script(fails={2: "compile"}))
+    result = await atune.tune(machine=machine, log=log.bind(job=7), on_event=events.append)
     tags = [str(type(event).__struct_config__.tag) for event in events]
     assert [(e["event"], e["seq"], e["job"]) for e in entries] == [(t, n, 7) for n, t in enumerate(tags)]
     levels = {entry["event"]: entry["log_level"] for entry in entries}
@@ -56,7 +56,7 @@ async def test_msgspec_renders_each_entry() -> None:
     processors = [structlog.processors.add_log_level, as_json]
     log = structlog.wrap_logger(structlog.BytesLogger(out), processors=processors, wrapper_class=structlog.BoundLogger)
     events: list[atune.Event] = []
-    await atune.tune(backend=FakeBackend(3), log=log, on_event=events.append)
+    await atune.tune(machine=FakeMachine(3), log=log, on_event=events.append)
     lines = out.getvalue().splitlines()
     times = {"time": 0.0}
     decoded = [msgspec.convert(json.loads(line) | times, AnyEvent) for line in lines]
@@ -66,7 +66,7 @@ async def test_msgspec_renders_each_entry() -> None:
 
 async def test_steps_of_candidates_are_left_out_by_the_loggers_own_level() -> None:
     log, entries = capturing(structlog.make_filtering_bound_logger(logging.WARNING))
-    await atune.tune(backend=FakeBackend(4, Script(fails={1: "launch"})), log=log)
+    await atune.tune(machine=FakeMachine(4, Script(fails={1: "launch"})), log=log)
     assert [entry["event"] for entry in entries] == ["benchmark_failed"]
 
 
@@ -75,7 +75,7 @@ async def test_a_logger_that_raises_is_dropped_and_the_run_goes_on() -> None:
         raise ValueError("no room")
 
     log = structlog.wrap_logger(None, processors=[broken], wrapper_class=structlog.BoundLogger)
-    result = await atune.tune(backend=FakeBackend(3), log=log)
+    result = await atune.tune(machine=FakeMachine(3), log=log)
     assert result.measured == 3 and any("ValueError: no room" in text for text in result.warnings)
 
 

@@ -18,7 +18,7 @@ from atune.search.choosing import make_strategy
 from atune.search.interface import Searched
 from atune.search.recording import Recording, Tried, read_recording
 from atune.search.simulation import simulate, simulate_run
-from atune.testing import FakeBackend, Script
+from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ async def recorded(path: Path) -> Path:
     script = Script(
         latency_ms=lambda c: 1.0 + c["x"], fails={3: "compile", 4: "mismatch"}, code_key=lambda c: str(max(c["x"], 1))
     )
-    await tune(backend=FakeBackend(N, script), journal=path)
+    await tune(machine=FakeMachine(N, script), journal=path)
     return path
 
 
@@ -117,6 +117,6 @@ async def test_seconds_of_devices_end_a_simulated_run(tmp_path: Path, capsys: py
 async def test_a_journal_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:
     script = Script(fails=dict.fromkeys(range(N), "compile"))
     with pytest.raises(Exception, match="no candidate worked"):
-        await tune(backend=FakeBackend(N, script), journal=tmp_path / "j")
+        await tune(machine=FakeMachine(N, script), journal=tmp_path / "j")
     with pytest.raises(UsageError, match="nothing can be simulated"):
         read_recording(tmp_path / "j")

@@ -17,7 +17,7 @@ import pytest
 
 import atune
 from atune.journal.events import ArtifactBuilt, Event
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -241,10 +241,10 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str, anyio_b
     async def lowered(build: bool = True, **settings: Any) -> Lowered:
         compile = CompileSettings(workers=1, **settings)
         devices = ("all",) if target == "c" else ()
-        backend = LocalBackend(FileRef(str(file), name), target=target, devices=devices, compile=compile)
-        async with backend.open():
-            await backend.discover()
-            (worker,) = backend.compile_workers()
+        machine = LocalMachine(FileRef(str(file), name), target=target, devices=devices, compile=compile)
+        async with machine.open():
+            await machine.discover()
+            (worker,) = machine.compile_workers()
             answer = await worker.lower(candidate)
             assert isinstance(answer, Lowered), answer
             if build:

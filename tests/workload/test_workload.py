@@ -22,12 +22,12 @@ import pytest
 
 from atune.api.tuner import run
 from atune.errors import SpaceError, UsageError, WorkloadError
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
-from atune.testing import FakeBackend
+from atune.testing import FakeMachine
 from atune.workload.workload import FileRef, PickleRef, Workload, describe, fingerprint, load, parse_file_ref, ship
 
 HERE = Path(__file__).parents[1]
@@ -335,15 +335,15 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
     running = [subprocess.Popen([sys.executable, *options], cwd=cwd, env=environment) for cwd, options in commands]
     assert [process.wait(60) for process in running] == [0, 0]
     refs = {name: msgspec.msgpack.decode((tmp_path / name / "out").read_bytes(), type=PickleRef) for name in scripts}
-    server = LocalBackend(refs["main"], target="c", compile=CompileSettings(workers=1))
+    server = LocalMachine(refs["main"], target="c", compile=CompileSettings(workers=1))
     async with server.open():
         for name, ref in refs.items():
-            backend = copy.copy(server)  # the same server, fresh workers
-            backend.workload = ref
-            spec = await backend.describe()
+            machine = copy.copy(server)  # the same server, fresh workers
+            machine.workload = ref
+            spec = await machine.describe()
             assert len(spec.configs) == 2
-            await backend.discover()
-            [worker], [device] = backend.compile_workers(), backend.device_workers()
+            await machine.discover()
+            [worker], [device] = machine.compile_workers(), machine.device_workers()
             lowered = [await worker.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
             built = await worker.build(lowered)  # type: ignore[arg-type]
@@ -385,7 +385,7 @@ def test_eight_threads_run_twenty_times_while_linecache_changes() -> None:
             exec(compile(sources, f"<cell {thread} {one}>", "exec"), names)
             work = Workload(names["f"], Space(block=[1, 2]), arguments={"N": 1}, source=sources)
             spec, ref = describe(work), ship(work)
-            result = run(backend=FakeBackend(len(spec.configs)))
+            result = run(machine=FakeMachine(len(spec.configs)))
             outcomes.append((result.measured, ref.sources[f"<cell {thread} {one}>"]))
 
     interval = sys.getswitchinterval()

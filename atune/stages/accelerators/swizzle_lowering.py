@@ -53,11 +53,11 @@ class SwizzleLowering(Accelerator):
         bare, orders = split(job.function)
         if len(orders) > 1:
             return plain(job)
-        folder = Path(session().run_dir, "families")
-        return Family(folder, bare, job.beside).lowered(orders, job.symbol, lambda: plain(job))
+        folder = Path(session().run_dir, "relatives")
+        return Relatives(folder, bare, job.beside).lowered(orders, job.symbol, lambda: plain(job))
 
 
-class Family:
+class Relatives:
     """What the workers of one run have lowered of one kernel, `bare` of its annotation.
 
     `beside`: what decides lowering beside the kernel.

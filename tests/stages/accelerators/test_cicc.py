@@ -21,7 +21,7 @@ from services import SOFTMAX, artifacts, children, given_up, lowered, until
 from versions import accelerated
 
 import atune
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -85,11 +85,11 @@ def by_nvcc(source: str, flavour: Flavour, folder: Path) -> bytes:
 
 
 async def sources(ref: FileRef, configs: Sequence[dict[str, object]], arch: str) -> list[str]:
-    backend = LocalBackend(ref, target=arch, devices=(), compile=CompileSettings(workers=1, store=False))
-    async with backend.open():
-        await backend.describe()
-        await backend.discover()
-        (worker,) = backend.compile_workers()
+    machine = LocalMachine(ref, target=arch, devices=(), compile=CompileSettings(workers=1, store=False))
+    async with machine.open():
+        await machine.describe()
+        await machine.discover()
+        (worker,) = machine.compile_workers()
         found = [await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(configs)]
         return [msgspec.msgpack.decode(one.blob, type=Blob).source for one in found if isinstance(one, Lowered)]
 
@@ -333,8 +333,8 @@ def check_loads(built: Sequence[Artifact]) -> None:
 @accelerated
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
-    async with lowered(3, CompileSettings(workers=1)) as (backend, worker, group):
-        assert backend.service.ready, backend.service.why
+    async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
+        assert machine.service.ready, machine.service.why
         built = artifacts(list(await worker.build(group)))
         assert [one.compiler for one in built] == ["cicc"] * 3 and all(one.exact for one in built)
         assert len({one.path for one in built}) == 1
@@ -344,15 +344,15 @@ async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
         check_loads(built)
 
         # A compile that is given up ends, with the one who asked.
-        (server,) = children(backend.service.pid)
+        (server,) = children(machine.service.pid)
         await given_up(worker, group, server)
-        assert backend.service.ready
+        assert machine.service.ready
         (again, *_) = artifacts(list(await worker.build(group)))
         assert again.compiler == "cicc"
 
         # Without the server nvcc takes over, and says why.
         os.kill(server, signal.SIGKILL)
-        await until(backend, lambda: not backend.service.ready, 5)
+        await until(machine, lambda: not machine.service.ready, 5)
         (last, *_) = artifacts(list(await worker.build(group)))
         assert last.compiler == "nvcc" and "SIGKILL" in last.why
 
@@ -364,16 +364,16 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
     atune.shutdown()
     whys, pids = list[str](), list[int]()
     for n in range(3):
-        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (backend, worker, group):
-            assert backend.service.ready, backend.service.why
+        async with lowered(n + 1, CompileSettings(workers=1, accelerate="cicc")) as (machine, worker, group):
+            assert machine.service.ready, machine.service.why
             built = artifacts(list(await worker.build(group[n:])))
             assert [one.compiler for one in built] == ["cicc"]
             whys.append(built[0].why)
-            pids.append(backend.service.pid)
+            pids.append(machine.service.pid)
         (process,) = services._servers.values()
         assert len(process.lasting) == 1
         if n == 1:
-            (server,) = children(backend.service.pid)
+            (server,) = children(machine.service.pid)
             os.kill(server, signal.SIGKILL)
             wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), 5, "the service's end")
     assert pids[0] == pids[1] != pids[2]
@@ -387,11 +387,11 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
 @accelerated
 @pytest.mark.anyio
 async def test_without_the_service_nvcc_takes_over_and_says_why() -> None:
-    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (backend, worker, group):
-        assert backend.service.ready
-        service = backend.service.pid
+    async with lowered(1, CompileSettings(workers=1, accelerate="cicc")) as (machine, worker, group):
+        assert machine.service.ready
+        service = machine.service.pid
         os.killpg(service, signal.SIGKILL)
-        await until(backend, lambda: not backend.service.ready, 5)
+        await until(machine, lambda: not machine.service.ready, 5)
         (built,) = artifacts(list(await worker.build(group)))
         assert built.compiler == "nvcc"
         assert "SIGKILL" in built.why
@@ -425,8 +425,8 @@ async def test_where_nvcc_works_otherwise_nvcc_compiles_and_says_why(
             (tmp_path / name).symlink_to(home / name)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    async with lowered(2, CompileSettings(workers=1)) as (backend, worker, group):
-        assert not backend.service.ready, backend.service.why
+    async with lowered(2, CompileSettings(workers=1)) as (machine, worker, group):
+        assert not machine.service.ready, machine.service.why
         built = artifacts(list(await worker.build(group)))
         assert [one.compiler for one in built] == ["nvcc"] * 2
         assert "nvcc, because nvcc calls other programs" in built[0].why

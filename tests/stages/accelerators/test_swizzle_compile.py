@@ -17,7 +17,7 @@ import order_kernels
 import pytest
 from versions import accelerated
 
-from atune.local.backend import LocalBackend, LocalCompileWorker
+from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -91,23 +91,23 @@ def test_a_binary_without_the_variable_is_refused() -> None:
 @asynccontextmanager
 async def lowered(
     settings: CompileSettings, n_final: int = 5
-) -> AsyncGenerator[tuple[LocalBackend, LocalCompileWorker, list[Lowered]]]:
+) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker, list[Lowered]]]:
     settings = msgspec.structs.replace(settings, store=False, workers=1)
     benchmark = BenchmarkSettings(n_final=n_final)
-    backend = LocalBackend(KERNELS, target="sm_90a", devices=(), compile=settings, benchmark=benchmark)
-    async with backend.open():
-        spec = await backend.describe()
-        await backend.discover()
-        (worker,) = backend.compile_workers(1000)  # of so many parsing the headers pays
+    machine = LocalMachine(KERNELS, target="sm_90a", devices=(), compile=settings, benchmark=benchmark)
+    async with machine.open():
+        spec = await machine.describe()
+        await machine.discover()
+        (worker,) = machine.compile_workers(1000)  # of so many parsing the headers pays
         answers = [await worker.lower(Candidate(i, config_key(c), c)) for i, c in enumerate(map(thaw, spec.configs))]
         found = [answer for answer in answers if isinstance(answer, Lowered)]
         assert len(found) == len(spec.configs), answers
         assert await worker.find(found[0]) is None
         with anyio.fail_after(60):
-            while backend.service.warming:
+            while machine.service.warming:
                 await anyio.sleep(0.05)
-        assert backend.service.ready, backend.service.why
-        yield backend, worker, found
+        assert machine.service.ready, machine.service.why
+        yield machine, worker, found
 
 
 @accelerated

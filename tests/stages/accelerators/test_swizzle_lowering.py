@@ -38,7 +38,7 @@ def sources(accelerators: tuple[str, ...], run_dir: Path) -> tuple[list[str], li
 
 
 def notes(run_dir: Path) -> list[str]:
-    return sorted(path.suffix for path in (run_dir / "families").iterdir() if path.suffix)
+    return sorted(path.suffix for path in (run_dir / "relatives").iterdir() if path.suffix)
 
 
 def test_some_are_checked_however_many_were_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from atune.api.tuner import tune
 from atune.errors import SpaceError
 from atune.journal.events import CandidateLowered, Event
-from atune.local.backend import LocalBackend, LocalCompileWorker
+from atune.local.machine import LocalCompileWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.settings import CompileSettings
@@ -55,10 +55,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-async def lowered_all(backend: LocalBackend) -> tuple[LocalCompileWorker, list[Lowered]]:
-    spec = await backend.describe()
-    await backend.discover()
-    worker = backend.compile_workers()[0]
+async def lowered_all(machine: LocalMachine) -> tuple[LocalCompileWorker, list[Lowered]]:
+    spec = await machine.describe()
+    await machine.discover()
+    worker = machine.compile_workers()[0]
     candidates = [Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))]
     found = [await worker.lower(candidate) for candidate in candidates]
     assert all(isinstance(one, Lowered) for one in found), found
@@ -67,9 +67,9 @@ async def lowered_all(backend: LocalBackend) -> tuple[LocalCompileWorker, list[L
 
 async def test_flags_are_an_axis_on_the_cpu(file: Path, tmp_path: Path) -> None:
     settings = CompileSettings(workers=1, flags=("-Og",))
-    backend = LocalBackend(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
-    async with backend.open():
-        worker, lowered = await lowered_all(backend)
+    machine = LocalMachine(FileRef(str(file), "WORK"), target="c", devices=("cpu",), compile=settings)
+    async with machine.open():
+        worker, lowered = await lowered_all(machine)
         assert len({one.code_key for one in lowered}) == 6
         assert [one.merge_key == lowered[0].merge_key for one in lowered] == [True, False, False] * 2
         assert len({one.merge_key for one in lowered}) == 3
@@ -97,15 +97,15 @@ async def test_pass_configs_are_an_axis_with_and_without_any(file: Path) -> None
 async def test_flags_of_one_candidate_reach_nvcc_alone(file: Path) -> None:
     """Asked for cicc, which takes no such flags: that candidate says why nvcc compiled it."""
     settings = CompileSettings(workers=1, accelerate="cicc")
-    backend = LocalBackend(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
-    async with backend.open():
-        worker, (plain, flagged) = await lowered_all(backend)
+    machine = LocalMachine(FileRef(str(file), "GPU"), target="sm_90a", devices=(), compile=settings)
+    async with machine.open():
+        worker, (plain, flagged) = await lowered_all(machine)
         assert plain.merge_key != flagged.merge_key
         assert await worker.find(plain) is None  # the store is empty: now cicc is started
-        while backend.service.warming:
+        while machine.service.warming:
             await anyio.sleep(0.05)
-        if not backend.service.ready:
-            pytest.skip(reason=backend.service.why)
+        if not machine.service.ready:
+            pytest.skip(reason=machine.service.why)
         [first], [second] = await worker.build([plain]), await worker.build([flagged])
         assert isinstance(first, Artifact) and isinstance(second, Artifact), (first, second)
         assert first.compiler == "cicc"

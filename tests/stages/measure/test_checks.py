@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atune.errors import TargetError, UsageError, WorkloadError
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import KernelParam
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
@@ -302,10 +302,10 @@ def test_methods_go_by_tilelangs_names_too() -> None:
 async def test_a_method_of_another_target_is_refused(anyio_backend: object, tmp_path: Any) -> None:
     file = tmp_path / "w.py"
     file.write_text("")
-    backend = LocalBackend(FileRef(str(file), "W"), target="c", benchmark=BenchmarkSettings(method="events"))
-    async with backend.open():
+    machine = LocalMachine(FileRef(str(file), "W"), target="c", benchmark=BenchmarkSettings(method="events"))
+    async with machine.open():
         with pytest.raises(TargetError, match="method 'events' does not time target c: use 'perf_counter'"):
-            await backend.discover()
+            await machine.discover()
 
 
 def test_checks_are_part_of_the_fingerprint() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atune.errors import WorkerError, WorkloadError
-from atune.local.backend import LocalBackend
+from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
@@ -40,14 +40,14 @@ def mark(tmp_path: Path) -> Path:
     return tmp_path / "mark"
 
 
-def backend_of(
+def machine_of(
     tmp_path: Path, mark: Path, prologue: str, monkeypatch: pytest.MonkeyPatch, target: str = "c"
-) -> LocalBackend:
+) -> LocalMachine:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     file = tmp_path / "work.py"
     file.write_text(SOURCE.format(prologue=COUNT.format(mark=str(mark)) + prologue))
     settings = CompileSettings(workers=1, compile_timeout_s=3.0, store=False)
-    return LocalBackend(
+    return LocalMachine(
         FileRef(str(file), "WORK"), target=target, devices=() if target != "c" else ("all",), compile=settings
     )
 
@@ -55,10 +55,10 @@ def backend_of(
 async def test_loading_is_in_no_candidates_deadline(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = backend_of(tmp_path, mark, "time.sleep(3.5)", monkeypatch)
-    async with backend.open():
-        await backend.discover()
-        [worker] = backend.compile_workers()
+    machine = machine_of(tmp_path, mark, "time.sleep(3.5)", monkeypatch)
+    async with machine.open():
+        await machine.discover()
+        [worker] = machine.compile_workers()
         config = {"scale": 2.0}
         assert isinstance(await worker.lower(Candidate(0, config_key(config), config)), Lowered)
     assert mark.read_text() == "x"
@@ -68,21 +68,21 @@ async def test_a_loading_worker_killed_from_outside_is_tried_once_more(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = "if len(mark.read_text()) == 1:\n    os.kill(os.getpid(), signal.SIGKILL)"
-    backend = backend_of(tmp_path, mark, once, monkeypatch)
-    async with backend.open():
-        spec = await backend.describe()
+    machine = machine_of(tmp_path, mark, once, monkeypatch)
+    async with machine.open():
+        spec = await machine.describe()
         assert len(spec.configs) == 1 and mark.read_text() == "xx"
 
 
 async def test_killed_again_it_is_a_lost_worker_and_no_mistake_of_the_workload(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGKILL)", monkeypatch)
-    async with backend.open():
+    machine = machine_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGKILL)", monkeypatch)
+    async with machine.open():
         with pytest.raises(
             WorkerError, match=r"the worker that loads .*work\.py:WORK was lost twice: killed by SIGKILL"
         ):
-            await backend.describe()
+            await machine.describe()
     assert mark.read_text() == "xx"
 
 
@@ -106,10 +106,10 @@ scaled = lambda scale, threads=0: twice(scale, threads)
 async def test_an_imported_text_may_end_without_a_newline(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    backend = backend_of(tmp_path, mark, IMPORTING, monkeypatch, target)
-    async with backend.open():
-        await backend.discover()
-        [worker] = backend.compile_workers()
+    machine = machine_of(tmp_path, mark, IMPORTING, monkeypatch, target)
+    async with machine.open():
+        await machine.discover()
+        [worker] = machine.compile_workers()
         lowered = await worker.lower(Candidate(0, config_key({"scale": 2.0}), {"scale": 2.0}))
         assert isinstance(lowered, Lowered), lowered
         source = msgspec.msgpack.decode(lowered.blob, type=Blob).source
@@ -122,8 +122,8 @@ async def test_an_imported_text_may_end_without_a_newline(
 async def test_a_file_that_crashes_is_the_workloads_mistake(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = backend_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGSEGV)", monkeypatch)
-    async with backend.open():
+    machine = machine_of(tmp_path, mark, "os.kill(os.getpid(), signal.SIGSEGV)", monkeypatch)
+    async with machine.open():
         with pytest.raises(WorkloadError, match=r"loading .*work\.py:WORK failed: .*SIGSEGV"):
-            await backend.describe()
+            await machine.describe()
     assert mark.read_text() == "x"

@@ -1,4 +1,4 @@
-"""A `Backend` without processes: it follows a script, and counts."""
+"""A `Machine` without processes: it follows a script, and counts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _kernel(**config: object) -> None:
     """Stand for a kernel that takes any configuration."""
 
 
-class FakeBackend:
-    """A `Backend` that follows a `Script`, and counts.
+class FakeMachine:
+    """A `Machine` that follows a `Script`, and counts.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class FakeBackend:
         lanes: int | None = None,
     ) -> None:
         if lanes is not None:
-            warnings.warn("FakeBackend's lanes are called workers now", DeprecationWarning, stacklevel=2)
+            warnings.warn("FakeMachine's lanes are called workers now", DeprecationWarning, stacklevel=2)
             workers = lanes
         self._points = Candidates(Workload(_kernel, configs)) if isinstance(configs, Space) else None
         self.configs: list[Config] = []
@@ -209,7 +209,7 @@ class FakeBackend:
 
     async def take(self, seconds: float, limit_s: float = math.inf) -> bool:
         """Let virtual time pass; false where `limit_s` came first."""
-        assert self.clock is not None, "the backend is not open"
+        assert self.clock is not None, "the machine is not open"
         await self.clock.sleep(min(seconds, limit_s))
         return seconds <= limit_s
 

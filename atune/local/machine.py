@@ -29,7 +29,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.processes.server import ServerProcess, parked, surroundings
+from atune.processes.server import ForkServerProcess, parked, surroundings
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import run_folder, server_folder
@@ -37,13 +37,13 @@ from atune.system.versions import installed_versions
 from atune.workload.packing import LARGE_BYTES, write
 from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 
-__all__ = ["LocalBackend", "LocalCompileWorker", "LocalDeviceWorker"]
+__all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
 
 NEIGHBOURS = 2
 """Candidates in a row for one worker, where those that differ in the order of their blocks are lowered once."""
 
 
-class LocalBackend:
+class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
@@ -251,7 +251,7 @@ class LocalBackend:
         for remark in self._remarks:
             warn(remark)
 
-    def _new_server(self) -> ServerProcess:
+    def _new_server(self) -> ForkServerProcess:
         """Start a server in the place of one that was lost."""
         process = _started()
         self._warn("the fork server was lost, and another is started; what was under way is done once more")
@@ -280,5 +280,5 @@ class LocalBackend:
         return self.found.target.kind == "c"
 
 
-def _started() -> ServerProcess:
-    return ServerProcess(PRELOAD, *server_folder(), env=server_env())
+def _started() -> ForkServerProcess:
+    return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())

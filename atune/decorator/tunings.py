@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turn(Generic[T]):
+class Tuning(Generic[T]):
     """Work under way. `done` gets its outcome: None where it was cancelled, and who waits may take over."""
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Turn(Generic[T]):
         return self.thread == threading.get_ident()
 
 
-class Turns(Generic[T]):
+class Tunings(Generic[T]):
     """What is known by key, and what is being found out."""
 
     def __init__(self) -> None:
         self.known: dict[str, T] = {}
-        self._running: dict[str, Turn[T]] = {}
+        self._running: dict[str, Tuning[T]] = {}
         self._lock = threading.Lock()
 
     def keep(self, key: str, value: T) -> T:
@@ -43,44 +43,44 @@ class Turns(Generic[T]):
             else:
                 self.known.pop(key, None)
 
-    def claim(self, key: str) -> tuple[Turn[T] | None, bool]:
+    def claim(self, key: str) -> tuple[Tuning[T] | None, bool]:
         """Return the work under way, and whether it is the caller's to do; None where the outcome is known."""
         with self._lock:
             if key in self.known:
                 return None, False
-            turn = self._running.get(key)
-            if turn is not None:
-                return turn, False
-            self._running[key] = turn = Turn()
-            return turn, True
+            tuning = self._running.get(key)
+            if tuning is not None:
+                return tuning, False
+            self._running[key] = tuning = Tuning()
+            return tuning, True
 
-    def taking(self, key: str, turn: Turn[T]) -> Taking[T]:
-        """Return the context in which the one whose turn it is works; it gets a function to tell the outcome."""
-        return Taking(self, key, turn)
+    def leading(self, key: str, tuning: Tuning[T]) -> Leading[T]:
+        """Return the context in which the one who tunes works; it gets a function to tell the outcome."""
+        return Leading(self, key, tuning)
 
-    def _end(self, key: str, turn: Turn[T], outcome: T | None, error: BaseException | None) -> None:
+    def _end(self, key: str, tuning: Tuning[T], outcome: T | None, error: BaseException | None) -> None:
         with self._lock:
             self._running.pop(key, None)
             if outcome is not None:
                 self.known[key] = outcome
         if isinstance(error, Exception):
-            turn.done.set_exception(error)
+            tuning.done.set_exception(error)
         else:
-            turn.done.set_result(outcome)
+            tuning.done.set_result(outcome)
 
 
-class Taking(Generic[T]):
-    """Ends a turn for those who wait, however it ends."""
+class Leading(Generic[T]):
+    """Ends a tuning for those who wait, however it ends."""
 
-    def __init__(self, turns: Turns[T], key: str, turn: Turn[T]) -> None:
-        self._turns, self._key, self._turn = turns, key, turn
+    def __init__(self, tunings: Tunings[T], key: str, tuning: Tuning[T]) -> None:
+        self._tunings, self._key, self._tuning = tunings, key, tuning
         self._outcome: T | None = None
 
     def __enter__(self) -> Callable[[T], None]:
         return self._tell
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._turns._end(self._key, self._turn, self._outcome, error)
+        self._tunings._end(self._key, self._tuning, self._outcome, error)
 
     def _tell(self, outcome: T) -> None:
         self._outcome = outcome
