@@ -19,7 +19,8 @@ from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "reason",
+    "audited", "device_s", "untried",
 ]  # fmt: skip
 
 
