@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.api.options import budget_of
 from atune.api.priors import chosen_prior, key_of
 from atune.api.tuner import check_listener, run_blocking, tune
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
@@ -25,7 +26,7 @@ from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo, Target, device_names
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
@@ -60,8 +61,8 @@ class Work:
         self.problem = workload.arguments if problem is None else problem
         self.compile = options.get("compile") or CompileSettings()
         self.benchmark = options.get("benchmark") or BenchmarkSettings()
-        self.budget = Budget.parse(options.get("budget"))
         self.prior = chosen_prior(options.get("prior"), ship=False)
+        self.budget = budget_of(options)
         self.spec: WorkloadSpec = describe(workload)
         self.target, self.devices = discover(
             options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
@@ -156,9 +157,8 @@ class Work:
                 None,
                 self.spec.total,
                 self.budget,
-                listed=self.spec.size is None,
                 learns=self.options.get("pipeline", True),
-                prior=there_is(self.prior, figures_for(self.target, self.devices)),
+                prior=self.spec.size is None and there_is(self.prior, figures_for(self.target, self.devices)),
                 own_prior=isinstance(self.prior, OwnPrior),
             ),
             settings={

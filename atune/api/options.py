@@ -29,6 +29,9 @@ class RunOptions(TypedDict, total=False):
     prior: GivenPrior
     seed: int
     budget: int | str | Budget | None
+    until: float | str | None
+    keep: float | str | None
+    audit: float | str | bool | None
     pipeline: bool
     compile: CompileSettings | None
     benchmark: BenchmarkSettings | None
@@ -72,3 +75,9 @@ def check_settings(compile: object, benchmark: object, **switches: object) -> No
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name} must be True or False, got {value!r}")
+
+
+def budget_of(options: Mapping[str, Any]) -> Budget:
+    """Return the budget that options of `tune` name together."""
+    more = {name: options.get(name) for name in ("until", "keep", "audit")}
+    return Budget.parse(options.get("budget")).having(**more)

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from atune.api.options import RunOptions, named
+from atune.api.options import RunOptions, budget_of, named
 from atune.api.tuner import no_winner_message, run_blocking, tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, NoWinner, UsageError
@@ -41,7 +41,7 @@ async def resume(
     accept
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
-    target, devices, strategy, prior, seed, budget, pipeline, compile, benchmark
+    target, devices, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
     on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
@@ -53,7 +53,7 @@ async def resume(
     check_parts(given.get("accept", ()))
     state = read_state(journal)
     chosen: dict[str, Any] = {**options_of(state.header), **given}
-    if finished(state, Budget.parse(chosen["budget"])):
+    if finished(state, budget_of(chosen)):
         result = TuneResult(state, Path(journal), replayed=True)
         if result.best is None:
             raise NoWinner(no_winner_message(result), result)

@@ -43,7 +43,8 @@ from atune.reporting.log import EventLog, event_log
 from atune.search.choosing import check_given
 from atune.search.interface import Strategy
 from atune.search.prior import OwnPrior
-from atune.storage.artifact_store import find, keep
+from atune.storage.artifact_store import find
+from atune.storage.artifact_store import keep as keep_library
 from atune.system.paths import cache_folder_at, chosen_cache_folder
 from atune.system.shortage import shortage_of
 from atune.workload.workload import FileRef, Workload, describe, head, parse_file_ref, ship
@@ -74,6 +75,9 @@ class Tuner:
         prior: GivenPrior = None,
         seed: int = 0,
         budget: int | str | Budget | None = None,
+        until: float | str | None = None,
+        keep: float | str | None = None,
+        audit: float | str | bool | None = None,
         journal: str | os.PathLike[str] | None = None,
         warm: Warm = None,
         pipeline: bool = True,
@@ -92,7 +96,9 @@ class Tuner:
         parse_target(target)
         accept, advise = check_parts(accept), adviser(warm)
         known = chosen_prior(prior)
-        check_given(strategy, pipeline=pipeline, own_prior=isinstance(known, OwnPrior))
+        self._budget = Budget.parse(budget).having(until=until, keep=keep, audit=audit)
+        own_prior = isinstance(known, OwnPrior) and self._budget.keep is None
+        check_given(strategy, pipeline=pipeline, own_prior=own_prior)
         names = device_names(devices) if machine is None else ()
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if machine is None:
@@ -107,7 +113,6 @@ class Tuner:
                 )
             else:
                 machine = LocalMachine(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
-        self._budget = Budget.parse(budget)
         self._journal_path = None if journal is None else Path(journal)
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
         self._listeners += (event_log(log),) if log is not None else ()
@@ -122,7 +127,7 @@ class Tuner:
             seed=seed,
             budget=self._budget,
             pipeline=pipeline,
-            keep=keep,
+            keep=keep_library,
             find=find,
             accept=accept,
             advise=advise,
@@ -347,7 +352,15 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         rank, less being better: that, also where there is no budget. False: none.
     budget
         Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
-        ``"1h"``) or a `Budget`; None tries the whole space.
+        ``"1h"``), seconds of devices (``"20ds"``) or a `Budget`; None tries the whole space. Under a budget candidates
+        that will probably spill registers are skipped.
+    until
+        End once a further gain above this share (``"2%"`` or 0.02) has less than one chance in ten. Needs
+        ``atune[search]`` and a space that is listed.
+    keep
+        Try only so many candidates (``40``, or a share, ``"10%"``): those that the prior takes for the best.
+    audit
+        True, or a share: measure a tenth, or that share, of what was skipped, after all others.
     journal
         Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
         `resume`; one of other work is refused.

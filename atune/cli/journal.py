@@ -43,7 +43,9 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
     add_former(parser, "--accept")
-    parser.add_argument("--budget", metavar="N|10%|90s", help="candidates, a share, or time, of all parts together")
+    parser.add_argument(
+        "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, time, or devices' time, of all parts together"
+    )
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -70,7 +72,12 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
     )
-    parser.add_argument("--budget", default="10%", metavar="N|10%", help="candidates, or a share of them (10 percent)")
+    parser.add_argument(
+        "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, or simulated time (10 percent without --until)"
+    )
+    parser.add_argument(
+        "--until", metavar="2%", help="end once a further gain above this share has less than one chance in ten"
+    )
     parser.add_argument("--seeds", type=positive("seeds"), default=100, metavar="N", help="runs, from seed 0 on (100)")
     parser.add_argument(
         "--workers", type=positive("workers"), default=16, metavar="N", help="compile workers that there would be (16)"
@@ -235,21 +242,21 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.printing import say
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
-    from atune.search.simulation import simulate
+    from atune.search.simulation import Limits, simulate
     from atune.system.cores import usable_cores
 
     recording = read_recording(arguments.journal)
-    budget = Budget.parse(arguments.budget).most(len(recording.configs))
-    if budget is None:
-        raise UsageError(f"--budget {arguments.budget}: a simulation takes candidates (40) or a share of them (10%)")
+    given = arguments.budget if arguments.budget or arguments.until else "10%"
+    budget = Budget.parse(given).having(until=arguments.until)
     summary, _ = simulate(
         recording,
         arguments.strategy,
-        budget=min(budget, len(recording.configs)),
+        budget=budget.most(len(recording.configs)),
         seeds=arguments.seeds,
         workers=arguments.workers,
         devices=arguments.devices,
         prior=not arguments.no_prior,
+        limits=Limits(budget.seconds, budget.device_seconds, budget.until),
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
     say(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
@@ -270,9 +277,20 @@ def _simulated(summary: Summary, recording: Recording) -> str:
             f"{summary.seeds} seeds",
             f"within     1 % of the best: {summary.within_1pct:.0%} of seeds; 2 %: {summary.within_2pct:.0%}; "
             f"5 %: {summary.within_5pct:.0%}",
-            f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; {summary.wall_s_median:.1f} s",
+            f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; "
+            f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, "
+            f"{summary.wall_s_median:.1f} s",
+            *_until_of(summary),
         )
     )
+
+
+def _until_of(summary: Summary) -> list[str]:
+    """Return what became of a simulation's `until`; nothing where none was asked."""
+    if summary.until_stops is None:
+        return []
+    held = "" if summary.until_held is None else f"; in {summary.until_held:.0%} of these none left was so much better"
+    return [f"until      {summary.until_stops:.0%} of seeds ended by it{held}"]
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -123,6 +123,13 @@ def summary_text(result: TuneResult) -> str:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     lines += inert_lines(result)
+    if result.reason == "until":
+        lines.append("ended      a further gain has less than one chance in ten")
+    if result.audited is not None:
+        a = result.audited
+        lines.append(
+            f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
+        )
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     if result.wins_by is not None:
@@ -253,8 +260,21 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
     group.add_argument(
         "--budget",
-        metavar="N|10%|90s",
-        help="stop after so many candidates, a share of them, or so much time (s, m or h)",
+        metavar="N|10%|90s|20ds",
+        help="stop after so many candidates, a share of them, so much time (s, m or h), or seconds of devices (ds)",
+    )
+    group.add_argument(
+        "--until", metavar="2%", help="end once a further gain above this share has less than one chance in ten"
+    )
+    group.add_argument(
+        "--keep", metavar="N|10%", help="try only so many candidates, those that the prior takes for the best"
+    )
+    group.add_argument(
+        "--audit",
+        nargs="?",
+        const=True,
+        metavar="10%",
+        help="measure a share of what a budget skipped as likely to lose, and tell how often that was wrong (10 %%)",
     )
     group.add_argument(
         "--warm",

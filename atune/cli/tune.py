@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 
 from atune.cli.main import INTERRUPTED, NO_WINNER, report_error, show_kept
 from atune.cli.printing import complain
@@ -177,12 +178,12 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:
-    budget = Budget.parse(arguments.budget)
+    budget = Budget.parse(arguments.budget).having(until=arguments.until, keep=arguments.keep, audit=arguments.audit)
     if arguments.topk is None:
         return budget
     if budget.candidates is not None or budget.percent is not None:
         raise UsageError("--topk and --budget N both limit the number of candidates: give one of them")
-    return Budget(candidates=arguments.topk, seconds=budget.seconds)
+    return msgspec.structs.replace(budget, candidates=arguments.topk)
 
 
 def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequence[str]:

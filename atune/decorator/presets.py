@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from atune.api.options import budget_of
 from atune.errors import UsageError
 from atune.model.device import Target
 from atune.model.options import refuse_unknown
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -19,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Options of each preset, over the defaults of `BenchmarkSettings` and `CompileSettings`."""
 
-_RUN = ("budget", "strategy", "prior", "seed", "pipeline")
+_RUN = ("budget", "until", "keep", "audit", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
 _BENCHMARK = set(BenchmarkSettings.__struct_fields__)
 
@@ -30,8 +31,10 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
 
-    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``prior``,
-    ``seed`` (the strategy's) and ``pipeline``. Raises `UsageError` for another name.
+    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``until``, ``keep``,
+    ``audit``, ``strategy``, ``prior``, ``seed`` (the strategy's) and ``pipeline``.
+
+    Raises `UsageError` for another name.
     """
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")
@@ -42,7 +45,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = {name: chosen[name] for name in _RUN if name in chosen}
-    Budget.parse(run.get("budget"))
+    budget_of(run)
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
 
 

@@ -20,12 +20,15 @@ import anyio.to_thread
 import msgspec
 
 from atune.engine.asking import Asking
+from atune.engine.audit import Audit
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
+from atune.engine.ending import Ending, until_of
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
+from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import endless, looked_up
 from atune.engine.proposing import Proposing
@@ -33,7 +36,7 @@ from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.strategies import strategy_name
-from atune.errors import AtuneError
+from atune.errors import AtuneError, UsageError
 from atune.journal.events import (
     SCHEMA,
     BenchmarkFailed,
@@ -54,12 +57,14 @@ from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.background import background
 from atune.search import forest
 from atune.search.advice import no_advice
+from atune.search.choosing import AUTO as STRATEGY_AUTO
 from atune.search.choosing import QUICK, may_be_forest
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.interface import Strategy
 from atune.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.search.surveyed import figures_for, there_is
+from atune.search.until import Until
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -112,8 +117,7 @@ class Engine:
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more; what is under way ends, then comes the final."""
-        self._run.stopping = self._run.stopping or reason
-        self._run.wake()
+        self._run.stop(reason)
 
     async def run(self) -> None:
         """Tune. Cancellation kills every process; what was recorded stays.
@@ -143,12 +147,14 @@ class Engine:
             strategy=self._strategy, prior=self.prior, figures=self._figures,
             seed=self.seed, seconds=self.budget.seconds,
         )  # fmt: skip
-        run.outcomes.tell = asking.take_note
+        ending = Ending(run, self.budget, await self._until(plan))
+        run.outcomes.tell = ending.telling(asking.take_note)
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        answers = Recorded(run, finalists, deliver, self.compile.compile_timeout_s)
+        audit = Audit(run, self.budget.audit, self.seed) if self.budget.limited and self.pipeline else None
+        answers = Recorded(run, finalists, deliver, self.compile.compile_timeout_s, audit)
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
@@ -162,8 +168,8 @@ class Engine:
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_time)
-                tasks.start_soon(proposing.serve, compile_workers, scheduled, propose)
+                tasks.start_soon(ending.watch)
+                tasks.start_soon(proposing.serve, compile_workers, scheduled, propose, audit)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
                 tasks.start_soon(measuring.serve, artifacts)
@@ -202,16 +208,21 @@ class Engine:
         """Plan and record the start; None where nothing is left of a run before."""
         state, budget = self.recorder.state, self.budget
         self._figures = figures_for(target, devices)
-        prior, own_prior = there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
+        prior, own_prior = spec.size is None and there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
+        if own_prior and spec.size is not None:
+            raise UsageError(
+                f"the space has {spec.size:,} points and is not listed, which a prior needs: leave out prior=, or give "
+                "fewer axes or values"
+            )
         self.strategy_name = strategy_name(
-            self.strategy, state.header, spec.total, budget,
-            listed=spec.size is None, learns=self.pipeline, prior=prior, own_prior=own_prior,
-        )  # fmt: skip
+            self.strategy, state.header, spec.total, budget, learns=self.pipeline, prior=prior, own_prior=own_prior
+        )
+        pool = await self._pool(spec)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         header = await _computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
             advice, said = await _computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, advice)
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, advice, pool)
             plan = await _computed(spec, new)
             await self._make_strategy(plan, spec)
             active, unused = self.machine.accelerators(plan.to_compile)
@@ -223,7 +234,7 @@ class Engine:
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
         known = await looked_up(places, self.machine.look_up)
-        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior)
+        rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior, pool)
         plan = await _computed(spec, rest)
         await self._make_strategy(plan, spec)
         if finished(state, budget) and plan.empty:
@@ -232,6 +243,15 @@ class Engine:
         if self.advise is not no_advice and not state.header.advice:
             self.recorder.emit(Warned, message="the run began without advice and goes on so: warm is left out")
         return plan
+
+    async def _pool(self, spec: WorkloadSpec) -> dict[int, Candidate]:
+        """Return what a strategy begins to learn from in a large space; where it is too little, draw."""
+        header = self.recorder.state.header
+        seed = self.seed if header is None else int(header.settings.get("seed") or 0)
+        pool = await drawn_pool(spec, self.strategy_name, seed, self.machine.look_up)
+        if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO):
+            self.strategy_name = "random"
+        return pool or {}
 
     async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
         """Make the strategy, where it need not wait for the survey."""
@@ -265,6 +285,7 @@ class Engine:
             "target": target,
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,
+            "spread": True,
             "settings": settings,
             "versions": self.machine.versions(),
             "fork_server": self.machine.fork_server,
@@ -311,13 +332,10 @@ class Engine:
             total=self._counted,
         )
 
-    async def _keep_time(self) -> None:
-        if self.budget.seconds is None:
-            return
-        with anyio.move_on_after(max(0.0, self.budget.seconds - self.recorder.elapsed_s)) as left:
-            await self._run.measured.wait()
-        if left.cancelled_caught:
-            self.stop("budget")
+    async def _until(self, plan: Plan) -> Until | None:
+        """Return what tells when a gain is unlikely, with what earlier parts were told; None where nobody asked."""
+        make = partial(until_of, self.budget, plan, self.recorder.state)
+        return await anyio.to_thread.run_sync(make) if self.budget.until is not None else None
 
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from atune.model.device import DeviceInfo
 from atune.model.former_names import BENCHMARK
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
-from atune.search.choosing import uses_prior
+from atune.search.choosing import ORDERS, uses_prior
 from atune.search.guard import Guarded
 from atune.search.interface import Strategy
 from atune.workload.workload import WorkloadSpec
@@ -30,6 +30,8 @@ GONE = "the space does not hold it any more"
 """Why a candidate of an earlier part can be neither compiled nor tried again."""
 PARTS = ("kernel", "space", "target", "device", "versions", "settings")
 """Parts of the work that may differ when a run goes on; each can be accepted by its name."""
+MOST_REFUSED = 10_000
+"""Points in a row that constraints may have refused."""
 DEATHS = 2
 """A candidate is suspect after the whole program died so often while it was being measured."""
 
@@ -65,6 +67,8 @@ class Plan:
     """Code keys that have an outcome, with the candidate that carries it."""
     total: int = 0
     accepted: tuple[str, ...] = ()
+    listed: bool = True
+    """Whether `candidates` are all of the space."""
 
     def strategy(self, state: State) -> Guarded:
         """Return the strategy, not asked yet. Raises `UsageError` where it does not fit the space."""
@@ -87,17 +91,20 @@ def plan_new(
     budget: Budget,
     prior: bool = False,
     advice: Sequence[Advice] = (),
+    pool: Mapping[int, Candidate] = {},
 ) -> Plan:
-    """Plan a run from its beginning; `prior`: whether it has one.
+    """Plan a run from its beginning; `prior`: whether it has one, `pool`: as `maker` has it.
 
     Raises `UsageError` where the strategy does not fit the space.
     """
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
-    name, make = maker(strategy, spec, candidates, seed, most if budget.most(total) else None, spec.default, advice)
-    surveyed = prior and listed and uses_prior(strategy)
-    return Plan(candidates, name, make, candidates if listed else range(total), most, surveyed, total=total)
+    limit, keep = most if budget.most(total) else None, budget.kept(total)
+    name, make = maker(strategy, spec, candidates, seed, limit, spec.default, advice, pool=pool, keep=keep)
+    surveyed = prior and listed and (uses_prior(strategy) or keep is not None)
+    known = candidates if listed else range(total)
+    return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -129,12 +136,13 @@ def plan_rest(
     known: Mapping[int, Candidate] = {},
     own: Strategy | None = None,
     prior: bool = False,
+    pool: Mapping[int, Candidate] = {},
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
     `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
     `own`: the user's own strategy, where the run has one. `prior`: whether there is one for a run that had proposed
-    nothing; what an earlier part found of the space is taken as it is.
+    nothing; what an earlier part found of the space is taken as it is. `pool`: as `maker` has it.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
@@ -153,21 +161,25 @@ def plan_rest(
     most = min(size, budget.most(size + len(gone)) or size)
     strategy = own or header.strategy
     seed = int(header.settings.get("seed") or 0)
-    limit, suspects = most if budget.most(size) else None, dict[int, str]()
-    name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice)
+    limit, keep, suspects = most if budget.most(size) else None, budget.kept(size), dict[int, str]()
+    more: dict[str, Any] = {"pool": pool, "keep": keep}
+    name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, **more)
+    refused = spec.size is not None and name not in ORDERS
+    unsurveyed = prior and spec.size is None and state.surveyed is None and not before
     plan = Plan(
         candidates,
         name,
-        continued(header, before, make, candidates, size, limit, suspects),
+        continued(header, before, make, candidates, size, limit, suspects, spec, refused=refused, kept=bool(keep)),
         range(MOST_POINTS),
         most - sum(e.index in candidates for e in before),
         suspects=suspects,
-        to_survey=prior and spec.size is None and uses_prior(strategy) and state.surveyed is None and not before,
+        to_survey=unsurveyed and (uses_prior(strategy) or keep is not None),
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
+        listed=spec.size is None,
     )
     plan.proposable = max(0, plan.proposable)
-    if budget.seconds is not None and state.wall_s >= budget.seconds:
+    if budget.used_up(state.wall_s, state.device_s):
         plan.proposable = 0
     _sort_out(plan, state, before)
     return plan
@@ -214,8 +226,16 @@ def finished(state: State, budget: Budget) -> bool:
     return (
         count + excluded(state) >= state.total
         or used_up
-        or (budget.seconds is not None and state.wall_s >= budget.seconds)
+        or budget.used_up(state.wall_s, state.device_s)
+        or _enough(state, budget)
     )
+
+
+def _enough(state: State, budget: Budget) -> bool:
+    """Tell whether a run ended because a gain was unlikely, and no smaller one is asked for now."""
+    if state.finished is None or state.finished.reason != "until" or state.header is None or budget.until is None:
+        return False
+    return budget.until >= float(state.header.settings.get("budget", {}).get("until", 0.0))
 
 
 def differences(

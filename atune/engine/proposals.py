@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from atune.model.candidate import Candidate
 from atune.model.settings import Budget
@@ -17,6 +18,14 @@ FEW, MANY = 16, 512
 """Places of a large space that are looked up at once: few, and more where constraints refuse all of them."""
 REFUSED_WORDS = 100_000
 """Places refused in a row after which the user is told; then after ten times as many."""
+
+
+class Asks(Protocol):
+    """The strategy as a run asks it."""
+
+    learns: bool
+
+    async def ask(self) -> int | None: ...
 
 
 class Listed:
@@ -39,37 +48,40 @@ class Listed:
 class LookedUp:
     """The candidates of a large space: the strategy proposes places, and constraints refuse some of them.
 
-    `known`: candidates by index, to which those found are added. `stopping`: whether nothing more is wanted.
+    `known`: candidates by index, to which those found are added. `stopping`: whether nothing more is wanted. One that
+    learns is asked for one place at a time, and not told of refused ones: so a run that goes on asks as before.
     """
 
     def __init__(
         self,
         known: dict[int, Candidate],
         strategy: Guarded,
+        asking: Asks,
         look_up: LookUp,
         stopping: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self.candidates, self._strategy, self._look_up = known, strategy, look_up
+        self._asks = asking
         self._stopping, self._warn = stopping, warn
         self.exhausted = False
         """Whether the strategy has no more places."""
         self._asked: deque[int] = deque()
         self._found: deque[Candidate] = deque()
-        self._at_once, self._refused, self._words = FEW, 0, REFUSED_WORDS
+        self._at_once, self._refused, self._words = 1 if asking.learns else FEW, 0, REFUSED_WORDS
 
     async def next(self) -> Candidate | None:
         """Return the next candidate; None where there is none, or the run is stopping."""
         while not self._found:
-            if self._stopping() or not self._more_asked():
+            if self._stopping() or not await self._more_asked():
                 return None
             await self._look()
         candidate = self._found.popleft()
         self.candidates[candidate.index] = candidate
         return candidate
 
-    def _more_asked(self) -> bool:
-        while len(self._asked) < self._at_once and (index := self._strategy.ask()) is not None:
+    async def _more_asked(self) -> bool:
+        while len(self._asked) < self._at_once and (index := await self._asks.ask()) is not None:
             self._asked.append(index)
         self.exhausted = not self._asked
         return bool(self._asked)
@@ -78,11 +90,12 @@ class LookedUp:
         answers = await self._look_up(tuple(self._asked))
         for answer in answers:
             place = self._asked.popleft()
-            if answer is None:
-                self._strategy.tell(place, None)
-            else:
+            if answer is not None:
                 self._found.append(answer)
-        self._at_once = FEW if self._found else min(MANY, 2 * self._at_once)
+            elif not self._asks.learns:
+                self._strategy.tell(place, None)
+        if not self._asks.learns:
+            self._at_once = FEW if self._found else min(MANY, 2 * self._at_once)
         self._refused = 0 if self._found else self._refused + len(answers)
         if self._refused >= self._words:
             self._words *= 10
@@ -105,7 +118,7 @@ async def looked_up(places: Sequence[int], look_up: LookUp) -> dict[int, Candida
 
 def endless(spec: WorkloadSpec, budget: Budget) -> list[str]:
     """Say what it means to try all of a large space, where no budget ends that."""
-    if spec.size is None or budget.candidates is not None or budget.seconds is not None:
+    if spec.size is None or budget.limited:
         return []
     days = spec.size / 86_400
     return [

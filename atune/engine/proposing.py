@@ -10,6 +10,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.asking import Asking
+from atune.engine.audit import Audit
 from atune.engine.interfaces import CompileWorker, Machine
 from atune.engine.plan import Plan, proposed
 from atune.engine.proposals import Listed, LookedUp
@@ -54,9 +55,16 @@ class Proposing:
         """Whether the end was the budget's, and not the space's."""
 
     async def serve(
-        self, workers: Sequence[CompileWorker], scheduled: CompileState, propose: MemoryObjectSendStream[Candidate]
+        self,
+        workers: Sequence[CompileWorker],
+        scheduled: CompileState,
+        propose: MemoryObjectSendStream[Candidate],
+        audit: Audit | None = None,
     ) -> None:
-        """Propose until the strategy, the budget or the run comes to its end. Raises `UsageError` and `SpaceError`."""
+        """Propose until the strategy, the budget or the run comes to its end, and then what is audited.
+
+        Raises `UsageError` and `SpaceError`.
+        """
         run, plan, asking = self._run, self._plan, self._asking
         with propose:
             for candidate in plan.redo:
@@ -68,8 +76,10 @@ class Proposing:
                 asking.strategy = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
             proposals = self._proposals(asking.strategy)
             await self._ask(proposals, propose)
-        scheduled.proposing = False
-        if proposals.exhausted and run.spec.size is not None:
+            scheduled.proposing = False
+            if audit is not None:
+                await audit.serve(scheduled, plan.candidates, propose.send)
+        if proposals.exhausted and run.spec.size is not None and not asking.learns:
             self.counted = len(proposed(run.recorder.state))
             if not self.counted:
                 raise SpaceError("Space is empty: no configuration satisfies the constraints")
@@ -95,7 +105,7 @@ class Proposing:
         if self._run.spec.size is None:
             return Listed(self._plan.candidates, self._asking.ask)
         return LookedUp(
-            self._plan.candidates, strategy, self._machine.look_up,
+            self._plan.candidates, strategy, self._asking, self._machine.look_up,
             stopping=lambda: bool(self._run.stopping),
             warn=lambda message: self._run.recorder.emit(Warned, message=message),
         )  # fmt: skip

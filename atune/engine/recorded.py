@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from anyio.streams.memory import MemoryObjectSendStream
 
+from atune.engine.audit import Audit
 from atune.engine.compile_deadline import compile_deadline_s
 from atune.engine.finalists import Finalists
 from atune.engine.run_state import Run
-from atune.engine.screen import Verdict, screen
+from atune.engine.screen import LIKELY, Verdict, screen
 from atune.journal.events import (
     BuildFailed,
     CandidateAliased,
@@ -22,12 +23,20 @@ from atune.model.artifact import Artifact, Failure, Lowered
 
 
 class Recorded:
-    """The `Answers` of a run that measures. `deliver`: where artifacts go."""
+    """The `Answers` of a run that measures. `deliver`: where artifacts go.
+
+    `audit`: where likely losers are skipped, it tells which are tried all the same; None where none is skipped.
+    """
 
     def __init__(
-        self, run: Run, finalists: Finalists, deliver: MemoryObjectSendStream[Artifact], compile_timeout_s: float
+        self,
+        run: Run,
+        finalists: Finalists,
+        deliver: MemoryObjectSendStream[Artifact],
+        compile_timeout_s: float,
+        audit: Audit | None = None,
     ) -> None:
-        self.compile_timeout_s = compile_timeout_s
+        self.compile_timeout_s, self._audit = compile_timeout_s, audit
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
@@ -44,6 +53,8 @@ class Recorded:
             seconds=lowered.seconds,
             deferred=why if verdict == "defer" else "",
         )
+        if verdict == "defer" and self._audit is not None and self._audit.skips(lowered.index):
+            return "prune", f"{LIKELY}: {why}"
         return verdict, why
 
     def same(self, worker: str, index: int, same_as: int) -> None:
@@ -51,7 +62,7 @@ class Recorded:
         self.run.outcomes.settled(index)
 
     def pruned(self, worker: str, index: int, why: str) -> None:
-        self.emit(CandidatePruned, worker=worker, index=index, reason=why)
+        self.emit(CandidatePruned, worker=worker, index=index, reason=why, likely=why.startswith(LIKELY))
         self.run.outcomes.settled(index)
 
     def failed(self, worker: str, failure: Failure) -> None:

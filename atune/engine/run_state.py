@@ -29,6 +29,11 @@ class Signals:
         """Set once nothing is left to measure."""
         self._changed = anyio.Event()
 
+    def stop(self, reason: str) -> None:
+        """Have nothing more started; what is under way ends. The first reason counts."""
+        self.stopping = self.stopping or reason
+        self.wake()
+
     def wake(self) -> None:
         """Have everyone who waits in `changed` look again."""
         self._changed.set()

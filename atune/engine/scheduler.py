@@ -92,6 +92,8 @@ class CompileState:
     proposing: bool = True
     held: bool = False
     """Whether nothing is proposed until outcomes come: what is there is compiled now, in whatever groups it makes."""
+    auditing: bool = False
+    """Whether some of what was skipped may be proposed yet, once all others are measured: nothing waits for that."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     queues: Queues = field(default_factory=Queues)
     counts: Counts = field(default_factory=Counts)
@@ -105,7 +107,7 @@ class CompileState:
     @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        return self._all_begun and not self.counts.building
+        return self._all_begun and not self.counts.building and not self.auditing
 
     @property
     def spare(self) -> bool:

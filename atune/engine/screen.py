@@ -9,6 +9,8 @@ from atune.model.device import DeviceLimits
 
 Verdict = tuple[Literal["go", "prune", "defer"], str]
 
+LIKELY = "likely"
+"""What begins the reason of a candidate that was skipped because it will probably lose."""
 SPILL_REGISTERS = 256
 """A thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities): an array of 256 must spill."""
 
@@ -19,6 +21,8 @@ def screen(facts: StaticFacts, limits: DeviceLimits) -> Verdict:
         return "prune", f"shared memory: {facts.smem_bytes} bytes a block, the device has {limits.smem_bytes}"
     if limits.threads is not None and facts.threads is not None and facts.threads > limits.threads:
         return "prune", f"threads: {facts.threads} a block, the device takes {limits.threads}"
+    if facts.lacking_registers:
+        return "prune", f"setmaxnreg: a block waits for {facts.lacking_registers} registers more than it has, for ever"
     if facts.accumulators is not None and facts.accumulators >= SPILL_REGISTERS:
         return "defer", f"{facts.accumulators} registers of accumulators a thread: likely to spill"
     return "go", ""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from atune.errors import UsageError
 from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import Entry, State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate
+from atune.model.grid import grid_of
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
 from atune.search.advice import elsewhere
-from atune.search.choosing import AUTO, ORDERS, chosen, make_order, make_strategy
+from atune.search.choosing import AUTO, ORDERS, PRIOR, chosen, make_order, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import Searched, Strategy
+from atune.search.keep import kept_of
 from atune.search.orders import Begun, first_of
 from atune.search.recording import reason_of
 from atune.search.surveyed import told
 from atune.workload.workload import WorkloadSpec
+
+MOST_REFUSED = 10_000
+"""Points in a row that constraints may have refused."""
 
 Make = Callable[[State], Strategy]
 """Returns a strategy, by what the state has of the space's survey."""
@@ -42,7 +48,7 @@ def strategy_name(
 
 
 def made(given: str | Strategy, searched: Searched) -> Strategy:
-    """Return the strategy of a listed space: the user's own, which is told what there is, or the one of that name."""
+    """Return the strategy of a space: the user's own, which is told what there is, or the one of that name."""
     if isinstance(given, str):
         return make_strategy(given, searched)
     begin = getattr(given, "begin", None)
@@ -59,19 +65,35 @@ def maker(
     most: int | None,
     default: int | None,
     advice: Sequence[Advice] = (),
+    *,
+    pool: Mapping[int, Candidate] = {},
+    keep: int | None = None,
 ) -> tuple[str, Make]:
-    """Return a strategy's name, and what makes it. Raises `UsageError` for a space that is too large for it."""
-    if isinstance(strategy, str) and strategy in ORDERS:
+    """Return a strategy's name, and what makes it.
+
+    `pool`: of a large space, candidates from which it may begin to learn. `keep`: see `kept_of`.
+    Raises `UsageError` for a space that is too large for it.
+    """
+    if isinstance(strategy, str) and strategy in ORDERS and keep is None:
+        configs = [candidate.config for candidate in candidates.values()] if spec.size is None else None
+        grid = grid_of(spec.axes)
         return strategy, lambda state: begun(
-            make_order(strategy, spec.total, seed, listed=spec.size is None), advice, candidates, most
-        )
+            make_order(strategy, spec.total, seed, listed=spec.size is None, configs=configs, grid=grid),
+            advice, candidates, most,
+        )  # fmt: skip
     name = strategy if isinstance(strategy, str) else strategy.name
-    if spec.size is not None:
+    if spec.size is not None and (name == PRIOR or keep is not None):
         raise UsageError(
-            f"the space has {spec.size:,} points and is not listed, which strategies that learn need, and priors: take "
-            "exhaustive or random, or give fewer axes or values"
+            f"the space has {spec.size:,} points and is not listed, which a prior needs: leave out prior=, keep= and "
+            "the strategy prior, or give fewer axes or values"
         )
-    return name, lambda state: made(strategy, _searched(candidates, seed, most, default, advice, state))
+    known, grid = pool or candidates, grid_of(spec.axes)
+
+    def learning(state: State) -> Strategy:
+        searched = _searched(known, seed, most, default, advice, state)
+        return made(strategy, kept_of(replace(searched, grid=grid), keep))
+
+    return name, learning
 
 
 def begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int | None) -> Strategy:
@@ -104,20 +126,25 @@ def continued(
     size: int,
     most: int | None,
     suspects: Collection[int],
+    spec: WorkloadSpec,
+    *,
+    refused: bool = False,
+    kept: bool = False,
 ) -> Make:
     """Return what makes the strategy of a run that goes on over `size` candidates.
 
-    `before`: what was proposed. `most`: as `maker` has it. `suspects`: what will not be tried again.
+    `before`: what was proposed. `most`: as `maker` has it. `suspects`: what will not be tried again. `refused`: whether
+    it may propose points that constraints refuse. `kept`: whether only the prior's best are searched.
     """
 
     def going_on(state: State) -> Strategy:
-        if header.strategy in ORDERS:
-            stages = list(_stages(header, state, size))
+        if header.strategy in ORDERS and not kept:
+            stages = list(_stages(header, state, size, candidates, spec))
             first = {index: candidate for index, candidate in candidates.items() if index < header.total}
             stages[:1] = [begun(stage, header.advice, first, most) for stage in stages[:1]]
         else:
             stages = [make(state)]
-        strategy = _Continued(before, stages, state)
+        strategy = _Continued(before, stages, state, refused=refused)
         for index in suspects:
             strategy.tell(index, None, "suspect")
         return strategy
@@ -125,15 +152,20 @@ def continued(
     return going_on
 
 
-def _stages(header: RunStarted, state: State, total: int) -> Iterable[Strategy]:
+def _stages(
+    header: RunStarted, state: State, total: int, candidates: Mapping[int, Candidate], spec: WorkloadSpec
+) -> Iterable[Strategy]:
     """Yield the header's strategy over the space as it was, then over what was added each time."""
     low, seed = 0, int(header.settings.get("seed") or 0)
     if header.large:
-        yield make_order(header.strategy, header.total, seed, listed=False)
+        grid = grid_of(spec.axes) if header.spread else None
+        yield make_order(header.strategy, header.total, seed, listed=False, grid=grid)
         return
     for high in [*state.totals, total]:
         if high > low:
-            yield _Shifted(make_order(header.strategy, high - low, seed), low)
+            there = [candidates[index].config for index in range(low, high) if index in candidates]
+            configs = there if header.spread and len(there) == high - low else None  # else some are gone
+            yield _Shifted(make_order(header.strategy, high - low, seed, configs=configs), low)
             low = high
 
 
@@ -155,10 +187,13 @@ class _Continued:
     """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
 
     Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
-    the space, the budget or an outcome is another now, is left out.
+    the space, the budget or an outcome is another now, is left out. `refused`: whether the strategy proposes points
+    that constraints may refuse, which the journal does not have.
     """
 
-    def __init__(self, before: Sequence[Entry], stages: Sequence[Strategy], state: State) -> None:
+    def __init__(
+        self, before: Sequence[Entry], stages: Sequence[Strategy], state: State, *, refused: bool = False
+    ) -> None:
         self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
         self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
@@ -168,6 +203,10 @@ class _Continued:
             while untold and untold[0][0] <= entry.heard:
                 self._tell_of(untold.popleft()[1], state)
             answer = self._next()
+            for _ in range(MOST_REFUSED * refused):
+                if answer is None or answer in self._seen:
+                    break
+                answer = self._next()
             if answer is not None and answer not in self._seen:
                 self._ahead.append(answer)
         for _, index in untold:

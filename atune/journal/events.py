@@ -75,6 +75,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     target: Target
     devices: tuple[str, ...]
     strategy: str
+    spread: bool = False
+    """Whether random draws spread over the axes; those of before were plainly shuffled."""
     settings: dict[str, Any]
     versions: dict[str, str]
     accelerators: tuple[str, ...] = ()
@@ -131,10 +133,11 @@ class CandidateLowered(Event, frozen=True, kw_only=True, tag="candidate_lowered"
 
 
 class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
-    """Over a hard limit of the device: not compiled."""
+    """Not compiled: over a hard limit of the device, or `likely` to lose, which a run under a budget skips."""
 
     index: int
     reason: str
+    likely: bool = False
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
@@ -303,7 +306,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     wall_s: float
     """Seconds of this part of the run; a resumed run has several."""
     reason: str
-    """``exhausted``, ``budget`` or ``stopped``."""
+    """``exhausted``, ``budget``, ``until`` (a further gain is unlikely) or ``stopped``."""
     kernel: Artifact | None = None
     """The winner's place in its library, which is kept in the cache folder: all that loading it needs."""
     out_idx: tuple[int, ...] = ()

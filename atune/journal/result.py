@@ -17,6 +17,7 @@ from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
@@ -30,9 +31,9 @@ __all__ = ["Record", "State", "TuneResult"]
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
-    "roofline", "reference_roofline",
+    "roofline", "reference_roofline", "reason", "audited",
 )  # fmt: skip
-"""What ``--json`` prints of a result."""
+"""What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
@@ -100,6 +101,14 @@ class TuneResult:
         self.stored = state.stored
         """Of these, how many an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
+        self.device_s = state.device_s
+        """Seconds that devices were busy with candidates, summed over devices; the final is not in it."""
+        self.reason = state.finished.reason if state.finished else ""
+        """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
+        self.untried: tuple[Untried, ...] = untried(state)
+        """What was not tried, by its reason."""
+        self.audited: Audited | None = audited(state)
+        """How often it was wrong to skip likely losers; None where none was skipped."""
         entries = state.final.entries if state.final else ()
         firsts = [(state.first(e.index), e.timing) for e in entries]
         kept = [(e, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured)]
@@ -199,7 +208,9 @@ class TuneResult:
 
     def summary(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
-        return {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
+        found = {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
+        left = [{"reason": one.reason, "count": one.count} for one in self.untried]
+        return {**found, "device_s": round(self.device_s, 4), "untried": left}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""

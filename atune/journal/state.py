@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from atune.journal.device_time import DeviceTime
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -103,12 +104,15 @@ class State:
         """The latest winner's library in the cache folder."""
         self.totals: list[int] = []
         """Size of the space at the start, and each time it had grown when the run was resumed."""
+        self.skipped: dict[int, str] = {}
+        """Candidates that were skipped as likely to lose, with the reason; an audit may have measured them since."""
         self.warnings: list[str] = []
         self.expected_ms: float | None = None
         """The best latency that the strategy expected of the space when it proposed last; None where it had none."""
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
+        self._devices_busy = DeviceTime()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
         self._ended_s = 0.0
@@ -122,6 +126,7 @@ class State:
     def apply(self, event: Event) -> None:
         """Take one event in. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
+        self._devices_busy.apply(event)
         if not isinstance(event, RunResumed):
             self._part_s = max(self._part_s, event.mono - self._part_started)
         match event:
@@ -158,6 +163,8 @@ class State:
                 self.final = None  # it did not time this one, or this library of it: it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
+                if isinstance(event, CandidatePruned) and event.likely:
+                    self.skipped[event.index] = event.reason
                 self._settle(event)
             case RunStarted():
                 self.header = event
@@ -281,6 +288,11 @@ class State:
     def wall_s(self) -> float:
         """Seconds of all parts of the run; of a part without an end, as far as its last event."""
         return self._ended_s + self._part_s
+
+    @property
+    def device_s(self) -> float:
+        """Seconds that devices were busy with candidates, summed over devices and parts; the final is not in it."""
+        return self._devices_busy.seconds
 
     def _end_part(self, wall_s: float) -> None:
         self._ended_s += wall_s

@@ -143,6 +143,8 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Largest fragment a thread holds, in 32-bit registers."""
     source_bytes: int | None = None
     """Length of the generated device source."""
+    lacking_registers: int = 0
+    """Registers that a block waits for with ``setmaxnreg`` and never gets: it would hang."""
     work: Work | None = None
     """What a block does; None where any of it depends on values that only a call has."""
     layouts: Layouts | None = None

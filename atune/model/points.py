@@ -162,6 +162,11 @@ class Product(Points):
         return self._axes
 
     @property
+    def plain_axes(self) -> Mapping[str, Sequence[Any]]:
+        """The axes in plain values, as candidates have them."""
+        return self._plain_axes
+
+    @property
     def identity(self) -> str:
         return _digest([[name, list(values)] for name, values in self._plain_axes.items()])
 

@@ -1,18 +1,18 @@
-"""How to compile, how to measure and when to stop: checked when they are made."""
+"""How to compile and how to measure: checked when they are made."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from atune.errors import TargetError, UsageError
+from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
-from atune.model.former_names import BENCHMARK, renamed, warn_former
-from atune.model.options import refuse_unknown
+from atune.model.checks import SettingsMeta, positive, switches
+from atune.model.former_names import warn_former
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 
@@ -33,29 +33,6 @@ CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
 
-def _positive(where: str, name: str, value: float | None, *, optional: bool = False, integral: bool = False) -> None:
-    if value is None and optional:
-        return
-    kind = "whole number" if integral else "number"
-    fits = isinstance(value, int if integral else (int, float)) and not isinstance(value, bool)
-    if value is None or not fits or not math.isfinite(value) or value <= 0:
-        raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
-
-
-_SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""What is written for True and False."""
-
-
-def _switches(settings: msgspec.Struct, *names: str) -> None:
-    """Raise `UsageError` for the first of `names` that is neither True nor False in `settings`."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, bool):
-            meant = _SAID.get(str(value).lower())
-            hint = "" if meant is None else f": did you mean {meant}?"
-            raise UsageError(f"{type(settings).__name__}: {name} must be True or False, got {value!r}{hint}")
-
-
 def _flags(value: Any) -> tuple[str, ...] | None:
     """Return a compiler's flags as a tuple; None stays. Raises `UsageError` for what is no list of texts."""
     if isinstance(value, str):
@@ -64,19 +41,6 @@ def _flags(value: Any) -> tuple[str, ...] | None:
     if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
         raise UsageError(f"CompileSettings: flags must be a list of texts, such as ('-O2', '-g'), got {value!r}")
     return None if value is None else tuple(value)
-
-
-if TYPE_CHECKING:
-    _SettingsMeta = msgspec.StructMeta
-else:
-
-    class _SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword with the one that was meant, when settings are made by a call."""
-
-        def __call__(cls, *values: Any, **options: Any) -> Any:
-            today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
-            refuse_unknown(cls.__name__, today, cls.__struct_fields__)
-            return super().__call__(*values, **today)
 
 
 class Acceleration(msgspec.Struct, frozen=True):
@@ -111,7 +75,7 @@ class Acceleration(msgspec.Struct, frozen=True):
         return name in self.named or (self.auto and name not in self.without)
 
 
-class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
+class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     """How candidates become artifacts.
 
     `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring, and no
@@ -150,11 +114,11 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Sett
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        _positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
-        _positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
-        _positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
+        positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
+        positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
+        positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
         Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
-        _switches(self, "prove", "store", "verbose")
+        switches(self, "prove", "store", "verbose")
         msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
         if why := why_no_pass_configs(self.pass_configs):
             raise UsageError(f"CompileSettings: {why}")
@@ -176,7 +140,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Sett
         return Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
 
 
-class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
+class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     """How artifacts are checked and timed.
 
     `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
@@ -218,12 +182,12 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Se
 
     def __post_init__(self) -> None:
         where = "BenchmarkSettings"
-        _positive(where, "n_repeat", self.n_repeat, integral=True)
-        _positive(where, "benchmark_timeout_s", self.benchmark_timeout_s)
-        _positive(where, "n_final_rounds", self.n_final_rounds, integral=True)
-        _positive(where, "n_final_limit", self.n_final_limit, integral=True)
-        _positive(where, "warmup_ms", self.warmup_ms, optional=True)
-        _positive(where, "rep_ms", self.rep_ms, optional=True)
+        positive(where, "n_repeat", self.n_repeat, integral=True)
+        positive(where, "benchmark_timeout_s", self.benchmark_timeout_s)
+        positive(where, "n_final_rounds", self.n_final_rounds, integral=True)
+        positive(where, "n_final_limit", self.n_final_limit, integral=True)
+        positive(where, "warmup_ms", self.warmup_ms, optional=True)
+        positive(where, "rep_ms", self.rep_ms, optional=True)
         msgspec.structs.force_setattr(self, "method", _method(self.method))
         for name in ("n_warmup", "n_final"):
             value = getattr(self, name)
@@ -231,9 +195,9 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Se
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
         if isinstance(self.input_seed, bool) or not isinstance(self.input_seed, int):
             raise UsageError(f"{where}: input_seed must be a whole number, got {self.input_seed!r}")
-        _switches(self, "adaptive", "check", "cache_inputs", "mixed_devices")
+        switches(self, "adaptive", "check", "cache_inputs", "mixed_devices")
         if self.standby is not None:
-            _switches(self, "standby")
+            switches(self, "standby")
 
     @property
     def seed(self) -> int:
@@ -255,59 +219,3 @@ def _method(name: Any) -> str:
     if name in ("msprof", "msprof_detail"):
         raise UsageError(f"BenchmarkSettings: method {name!r} is for other devices: use 'events' or 'cuda_graph'")
     raise UsageError(f"BenchmarkSettings: method {name!r} is unknown: use {', '.join(METHODS)}")
-
-
-_BUDGETS = "give a number of candidates, such as 40, a share of them, such as 10%, or a time, such as 90s"
-
-
-class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=_SettingsMeta):
-    """When to stop proposing: what comes first of `candidates`, `percent` of the space's, and `seconds` of the run.
-
-    `seconds` count from the start of the run's processes. A share is rounded up to whole candidates. None: no limit.
-
-    Raises `UsageError` for a number that is not above zero, or a `percent` above 100.
-    """
-
-    candidates: int | None = None
-    seconds: float | None = None
-    percent: float | None = None
-
-    def __post_init__(self) -> None:
-        _positive("Budget", "candidates", self.candidates, optional=True, integral=True)
-        _positive("Budget", "seconds", self.seconds, optional=True)
-        _positive("Budget", "percent", self.percent, optional=True)
-        if self.percent is not None and self.percent > 100:
-            raise UsageError(f"Budget: percent must be 100 at most, got {self.percent!r}")
-
-    @property
-    def limited(self) -> bool:
-        """Whether it limits anything."""
-        return not (self.candidates is self.seconds is self.percent is None)
-
-    def most(self, total: int) -> int | None:
-        """Return how many candidates of a space of `total` it admits, one at least; None where time alone decides."""
-        share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
-        return min((most for most in (self.candidates, share) if most is not None), default=None)
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it as headers and keys have it; a share only where there is one, as they had none at first."""
-        share = {} if self.percent is None else {"percent": self.percent}
-        return {"candidates": self.candidates, "seconds": self.seconds, **share}
-
-    @classmethod
-    def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates), ``"10%"`` or ``"90s"`` / ``"2m"`` (time). Raises `UsageError` on anything else."""
-        if text is None:
-            return cls()
-        if isinstance(text, Budget):
-            return text
-        if isinstance(text, int):
-            return cls(candidates=text)
-        if not isinstance(text, str):
-            raise UsageError(f"budget {text!r}: {_BUDGETS}")
-        try:
-            if text[-1:] in ("s", "m", "h"):
-                return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
-            return cls(percent=float(text[:-1])) if text.endswith("%") else cls(candidates=int(text))
-        except (TypeError, ValueError):
-            raise UsageError(f"budget {text!r}: {_BUDGETS}") from None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from atune.errors import UsageError
+from atune.model.candidate import Config
+from atune.model.grid import Grid
 from atune.model.settings import Budget
+from atune.search.encoding import Encoding
 from atune.search.interface import Searched, Strategy, check_strategy
 from atune.search.orders import Begun, Exhaustive, Random, Ranked, first_of
+from atune.search.spread import spread_order, spread_places
 
 if TYPE_CHECKING:
     from atune.search.learner import Learner
@@ -68,12 +73,33 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
         raise UsageError(f"strategy {name!r} learns while others compile: leave out pipeline=False (--no-pipeline)")
 
 
-def make_order(name: str, total: int, seed: int, *, listed: bool = True) -> Exhaustive | Random:
+def make_order(
+    name: str,
+    total: int,
+    seed: int,
+    *,
+    listed: bool = True,
+    configs: Sequence[Config] | None = None,
+    grid: Grid | None = None,
+) -> Exhaustive | Random:
     """Return an order of `total` candidates by its name.
 
     `listed`: whether the space is; the order in which a journal's run took a listed space is never another.
+    `configs`, or the `grid` of a large space: what a random order spreads over; without them it is plainly drawn, as
+    all were before.
     """
+    if name == "random" and grid is not None:
+        return Random(total, seed, order=spread_places(grid, seed))
+    if name == "random" and configs is not None:
+        return Random(total, seed, order=_spread(configs, seed))
     return ORDERS[name](total, seed, listed=listed)
+
+
+def _spread(configs: Sequence[Config], seed: int) -> Iterator[int]:
+    """Return positions of `configs`. What takes long is done here: the order is asked for in the event loop."""
+    encoding = Encoding(configs)
+    order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], seed)
+    return chain([first] if (first := next(order, None)) is not None else [], order)
 
 
 def make_learner(name: str, searched: Searched) -> Learner:
@@ -95,7 +121,12 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     if name not in UNTAUGHT:
         return make_learner(name, searched)
     indices = list(searched.configs)
-    order: Strategy = Ranked(searched) if name == PRIOR else _Of(make_order(name, len(indices), searched.seed), indices)
+    order: Strategy
+    if name == PRIOR:
+        order = Ranked(searched)
+    else:
+        configs = list(searched.configs.values())
+        order = _Of(make_order(name, len(indices), searched.seed, configs=configs), indices)
     return Begun(order, first_of(searched.elsewhere, searched.budget)) if searched.elsewhere else order
 
 
@@ -104,7 +135,6 @@ def chosen(
     budget: int | None,
     *,
     limited: bool,
-    listed: bool = True,
     learns: bool = True,
     prior: bool = False,
     own_prior: bool = False,
@@ -118,8 +148,8 @@ def chosen(
 
     if not limited or (budget is not None and budget >= total):
         return PRIOR if own_prior else "exhaustive"
-    ranked = own_prior or (prior and listed)
-    if not listed or not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
+    ranked = own_prior or prior
+    if not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
         return PRIOR if ranked else "random"
     return "forest" if available() else "evolution"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atune.model.candidate import Config
+from atune.model.grid import Grid
 from atune.search.interface import by_prior
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _ABSENT = object()
 """Stands on an axis for configurations that have no such name."""
+MOST_COLUMNS = 256
+"""Values of an axis without order that have a column each."""
 
 
 class Axis:
@@ -40,7 +43,7 @@ class Axis:
 
     @property
     def logarithmic(self) -> bool:
-        return self.ordered and self.values[0] > 0
+        return self.ordered and min(self.values) > 0
 
 
 class Encoding:
@@ -52,8 +55,9 @@ class Encoding:
     def __init__(self, configs: Sequence[Config]) -> None:
         names = dict.fromkeys(name for config in configs for name in config)
         axes = [Axis(name, configs) for name in names]
-        self.axes = [axis for axis in axes if len(axis.values) > 1]
-        self.places = [tuple(axis.position(config) for axis in self.axes) for config in configs]
+        varied = [axis for axis in axes if len(axis.values) > 1]
+        self.axes: Sequence[Axis | GridAxis] = varied
+        self.places = [tuple(axis.position(config) for axis in varied) for config in configs]
         """Each candidate's position on each axis."""
         self.at: dict[tuple[int, ...], int] = {}
         for candidate, place in enumerate(self.places):
@@ -73,12 +77,16 @@ class Encoding:
         found.pop(candidate, None)
         return list(found)
 
-    def _ways(self, axis: Axis, here: int) -> Iterator[Sequence[int]]:
+    def _ways(self, axis: Axis | GridAxis, here: int) -> Iterator[Sequence[int]]:
         if axis.ordered:
             yield range(here - 1, -1, -1)
             yield range(here + 1, len(axis.values))
         else:
             yield from ([other] for other in range(len(axis.values)) if other != here)
+
+    def find(self, genes: Sequence[int]) -> int | None:
+        """Return the candidate with these positions on the axes; None where there is none."""
+        return self.at.get(tuple(genes))
 
     @cached_property
     def features(self) -> NDArray[np.float64]:
@@ -86,14 +94,69 @@ class Encoding:
         import numpy as np
 
         places = np.array(self.places, dtype=np.int64).reshape(len(self.places), len(self.axes))
-        columns = []
-        for number, axis in enumerate(self.axes):
-            if axis.ordered:
-                values = np.array([float(value) for value in axis.values])
-                columns.append((np.log2(values) if axis.logarithmic else values)[places[:, number]][:, None])
-            else:
-                columns.append(np.eye(len(axis.values))[places[:, number]])
+        columns = [_columns(axis, places[:, number]) for number, axis in enumerate(self.axes)]
         return np.concatenate(columns, axis=1) if columns else np.zeros((len(self.places), 1))
+
+
+class GridAxis:
+    """One axis of a grid as an `Axis`: its values as they were given, however many there are."""
+
+    def __init__(self, name: str, values: Sequence[Any]) -> None:
+        self.name, self.values = name, values
+        self.ordered = isinstance(values, range) or all(isinstance(v, (int, float)) for v in values)
+        ends = values and (values[0], values[-1]) if isinstance(values, range) else values
+        self.logarithmic = self.ordered and min(ends) > 0
+
+
+class GridEncoding(Encoding):
+    """Some places of a grid, numbered in the order in which they came; whatever is asked for beside them comes, too.
+
+    `indices`: those places. `positions`: their numbers, by place. Both grow.
+    """
+
+    def __init__(self, grid: Grid, indices: list[int], positions: dict[int, int]) -> None:
+        self.grid, self._indices, self._positions = grid, indices, positions
+        self._varied = [number for number, length in enumerate(grid.lengths) if length > 1]
+        every = [GridAxis(name, values) for name, values in grid.axes.items()]
+        self.axes = [every[number] for number in self._varied]
+        self.places = [self._genes(place) for place in indices]
+
+    def neighbours(self, candidate: int) -> list[int]:
+        """Return the candidates that differ in one axis, the next two each way; constraints may refuse some."""
+        return [self.number(place) for place in self.grid.neighbours(self._indices[candidate])]
+
+    def find(self, genes: Sequence[int]) -> int | None:
+        """Return the candidate with these positions on the axes that vary."""
+        digits = [0] * len(self.grid.lengths)
+        for number, gene in zip(self._varied, genes, strict=True):
+            digits[number] = gene
+        return self.number(self.grid.place(digits))
+
+    def number(self, place: int) -> int:
+        """Return the candidate at a place of the grid."""
+        if place not in self._positions:
+            self._positions[place] = len(self._indices)
+            self._indices.append(place)
+            self.places.append(self._genes(place))
+            self.__dict__.pop("features", None)
+        return self._positions[place]
+
+    def _genes(self, place: int) -> tuple[int, ...]:
+        digits = self.grid.digits(place)
+        return tuple(digits[number] for number in self._varied)
+
+
+def _columns(axis: Axis | GridAxis, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the columns of one axis, with a row for each of `positions` on it."""
+    import numpy as np
+
+    if axis.ordered:
+        values = np.array([float(axis.values[position]) for position in positions])
+        return (np.log2(values) if axis.logarithmic else values)[:, None]
+    if len(axis.values) > MOST_COLUMNS:
+        return positions.astype(np.float64)[:, None]
+    found: NDArray[np.float64] = np.eye(len(axis.values))[positions]
+    return found
 
 
 def more_columns(

@@ -40,7 +40,7 @@ class Evolution(Learner):
                 genes = [rng.choice(pair) for pair in zip(genes, other, strict=True)]
             number = rng.randrange(len(axes))
             genes[number] = rng.randrange(len(axes[number].values))
-            child = self.encoding.at.get(tuple(genes))
+            child = self.encoding.find(genes)
             if child is not None and child not in self.asked and child not in batch:
                 return child
         return None

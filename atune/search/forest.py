@@ -42,11 +42,16 @@ class Forest(Learner):
     def __init__(self, searched: Searched) -> None:
         super().__init__(searched)
         self._make = _classifier()
+        self._searched = searched
+        self._features = self._rows()
+
+    def _rows(self) -> NDArray[np.float32]:
+        """Return what is known of each candidate, a row each."""
         import numpy as np
 
-        more = more_columns(self.indices, searched.prior, searched.facts)
-        known = elsewhere_column(self.indices, searched.elsewhere)
-        self._features = np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
+        more = more_columns(self.indices, self._searched.prior, self._searched.facts)
+        known = elsewhere_column(self.indices, self._searched.elsewhere)
+        return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
 
     @property
     def most_outstanding(self) -> int:
@@ -71,6 +76,8 @@ class Forest(Learner):
             return self.beginning(rng, first)
         if (around := self._polish()) and self.best is not None:
             return around
+        if self.grid is not None and self.best is not None:
+            self.new_neighbours(self.best)  # which the forest weighs with all others from now on
         size = LEAST if len(self.asked) < EARLY else BATCH
         drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
         return [*self._chosen(rng, size - len(drawn)), *drawn]
@@ -98,6 +105,8 @@ class Forest(Learner):
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
         """Return how much each of `candidates` promises."""
 
+        if len(self._features) < len(self.indices):
+            self._features = self._rows()
         known, labels, weights = self._lessons()
         forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)
         forest.fit(self._features[known], labels, sample_weight=weights)

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from atune.errors import UsageError
 from atune.model.candidate import Config
+from atune.model.grid import Grid
 
 AHEAD = 2
 """Candidates for each compile worker that a strategy which learns is asked for ahead of what it was told."""
@@ -48,7 +49,8 @@ class Searched:
     milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
     candidates beside their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`:
     how many times as long as the best a candidate took on other problems or devices, for those known there; it may be
-    wrong here.
+    wrong here. `grid`: of a space that is too large to list, the places of which `configs` are some; a strategy may
+    propose others, and is not told of those that constraints refuse.
     """
 
     configs: Mapping[int, Config]
@@ -58,6 +60,7 @@ class Searched:
     facts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     elsewhere: Mapping[int, float] = field(default_factory=dict)
     default: int | None = None
+    grid: Grid | None = None
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:

@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from atune.search.encoding import Encoding
+from atune.search.encoding import Encoding, GridEncoding
 from atune.search.expected import expected_latency
 from atune.search.interface import DUPLICATE, Searched, by_prior
 from atune.search.orders import first_of
+from atune.search.spread import spread_places
 
 BATCH = 8
 """Candidates that are proposed at once, between which nothing is learnt."""
+MORE = 512
+"""Places of a grid that are added where all others were asked for."""
 OF_TOLD = 4
 """A candidate more may be outstanding for each so many that are known."""
 
@@ -21,16 +24,23 @@ OF_TOLD = 4
 class Learner(ABC):
     """Proposes in batches. A batch depends on the seed, on what was asked and on what was told before it, alone.
 
-    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices.
+    Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices. On a
+    grid there are more than those: neighbours and children get the next numbers.
     """
 
     name: str
 
     def __init__(self, searched: Searched) -> None:
         self.indices = list(searched.configs)
-        self.encoding = Encoding(list(searched.configs.values()))
-        self.seed, self.budget = searched.seed, searched.budget
         self._positions = {index: position for position, index in enumerate(self.indices)}
+        self.grid = searched.grid
+        self.encoding = (
+            Encoding(list(searched.configs.values()))
+            if self.grid is None
+            else GridEncoding(self.grid, self.indices, self._positions)
+        )
+        self.seed, self.budget = searched.seed, searched.budget
+        self._draws = iter(()) if self.grid is None else spread_places(self.grid, self.seed)
         ranked = by_prior(self.indices, searched.prior) if searched.prior is not None else []
         self.ranked = [self._positions[index] for index in ranked]
         """All candidates by the prior, the best first; empty without one."""
@@ -54,7 +64,7 @@ class Learner(ABC):
         return len(self.asked) - len(self._told)
 
     def ask(self) -> int | None:
-        while len(self.asked) < len(self.indices):
+        while len(self.asked) < len(self.indices) or self._grown():
             if not self._batch:
                 self._batch.extend(dict.fromkeys(self.propose(self._random())))
             candidate = self._batch.popleft()
@@ -88,6 +98,17 @@ class Learner(ABC):
 
     def _estimate(self, candidate: int) -> float:
         return float(self._estimates.get(self.indices[candidate], float("inf")))
+
+    def _grown(self) -> bool:
+        """Add further places of the grid, drawn as the first ones were; tell whether there are any."""
+        if not isinstance(self.encoding, GridEncoding):
+            return False
+        before = len(self.indices)
+        for place in self._draws:
+            self.encoding.number(place)
+            if len(self.indices) == before + MORE:
+                break
+        return len(self.indices) > before
 
     @abstractmethod
     def propose(self, rng: random.Random) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from atune.model.permutation import Permutation
 from atune.search.interface import Searched, Strategy, by_prior
@@ -82,22 +82,17 @@ def floor_sum(n: int, divisor: int, step: int, start: int) -> int:
 class Random:
     """Every candidate once, in an order that depends on the seed alone. Pays under a budget.
 
-    Those of a space that is not `listed` are not shuffled but permuted, so that nothing is listed here either.
+    `order`: positions in that order, such as one that spreads over axes. Without it `total` candidates are shuffled;
+    those of a space that is not `listed` are permuted, so that nothing is listed here either.
     """
 
     name = "random"
 
-    def __init__(self, total: int, seed: int = 0, *, listed: bool = True) -> None:
-        self._order: Permutation | list[int] = list(range(total)) if listed else Permutation(total, seed)
-        if isinstance(self._order, list):
-            random.Random(seed).shuffle(self._order)
-        self._asked = 0
+    def __init__(self, total: int, seed: int = 0, *, listed: bool = True, order: Iterator[int] | None = None) -> None:
+        self._order = order if order is not None else iter(_shuffled(total, seed) if listed else _permuted(total, seed))
 
     def ask(self) -> int | None:
-        if self._asked == len(self._order):
-            return None
-        self._asked += 1
-        return self._order[self._asked - 1]
+        return next(self._order, None)
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
@@ -150,3 +145,14 @@ class Ranked:
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
         pass
+
+
+def _shuffled(total: int, seed: int) -> list[int]:
+    order = list(range(total))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def _permuted(total: int, seed: int) -> Iterator[int]:
+    order = Permutation(total, seed)
+    return (order[position] for position in range(total))

@@ -86,6 +86,8 @@ class Optuna(Learner):
         """Return the candidate that is left and nearest to `place`: the first of those whose axes differ least."""
         import numpy as np
 
+        if len(self._places) < len(self.indices):
+            del self._places  # a grid has more of them now
         left = np.array(self.left())
         apart = np.abs(self._places[left] - np.array(place, dtype=np.float64)[None, :])
         apart = np.where(self._ordered, apart / self._lengths, apart > 0)

@@ -21,11 +21,12 @@ from typing import Any
 
 import msgspec
 
-from atune.search.choosing import UNTAUGHT, check_name, make_strategy, uses_prior
+from atune.search.choosing import AUTO, UNTAUGHT, check_name, chosen, make_strategy, uses_prior
 from atune.search.guard import Guarded
 from atune.search.interface import AHEAD, Searched, Strategy
 from atune.search.recording import Recording
 from atune.search.surveyed import figures_for, told_of
+from atune.search.until import Until
 
 ELABORATING = 0.1
 """Of lowering's seconds, what elaborating takes at most: 5 to 8 % on spaces in bench/."""
@@ -34,17 +35,25 @@ WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulated run. `curve`: the best latency after each candidate that was told, infinite before there is one."""
+    """One simulated run. `curve`: the best latency after each candidate that was told, infinite before there is one.
+
+    `told`: those candidates. `reason`: why it ended, as `RunFinished` has it.
+    """
 
     order: tuple[int, ...]
     curve: tuple[float, ...]
     wall_s: float
+    told: tuple[int, ...] = ()
+    device_s: float = 0.0
+    reason: str = "exhausted"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What many simulated runs of one strategy came to. Shares are of seeds; a regret of 0.02 is 2 % above the best.
 
-    `evaluations_to_2pct_median` is None where more than half of the seeds did not get there.
+    `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
+    tried at most; `evaluations_median` those that were told of. `until_stops`: seeds that ended because a gain was
+    unlikely; `until_held`: the share of these in which no candidate left was better by more than that gain.
     """
 
     strategy: str
@@ -56,24 +65,54 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     regret_median: float
     evaluations_to_2pct_median: float | None
     wall_s_median: float
+    evaluations_median: float = 0.0
+    device_s_median: float = 0.0
+    until_stops: float | None = None
+    until_held: float | None = None
 
 
 Make = Callable[[Searched], Strategy]
 
 
-def simulate_run(recording: Recording, make: Make, searched: Searched, *, workers: int = 16, devices: int = 1) -> Trial:
+@dataclass(frozen=True)
+class Limits:
+    """What else ends a simulated run than its candidates: as `Budget` has them."""
+
+    seconds: float | None = None
+    device_seconds: float | None = None
+    until: float | None = None
+
+    def over(self, line: _Line, until: Until | None) -> str:
+        """Return why the run ends now; empty while it goes on."""
+        if self.seconds is not None and line.now >= self.seconds:
+            return "budget"
+        if self.device_seconds is not None and line.device_s >= self.device_seconds:
+            return "budget"
+        return "until" if until is not None and until.due and until.reached() else ""
+
+
+def simulate_run(
+    recording: Recording,
+    make: Make,
+    searched: Searched,
+    *,
+    workers: int = 16,
+    devices: int = 1,
+    limits: Limits = Limits(),
+) -> Trial:
     """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`."""
     strategy = Guarded(make(searched), recording.configs)
     line = _Line(recording, workers, devices)
     if searched.prior is not None:
         line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
+    until = None if limits.until is None else Until(searched.configs, limits.until, searched.prior, searched.facts)
     most = len(recording.configs) if searched.budget is None else searched.budget
     ahead = AHEAD * workers if strategy.name not in UNTAUGHT else most
     order: list[int] = []
+    told: list[int] = []
     curve: list[float] = []
-    best = math.inf
-    more = True
-    while more or line.outstanding:
+    best, reason, more = math.inf, "", True
+    while (more or line.outstanding) and not reason:
         while more and line.outstanding < strategy.limit(ahead):
             index = strategy.ask() if len(order) < most else None
             if index is None:
@@ -85,9 +124,14 @@ def simulate_run(recording: Recording, make: Make, searched: Searched, *, worker
             index = line.settle()
             tried = recording.tried[index]
             strategy.tell(index, tried.latency_ms, tried.reason)
+            told.append(index)
             best = best if tried.latency_ms is None else min(best, tried.latency_ms)
             curve.append(best)
-    return Trial(tuple(order), tuple(curve), line.now + recording.end_s)
+            if until is not None:
+                until.tell(index, tried.latency_ms)
+            reason = limits.over(line, until)
+    ended = reason or ("budget" if most < len(recording.configs) else "exhausted")
+    return Trial(tuple(order), tuple(curve), line.now + recording.end_s, tuple(told), line.device_s, ended)
 
 
 class _Line:
@@ -99,6 +143,8 @@ class _Line:
         self._to_compile, self._to_measure = deque[int](), deque[int]()
         self._ends: list[tuple[float, int, str]] = []
         self.outstanding = 0
+        self.device_s = 0.0
+        """Seconds that devices were busy with what is settled."""
 
     def begin(self, index: int) -> None:
         self.outstanding += 1
@@ -116,6 +162,7 @@ class _Line:
                     continue
             else:
                 self._free_devices += 1
+                self.device_s += self._tried[index].device_s
             self.outstanding -= 1
             return index
 
@@ -141,8 +188,19 @@ def evaluations_to(trial: Trial, best_ms: float, factor: float) -> float:
     return next((n for n, best in enumerate(trial.curve, 1) if best <= best_ms * factor), math.inf)
 
 
-def summary_of(name: str, evaluations: int, trials: Sequence[Trial], best_ms: float) -> Summary:
+def held(trial: Trial, recording: Recording, gain: float) -> bool:
+    """Tell whether no candidate that a run left was better than its best by more than `gain`."""
+    told, best = set(trial.told), trial.curve[-1] if trial.curve else math.inf
+    left = (tried.latency_ms for index, tried in recording.tried.items() if index not in told)
+    return not any(latency_ms is not None and latency_ms < best * (1 - gain) * (1 - 1e-12) for latency_ms in left)
+
+
+def summary_of(
+    name: str, evaluations: int, trials: Sequence[Trial], recording: Recording, until: float | None = None
+) -> Summary:
     """Sum up `trials` of one strategy on one space."""
+    best_ms = recording.best_ms
+    stopped = [held(trial, recording, until or 0.0) for trial in trials if trial.reason == "until"]
     ends = [regrets(trial, best_ms)[-1] if trial.curve else math.inf for trial in trials]
     within = {key: sum(end <= factor - 1 + 1e-12 for end in ends) / len(ends) for key, factor in WITHIN.items()}
     to_2pct = statistics.median(evaluations_to(trial, best_ms, 1.02) for trial in trials)
@@ -154,6 +212,10 @@ def summary_of(name: str, evaluations: int, trials: Sequence[Trial], best_ms: fl
         regret_median=statistics.median(ends),
         evaluations_to_2pct_median=None if math.isinf(to_2pct) else to_2pct,
         wall_s_median=round(statistics.median(trial.wall_s for trial in trials), 3),
+        evaluations_median=statistics.median(len(trial.told) for trial in trials),
+        device_s_median=round(statistics.median(trial.device_s for trial in trials), 3),
+        until_stops=None if until is None else len(stopped) / len(trials),
+        until_held=sum(stopped) / len(stopped) if stopped else None,
     )
 
 
@@ -161,39 +223,47 @@ def simulate_seeds(
     recording: Recording,
     make: Make,
     *,
-    budget: int,
+    budget: int | None,
     seeds: Sequence[int],
     workers: int = 16,
     devices: int = 1,
     known: Mapping[str, Any] | None = None,
+    limits: Limits = Limits(),
 ) -> list[Trial]:
     """Play one run a seed. `known`: what the strategy is told beside configurations, by `told_of`."""
     searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
-    return [simulate_run(recording, make, each, workers=workers, devices=devices) for each in searched]
+    return [simulate_run(recording, make, each, workers=workers, devices=devices, limits=limits) for each in searched]
 
 
 def simulate(
     recording: Recording,
     strategy: str,
     *,
-    budget: int,
+    budget: int | None,
     seeds: int = 100,
     workers: int = 16,
     devices: int = 1,
     prior: bool = False,
+    limits: Limits = Limits(),
     processes: int = 1,
 ) -> tuple[Summary, list[Trial]]:
     """Play the strategy of that name with the seeds from 0 on, in so many processes, and sum up.
 
-    `prior`: with estimates from the recorded facts, where they tell enough.
+    `budget`: candidates; None where only `limits` end a run. `prior`: with estimates from the recorded facts, where
+    they tell enough.
 
     Raises `UsageError` for a name that no strategy has, or whose library is not installed.
     """
     check_name(strategy)
-    make = partial(make_strategy, strategy)
     figures = figures_for(recording.target, recording.devices)
     known = told_of(recording.configs, recording.facts, figures) if prior and uses_prior(strategy) else {}
-    play = partial(simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known)
+    if strategy == AUTO:
+        limited, there = budget is not None or limits != Limits(), known.get("prior") is not None
+        strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
+    make = partial(make_strategy, strategy)
+    play = partial(
+        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, limits=limits
+    )
     slices = [range(first, seeds, processes) for first in range(min(processes, seeds))]
     if len(slices) == 1:
         trials = play(seeds=slices[0])
@@ -203,7 +273,8 @@ def simulate(
             played = [pool.submit(play, seeds=each) for each in slices]
             parts = [future.result() for future in played]
         trials = [parts[seed % processes][seed // processes] for seed in range(seeds)]
-    return summary_of(strategy, budget, trials, recording.best_ms), trials
+    most = len(recording.configs) if budget is None else min(budget, len(recording.configs))
+    return summary_of(strategy, most, trials, recording, limits.until), trials
 
 
 def _leave_signals() -> None:

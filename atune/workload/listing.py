@@ -19,6 +19,7 @@ from atune.model.candidate import (
     normalise,
     space_hash,
 )
+from atune.model.grid import AxisValues
 from atune.model.points import Product
 from atune.model.space import LARGE
 from atune.workload.fingerprint import kernel_fingerprint
@@ -44,6 +45,8 @@ class Listing(msgspec.Struct, frozen=True):
     """What the user should know of it."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
+    axes: tuple[AxisValues, ...] = ()
+    """Of a large space that is a product of axes."""
 
 
 class Candidates:
@@ -101,7 +104,9 @@ class Candidates:
         if config is not None and (isinstance(points, Product) or self.workload.default is not None):
             default = points.place(config)
         self.check_default(default)
-        return Listing((), points.identity, default, points.size, self.remarks(), self.kernel())
+        axes = points.plain_axes.items() if isinstance(points, Product) else ()
+        kept = tuple(AxisValues.of(name, values) for name, values in axes)
+        return Listing((), points.identity, default, points.size, self.remarks(), self.kernel(), kept)
 
     def check_default(self, default: int | None) -> None:
         """Raise `WorkloadError` where a default was given and the space does not hold it."""

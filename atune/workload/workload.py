@@ -13,6 +13,7 @@ import msgspec
 
 from atune.errors import WorkloadError
 from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash, why_no_pass_configs
+from atune.model.grid import AxisValues
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.model.space import Space
@@ -213,6 +214,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Points of a large space, refused ones included: a candidate's index is its place among them."""
     remarks: tuple[str, ...] = ()
     """What the user should know of the space."""
+    axes: tuple[AxisValues, ...] = ()
+    """Of a large space that is a product of axes."""
 
     @property
     def total(self) -> int:

@@ -17,7 +17,6 @@ from atune.journal.replay import replay
 from atune.model.artifact import FailureKind, StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import CompileSettings
-from atune.model.space import Space
 from atune.search.interface import Searched
 from atune.testing import FakeMachine, Script
 
@@ -183,12 +182,6 @@ async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_pat
     await tune(machine=fake(), strategy=Own(), budget=10, journal=tmp_path / "j")
     with pytest.raises(UsageError, match="strategy 'own' is unknown"):
         await resume(tmp_path / "j", machine=fake(), budget=20)
-
-
-async def test_a_space_that_is_not_listed_takes_no_strategy_that_learns() -> None:
-    space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match=r"100,000,000 points .* take exhaustive or random"):
-        await tune(machine=FakeMachine(space), strategy="local", budget=10)
 
 
 @pytest.mark.parametrize("name", ["local", "evolution", "forest"])

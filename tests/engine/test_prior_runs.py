@@ -11,14 +11,19 @@ import anyio
 import pytest
 
 from atune import UsageError, resume, tune
+from atune.engine.ending import Ending
+from atune.engine.run_state import Outcome, Run
 from atune.engine.survey import CHUNK, MOST, Survey, drawn
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.reader import read
+from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
 from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.candidate import Candidate
 from atune.model.settings import Budget
+from atune.model.space import Space
 from atune.search.interface import Searched
+from atune.search.until import Until
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -285,3 +290,64 @@ async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:
                     tuner.stop()
             await tuner.result()
     assert not proposed(read(tmp_path / "j")) and len(machine.elaborated) <= 3
+
+
+# ---- what is kept
+
+
+@pytest.mark.parametrize(("strategy", "order"), [(None, [59, 58, 57, 56]), ("exhaustive", [56, 57, 58, 59])])
+async def test_keep_tries_what_the_prior_takes_for_the_best_alone(
+    tmp_path: Path, strategy: str | None, order: list[int]
+) -> None:
+    journal = tmp_path / "j"
+    result = await tune(machine=fake("c"), prior=last_first, keep=4, strategy=strategy, journal=journal)
+    assert proposed(read(journal)) == order and result.measured == 4 and result.reason == "budget"
+    cut_before(journal, 2)
+    await resume(journal, machine=fake("c"))
+    assert proposed(read(journal)) == order
+    again = fake("c")
+    await resume(journal, machine=again)
+    assert not again.opened
+
+
+async def test_keep_takes_the_devices_prior(tmp_path: Path) -> None:
+    await tune(machine=fake(), keep="10%", strategy="random", journal=tmp_path / "j")
+    assert sorted(proposed(read(tmp_path / "j"))) == sorted(BEST[:6])
+
+
+async def test_keep_without_a_prior_is_refused() -> None:
+    with pytest.raises(UsageError, match="keep= takes what a prior holds for the best"):
+        await tune(machine=fake("c"), keep=4)
+
+
+@pytest.mark.parametrize("options", [{"prior": last_first}, {"keep": 40}, {"strategy": "prior"}])
+async def test_a_space_that_is_not_listed_takes_no_prior(options: dict[str, Any]) -> None:
+    space = Space(**{f"d{i}": range(100) for i in range(4)})
+    with pytest.raises(UsageError, match=r"100,000,000 points .* which a prior needs"):
+        await tune(machine=FakeMachine(space), budget=10, **options)
+
+
+class Known(Until):
+    """Notes what it is told, and looks at nothing."""
+
+    due = False
+
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def tell(self, index: int, latency_ms: float | None) -> None:
+        self.told.append(index)
+
+
+async def test_what_the_survey_found_to_fail_counts_as_known_to_until() -> None:
+    """Else the forest would expect gains of candidates that can never be tried."""
+    told = list[int]()
+    run = Run(Recorder())
+    run.recorder.emit(CandidateProposed, index=7, key="k", config={"x": 7}, surveyed=True)
+    ending = Ending(run, Budget(until=0.02), Known(told))
+    ending.telling(lambda outcome: None)(Outcome(2, 1, 1.0, None, ""))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ending.watch)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert told == [7, 2]

@@ -257,7 +257,7 @@ def test_auto_takes_what_fits_the_budget() -> None:
     assert chosen(1000, 1000, limited=True) == "exhaustive"
     assert chosen(1000, 100, limited=True) == "forest" == chosen(1000, None, limited=True)
     assert chosen(1000, choosing.FEW, limited=True) == "random"
-    assert chosen(10**9, 100, limited=True, listed=False) == "random"
+    assert chosen(10**9, 100, limited=True) == "forest" and chosen(10**9, 8, limited=True) == "random"
     assert chosen(1000, 100, limited=True, learns=False) == "random"
 
 

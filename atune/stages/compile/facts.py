@@ -10,6 +10,11 @@ from atune.model.artifact import KernelParam, StaticFacts
 _LOCAL_ARRAY = re.compile(
     r"^\s*(float|int|uint|half_t|bfloat16_t|double|signed char|uchar)\s+\w+\[(\d+)\];", re.MULTILINE
 )
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)(?:, (\d+))?\)")
+_MORE = re.compile(r"warpgroup_reg_alloc<(\d+)>")
+_FEWER = re.compile(r"warpgroup_reg_dealloc<(\d+)>")
+_REGISTERS = 64 * 1024
+"""32-bit registers of a multiprocessor that has setmaxnreg (CUDA C++ Programming Guide, compute capability 9.0)."""
 _BLOCKS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _BYTES = {"double": 8, "half_t": 2, "bfloat16_t": 2, "signed char": 1, "uchar": 1}
 
@@ -30,7 +35,30 @@ def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
         threads = max(threads, block[0] * block[1] * block[2])
         grid = () if unknown.intersection(_BLOCKS) else tuple(extent.get(axis, 1) for axis in _BLOCKS)
     local = max((int(n) * _BYTES.get(t, 4) // 4 for t, n in _LOCAL_ARRAY.findall(source)), default=0)
-    return StaticFacts(smem_bytes=smem, threads=threads, grid=grid, accumulators=local, source_bytes=len(source))
+    return StaticFacts(
+        smem_bytes=smem,
+        threads=threads,
+        grid=grid,
+        accumulators=local,
+        source_bytes=len(source),
+        lacking_registers=lacking_registers(source),
+    )
+
+
+def lacking_registers(source: str) -> int:
+    """Return how many registers more a block asks for by ``setmaxnreg`` than it begins with; 0 where it has enough.
+
+    A block begins with what its launch bounds leave each thread, in steps of eight. A producer of 128 threads gives
+    some back, and the consumers wait until there are as many as they ask for (PTX ISA, «setmaxnreg»): for ever, where
+    there never are.
+    """
+    bounds, more, fewer = _BOUNDS.findall(source), _MORE.findall(source), _FEWER.findall(source)
+    if len(bounds) != 1 or not more or not fewer:
+        return 0
+    threads, blocks = int(bounds[0][0]), int(bounds[0][1] or 1)
+    asked = 128 * int(fewer[0]) + (threads - 128) * int(more[0])
+    begins_with = min(_REGISTERS // (threads * max(blocks, 1)) // 8 * 8, 256) * threads
+    return max(0, asked - begins_with)
 
 
 def parameters(function: Any, params: Any) -> tuple[KernelParam, ...]:

@@ -1,0 +1,48 @@
+"""Checks that settings share: numbers, switches, and the names of their fields."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atune.errors import UsageError
+from atune.model.former_names import BENCHMARK, renamed
+from atune.model.options import refuse_unknown
+
+
+def positive(where: str, name: str, value: float | None, *, optional: bool = False, integral: bool = False) -> None:
+    if value is None and optional:
+        return
+    kind = "whole number" if integral else "number"
+    fits = isinstance(value, int if integral else (int, float)) and not isinstance(value, bool)
+    if value is None or not fits or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
+
+
+SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""What is written for True and False."""
+
+
+def switches(settings: msgspec.Struct, *names: str) -> None:
+    """Raise `UsageError` for the first of `names` that is neither True nor False in `settings`."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, bool):
+            meant = SAID.get(str(value).lower())
+            hint = "" if meant is None else f": did you mean {meant}?"
+            raise UsageError(f"{type(settings).__name__}: {name} must be True or False, got {value!r}{hint}")
+
+
+if TYPE_CHECKING:
+    SettingsMeta = msgspec.StructMeta
+else:
+
+    class SettingsMeta(type(msgspec.Struct)):
+        """Refuses a wrong keyword with the one that was meant, when settings are made by a call."""
+
+        def __call__(cls, *values: Any, **options: Any) -> Any:
+            today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
+            refuse_unknown(cls.__name__, today, cls.__struct_fields__)
+            return super().__call__(*values, **today)

@@ -1,0 +1,75 @@
+"""The points of a product of axes by their place, without constraints and without enumerating them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from atune.model.candidate import Config
+
+STEPS = 2
+"""Neighbours of a point each way along an axis: constraints may refuse the first."""
+
+
+class AxisValues(msgspec.Struct, frozen=True):
+    """One axis as plain data: its `values`, or the `span` (start, stop, step) of a range."""
+
+    name: str
+    values: tuple[Any, ...] = ()
+    span: tuple[int, int, int] | None = None
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any]) -> AxisValues:
+        if isinstance(values, range):
+            return cls(name, span=(values.start, values.stop, values.step))
+        return cls(name, tuple(values))
+
+    @property
+    def plain(self) -> Sequence[Any]:
+        return self.values if self.span is None else range(*self.span)
+
+
+class Grid:
+    """Places ``0 … size-1`` of a product of axes, the last one varying fastest. Digits are positions on the axes."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Any]]) -> None:
+        self.axes = axes
+        self.lengths = [len(values) for values in axes.values()]
+        self.size = math.prod(self.lengths)
+
+    def digits(self, place: int) -> tuple[int, ...]:
+        """Return the position of a place on each axis."""
+        found = []
+        for length in reversed(self.lengths):
+            place, digit = divmod(place, length)
+            found.append(digit)
+        return tuple(reversed(found))
+
+    def place(self, digits: Sequence[int]) -> int:
+        """Return the place that `digits` returns these for."""
+        place = 0
+        for digit, length in zip(digits, self.lengths, strict=True):
+            place = place * length + digit
+        return place
+
+    def config(self, place: int) -> Config:
+        """Return the configuration at a place, in plain values, also one that constraints refuse."""
+        both = zip(self.axes.items(), self.digits(place), strict=True)
+        return {name: values[digit] for (name, values), digit in both}
+
+    def neighbours(self, place: int) -> Iterator[int]:
+        """Yield the places next to one along each axis, `STEPS` each way at most, the nearest of each axis first."""
+        here = self.digits(place)
+        for axis, length in enumerate(self.lengths):
+            for step in range(1, STEPS + 1):
+                for digit in (here[axis] - step, here[axis] + step):
+                    if 0 <= digit < length:
+                        yield self.place((*here[:axis], digit, *here[axis + 1 :]))
+
+
+def grid_of(axes: Sequence[AxisValues]) -> Grid | None:
+    """Return the grid of these axes; None where there are none."""
+    return Grid({axis.name: axis.plain for axis in axes}) if axes else None
