@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ def running(idle_s: float = 600.0) -> Iterator[int]:
         yield pid
     finally:
         resident_control.stop()
+        with suppress(ChildProcessError):  # one that a test killed
+            os.waitpid(pid, 0)
 
 
 def status() -> dict[str, Any]:

@@ -81,6 +81,9 @@ def stop() -> int | None:
     deadline = time.monotonic() + STOP_S
     while place.holder() == pid and time.monotonic() < deadline:
         time.sleep(0.01)
+    with suppress(ChildProcessError):  # of a program that started it itself
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
     return pid
 
 

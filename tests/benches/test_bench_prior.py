@@ -40,6 +40,7 @@ def test_stored_facts_are_those_that_lowering_tells(monkeypatch: pytest.MonkeyPa
             candidate = list(workload().candidates())[7]
             told, stored = lower(candidate, Steps()).facts, facts_of(name)[7]
             length = told.source_bytes if version("tilelang") != "0.1.15" else stored.source_bytes  # of its release
+            told = msgspec.structs.replace(told, layouts=None)  # recordings of before have none
             assert told == msgspec.structs.replace(stored, source_bytes=length), name
 
 

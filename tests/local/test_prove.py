@@ -46,7 +46,7 @@ class Answering(LocalCompileWorker):
     answer: Any = None
     asked: list[tuple[str, ProofJob]]
 
-    async def _call(self, entry: str, payload: bytes) -> bytes:
+    async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
         self.asked.append((entry, msgspec.msgpack.decode(payload, type=ProofJob)))
         if isinstance(self.answer, Exception):
             raise self.answer

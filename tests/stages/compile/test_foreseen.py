@@ -30,7 +30,7 @@ def both(ref: FileRef, folder: Path, chosen: slice) -> list[tuple[StaticFacts, S
         for candidate in candidates[chosen]:
             function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
             told = lower(candidate, registry.compose(())).facts
-            found.append((foreseen(function, "sm_90a"), msgspec.structs.replace(told, source_bytes=None)))
+            found.append((foreseen(function, "sm_90a"), msgspec.structs.replace(told, source_bytes=None, layouts=None)))
     return found
 
 
