@@ -60,13 +60,12 @@ class Journal:
             make_private_folder(os.path.dirname(os.path.abspath(path)))
         except OSError as error:
             raise cannot("create the folder of", path, error) from error
-        existed = os.path.lexists(path)
-        fd = _open_locked(path, os.O_CREAT)
+        fd, made = _open_locked(path, create=True)
         if os.fstat(fd).st_size:
             os.close(fd)
             raise JournalError(f"the journal {path} exists and is not empty: give another path, or remove it first")
         _sync_folder(path)
-        return cls(path, fd, 0, 0, remove_if_empty=not existed)
+        return cls(path, fd, 0, 0, remove_if_empty=made)
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
@@ -75,7 +74,7 @@ class Journal:
         Raises `JournalError` as `create` and `read` do.
         """
         path = str(path)
-        fd = _open_locked(path, 0)
+        fd, _ = _open_locked(path)
         try:
             if kind := kind_of(path):
                 raise JournalError(f"the journal {path} is compressed ({kind}), which is only read: unpack it to go on")
@@ -226,12 +225,39 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def _open_locked(path: str, flags: int) -> int:
-    try:
-        # Not O_WRONLY: opening a pipe to write would wait for its reader.
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
-    except OSError as error:
-        raise cannot("write", path, error) from error
+def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
+    """Open the file at `path` and lock it; return it with whether it was made here.
+
+    A writer that ends may remove its empty file between the two: then `path` is opened anew.
+    """
+    while True:
+        try:
+            fd, made = _open(path, create)
+        except OSError as error:
+            raise cannot("write", path, error) from error
+        _lock(fd, path)
+        if os.fstat(fd).st_nlink:
+            return fd, made
+        os.close(fd)
+
+
+def _open(path: str, create: bool) -> tuple[int, bool]:
+    # Not O_WRONLY: opening a pipe to write would wait for its reader.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+    while create:
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+        except FileExistsError:
+            if os.path.islink(path):  # its target may have to be made
+                return os.open(path, flags | os.O_CREAT, 0o600), False
+        try:
+            return os.open(path, flags), False
+        except FileNotFoundError:
+            continue  # removed between the two calls
+    return os.open(path, flags), False
+
+
+def _lock(fd: int, path: str) -> None:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise JournalError(f"the journal {path} must be a regular file: give another path")
@@ -247,7 +273,6 @@ def _open_locked(path: str, flags: int) -> int:
     except BaseException:
         os.close(fd)
         raise
-    return fd
 
 
 def write_journal(output: str, events: Sequence[AnyEvent]) -> None:

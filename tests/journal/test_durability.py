@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -16,7 +17,7 @@ from atune.api.tuner import tune
 from atune.errors import JournalError
 from atune.journal.events import BestChanged, CandidateMeasured, Event, RunFinished
 from atune.journal.reader import JournalReader
-from atune.journal.writer import read
+from atune.journal.writer import Journal, read
 from atune.search.choosing import ORDERS
 from atune.search.orders import Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
@@ -158,3 +159,40 @@ async def test_a_folder_that_becomes_read_only_is_refused_at_the_start(tmp_path:
     with pytest.raises(JournalError, match="read-only: give another path"):
         await tune(machine=machine, journal=tmp_path / "j")
     assert machine.opened == 0
+
+
+def test_a_writer_that_ends_as_another_opens_its_empty_file_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking the other one's file loses its name: a journal there would be lost."""
+    first = Journal.create(tmp_path / "j")
+    lock = fcntl.flock
+
+    def end_first(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        first.close()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", end_first)
+    with Journal.create(tmp_path / "j") as journal:
+        assert (tmp_path / "j").exists()
+        assert os.fstat(journal._fd).st_nlink == 1
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_file_that_is_removed_as_it_is_found_is_made_anew_and_removed_when_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Journal.create(tmp_path / "j")
+    real = os.open
+
+    def open_late(path: Any, flags: int, *mode: int) -> int:
+        try:
+            return real(path, flags, *mode)
+        except FileExistsError:
+            first.close()
+            raise
+
+    monkeypatch.setattr(os, "open", open_late)
+    Journal.create(tmp_path / "j").close()
+    assert not (tmp_path / "j").exists()
