@@ -64,7 +64,7 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.Ca
     said(capsys, "export", "--kernel", "gemm", "-o", str(file))
     assert said(capsys, "import", str(file), "--folder", other) == "1 new results imported\n"
     assert as_json(capsys, "import", str(file), "--folder", other) == {"imported": 0}
-    assert "It was imported" in said(capsys, "show", key().text, "--folder", other)
+    assert "The result was imported" in said(capsys, "show", key().text, "--folder", other)
     assert json.loads(said(capsys, "export", "--folder", other)) == json.loads(file.read_text())
     assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
 
