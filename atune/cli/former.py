@@ -21,7 +21,7 @@ class _Former(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         complain(
-            f"{option_string} is now called {COMMAND_LINE[option_string or '']}: use the new name", kind="warning: "
+            f"{option_string} is called {COMMAND_LINE[option_string or '']} now: use the new name", kind="warning: "
         )
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), values])
 
