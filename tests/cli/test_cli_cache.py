@@ -70,7 +70,7 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no file of exported results" in said(capsys, "import", __file__, status=2)
+    assert "not a file of exported results" in said(capsys, "import", __file__, status=2)
     assert "cannot read" in said(capsys, "import", str(tmp_path / "none"), status=2)
     assert "cannot write" in said(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     assert "required" in said(capsys, status=2)
