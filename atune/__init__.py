@@ -1,9 +1,9 @@
-"""Autotuning for TileLang kernels, as an asyncio event-driven engine.
+"""Tune TileLang kernels with an asyncio event-driven engine.
 
     import atune
 
     workload = atune.Workload(matmul, atune.Space(block_M=[64, 128]), arguments={"M": 4096}, reference=torch_matmul)
-    result = await atune.tune(workload)     # or atune.run(workload) where nothing is async
+    result = await atune.tune(workload)     # or atune.run(workload) in blocking code
     result.kernel(A, B)
 
 Importing atune imports neither tilelang nor torch, configures no logging and writes no file.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import clear_cache as clear_cache
     from atune.decorator.presets import ByArch as ByArch
 
-    # What happens meanwhile
+    # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
     from atune.journal.events import BenchmarkFailed as BenchmarkFailed
     from atune.journal.events import BenchmarkRepeated as BenchmarkRepeated
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from atune.journal.events import Warned as Warned
     from atune.journal.events import WinnerProven as WinnerProven
 
-    # What came out
+    # Results
     from atune.model.artifact import Failure as Failure
     from atune.model.measurement import Measurement as Measurement
     from atune.model.measurement import Timing as Timing
@@ -162,7 +162,7 @@ __all__ = [
     "warm",
 ]
 
-# Loaded on first use, so that `import atune` costs next to nothing, in workers and at the command line too.
+# Names load on first use, which keeps `import atune` fast in workers and at the command line.
 _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),

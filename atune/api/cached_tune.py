@@ -1,4 +1,4 @@
-"""Tuning with the result cache before it: a known result is returned at once, and what is measured is kept."""
+"""Tuning through the result cache: a known result is returned at once, and a new one is stored."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
 Concurrent = Literal["wait", "tune"]
-"""What to do while another process tunes the same: wait for its result, or tune beside it."""
+"""What to do while another process tunes the same work: wait for its result, or tune at the same time."""
 STALE_S = 14 * 86400.0
-"""Age from which on the journal of an interrupted tuning that nobody went on with is removed."""
+"""Age at which the journal of an interrupted tuning is removed if nobody resumed it."""
 POLL_S = 0.1
-"""Seconds between two looks at whether the other process has finished."""
+"""Seconds between two checks whether the other process has finished."""
 
 
 class Work:
-    """A workload with the options it is tuned under: its key in the cache, and all that the key is made of.
+    """A workload with its tuning options: its cache key, and the parts of that key.
 
     `problem`: the problem's key, as data, in place of all of the workload's arguments. `options`: as for `atune.tune`.
     Raises `UsageError` as `tune` does.
@@ -97,14 +97,14 @@ class Work:
 
     @property
     def strategy(self) -> str:
-        """What was asked for, by name."""
+        """The strategy's name. Without one, the budget decides."""
         given = self.options.get("strategy")
         if given is None:
             return AUTO if self.budget.limited else "exhaustive"
         return given if isinstance(given, str) else str(given.name)
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Tell whether a configuration is one of the space."""
+        """Tell whether the space contains a configuration."""
         if self.spec.size is None:
             return config_key(config) in self._keys
         return self.workload.space.points(self.workload.arguments).place(config) is not None
@@ -115,7 +115,7 @@ class Work:
 
     @cached_property
     def former_key(self) -> ResultKey:
-        """The key as it was when comments in sources counted: what was kept then is found under it."""
+        """The key of older versions, in which comments in sources counted. It finds their results."""
         return msgspec.structs.replace(
             self.key,
             source=kernel_fingerprint(self.workload.kernel, verbatim=True),
@@ -123,20 +123,20 @@ class Work:
         )
 
     def known_result(self, cache: ResultCache) -> TuneResult | None:
-        """Return the whole result of this very tuning, with `cache_hit` set, where `cache` has it."""
+        """Return the whole result of this tuning from `cache`, with `cache_hit` set, or None."""
         found = cache.find(self.key)
         return cache.find(self.former_key) if found is None else found
 
     def known_entry(self, cache: ResultCache) -> CacheEntry | None:
-        """Return what `cache` has of this very tuning, imported entries too."""
+        """Return the entry of `cache` for this tuning, or None. Imported entries count too."""
         return cache.find_entry(self.key) or cache.find_entry(self.former_key)
 
     def known_candidates(self, cache: ResultCache) -> dict[str, Known]:
-        """Return what earlier runs of the same work learnt of this space's configurations, by config key."""
+        """Return the outcomes of this space's configurations in earlier runs of the same work, by config key."""
         return {**cache.known(self.former_key, self.spec.configs), **cache.known(self.key, self.spec.configs)}
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
-        """Return the journal of a run of this work that has `known` behind it."""
+        """Return the text of a journal in which a run of this work has already recorded `known`."""
         header = RunStarted(
             seq=0,
             time=now,
@@ -175,9 +175,9 @@ class Work:
 
 
 def discover(target: str, devices: str | Sequence[str | int], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices that a run here would have. Asks NVML; makes no CUDA context.
+    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
 
-    Raises `UsageError` and `TargetError` as `tune` does.
+    Raises `UsageError` and `TargetError` like `tune`.
     """
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -199,25 +199,26 @@ async def tune_cached(
     refresh: bool = False,
     **options: Any,
 ) -> TuneResult:
-    """Return the cached result of this very tuning, with `cache_hit` set, or tune and keep what comes out.
+    """Return the cached result of this tuning, with `cache_hit` set. Without one, tune and store the result.
 
-    Configurations that an earlier run of the same work measured, with another list of configurations, are not measured
-    again, but for the final. What an interrupted tuning had measured is not lost: the next call goes on from there.
+    Configurations that an earlier run of the same work measured are measured again only in the final benchmark. The
+    earlier run may have had another space. After an interrupted tuning, the next call resumes it.
 
     Parameters
     ----------
     problem
-        The problem's key, as data, in place of all of the workload's arguments: problems of one key share a result.
+        The problem's key, as data. It replaces the workload's arguments in the cache key: problems of one key share
+        a result.
     cache
-        The `ResultCache`; by default the user's.
+        The `ResultCache` (default: the user's).
     concurrent
-        While another process tunes the same: ``wait`` for it, or ``tune`` beside it.
+        While another process tunes the same work: ``wait`` for it, or ``tune`` at the same time.
     refresh
-        Tune even where the result is known.
+        Tune even if the result is known.
     options
-        As for `tune`. With a `journal` of your own nothing is taken over from earlier runs.
+        As for `tune`. If `journal` is given, nothing is reused from earlier runs.
 
-    Raises what `tune` raises. Cancelling it leaves what was measured to the next call.
+    Raises what `tune` raises. Cancelling it keeps the measurements for the next call.
     """
     if concurrent not in ("wait", "tune"):
         raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
@@ -228,7 +229,7 @@ async def tune_cached(
 async def tune_work(
     work: Work, cache: ResultCache, *, concurrent: Concurrent = "wait", refresh: bool = False
 ) -> TuneResult:
-    """Do what `tune_cached` does, for a work that is described already."""
+    """Do what `tune_cached` does, for work that is already described."""
     key = work.key
     if not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
         return found
@@ -240,7 +241,7 @@ async def tune_work(
         mine = _acquire(lock)
     try:
         if mine and not refresh and (found := await anyio.to_thread.run_sync(work.known_result, cache)) is not None:
-            return found  # another process has tuned it meanwhile
+            return found  # another process finished tuning before the lock was free
         own = work.options.get("journal") is not None
         journal = cache.folder / "running" / f"{key.text}.jsonl" if mine and not own else None
         return await _tune_and_keep(work, key, cache, journal, refresh)
@@ -249,12 +250,12 @@ async def tune_work(
 
 
 def run_cached(workload: Workload, **options: Any) -> TuneResult:
-    """Do what `tune_cached` does, blocking; also inside a running event loop."""
+    """Do what `tune_cached` does, blocking. Works inside a running event loop too."""
     return run_blocking(tune_cached, workload, **options)
 
 
 def _acquire(lock: TuningLock) -> bool | None:
-    """Tell whether the lock is ours; None where the folder cannot be written, and nobody can have it."""
+    """Tell whether this process holds the lock. Returns None if the folder is not writable and nobody can hold it."""
     try:
         return lock.acquire()
     except OSError:
@@ -281,12 +282,12 @@ async def _tune_and_keep(
     except JournalError:
         if journal is None:
             raise
-        # It is the cache's own, and of no use to anyone: damaged, or of work that only looks the same.
+        # The journal belongs to the cache and is useless: damaged, or of work that only looks the same.
         events.clear()
         journal.unlink(missing_ok=True)
         result = await tune(work.workload, **options)
     except NoWinner:
-        if journal is not None:  # it has ended; what may pass is tried again by the next call
+        if journal is not None:  # the run has ended; the next call retries failures that may pass
             journal.unlink(missing_ok=True)
         raise
     finally:
@@ -300,7 +301,7 @@ async def _tune_and_keep(
 
 
 def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None:
-    """Lay the journal that the run goes on with: that of an interrupted run, or one of what is known already."""
+    """Prepare the journal for the run: the one of an interrupted run, or a new one with the known outcomes."""
     for left in journal.parent.glob("*.jsonl"):
         with suppress(OSError):
             if left.stat().st_mtime < time.time() - STALE_S:

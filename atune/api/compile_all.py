@@ -1,4 +1,4 @@
-"""Many configurations compiled in parallel and nothing measured: for sweeps that you time yourself."""
+"""Parallel compilation of many configurations without measuring, for sweeps that you time yourself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atune.workload.workload import Workload, describe, ship
 
 
 class CompileFailed(AtuneError):
-    """Configurations could not be compiled. The message counts the reasons; `failures` has them by configuration."""
+    """Configurations failed to compile. The message counts the reasons; `failures` lists them by configuration."""
 
     def __init__(self, message: str, failures: list[tuple[Config, Failure]]) -> None:
         super().__init__(message)
@@ -49,33 +49,33 @@ def compile_all(
     ignore_errors: bool = False,
     on_failure: Callable[[Config, Failure], None] | None = None,
 ) -> list[Any]:
-    """Compile `kernel` with each of `configs`, in worker processes and in groups, and return the kernels in order.
+    """Compile `kernel` with each of `configs` in worker processes, and return the kernels in order.
 
-    A kernel is called as `TuneResult.kernel` is: with the inputs, and it returns the outputs, or with every parameter.
-    Its `config` is the configuration, its `source` the device source. Inside a running event loop it blocks, too.
+    Call a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its `config`
+    is the configuration, and its `source` the device source. The call blocks, inside a running event loop too.
 
     Parameters
     ----------
     kernel, configs, arguments, out_idx, pass_configs
-        As for `Workload`; `configs` is a list of dicts, a generator, or a callable of the arguments.
+        As for `Workload`. `configs` is a list of dicts, a generator, or a function of the arguments.
     target
-        As for `tune`. One with an arch, such as ``sm_90a``, compiles without a GPU.
+        As for `tune`. A target with an arch, such as ``sm_90a``, needs no GPU.
     compile
         `CompileSettings`.
     ignore_errors
-        Return None in place of a kernel that could not be compiled.
+        Return None for each kernel that failed to compile.
     on_failure
-        Called with the configuration and the `Failure` of each of those.
+        Called with the configuration and the `Failure` of each such kernel.
 
-    Raises `CompileFailed` where a configuration could not be compiled, once all the others are, and `UsageError` for
-    what cannot work.
+    Raises `CompileFailed` if a configuration failed to compile, after all others are compiled. Raises `UsageError`
+    for arguments that cannot work.
     """
     refuse_in_worker()
     check_settings(compile, None, ignore_errors=ignore_errors)
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
     spec = describe(workload, whole=True)
-    # No final: what is compiled here is handed out, so it is compiled as tilelang does.
+    # The caller gets these kernels without a final benchmark or proof, so they are compiled as tilelang does.
     exact = BenchmarkSettings(n_final=0)
     machine = LocalMachine(ship(workload), spec=spec, target=target, devices=(), compile=settings, benchmark=exact)
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
@@ -95,7 +95,7 @@ def compile_all(
 
 
 async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tuple[int, ...]) -> Any:
-    """Return a candidate's kernel, while its library is there; None for one that failed."""
+    """Return a candidate's kernel from its library, or None if it failed. The library must still exist."""
     if isinstance(answer, Failure):
         return None
     load = importlib.import_module("atune.stages.measure.loader").load_kernel
@@ -106,7 +106,7 @@ async def _loaded(candidate: Candidate, answer: Artifact | Failure, out_idx: tup
 
 
 class _Collected:
-    """The compile stage's answers, by candidate. Nothing is measured: no candidate is likely to lose."""
+    """The compile stage's answers, by candidate. Nothing is measured, so no candidate is likely to lose."""
 
     def __init__(self) -> None:
         self.answers: dict[int, Artifact | Failure] = {}
@@ -119,22 +119,22 @@ class _Collected:
         self.same_as[index] = same_as
 
     def pruned(self, worker: str, index: int, why: str) -> None:
-        pass  # `lowered` prunes none
+        pass  # `lowered` prunes no candidate
 
     def failed(self, worker: str, failure: Failure) -> None:
         self.answers[failure.index] = failure
 
     def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
-        pass  # their outcome is still to come
+        pass  # their outcome is still pending
 
     def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
-        pass  # its parts are built
+        pass  # the parts of the group are built instead
 
     async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         self.answers.update((artifact.index, artifact) for _, artifact in members)
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
-        return None  # whoever asks for all libraries gets them
+        return None  # the caller asked for all libraries
 
     def settled(self, index: int) -> bool:
         return index in self.answers
@@ -146,13 +146,13 @@ class _Collected:
 async def compiled(
     machine: Machine, candidates: Sequence[Candidate], group_size: int | None = None
 ) -> dict[int, Artifact | Failure]:
-    """Return what became of each candidate, by index. `machine` is open, and knows its target.
+    """Return each candidate's outcome, by index. `machine` is open and knows its target.
 
     Candidates that lower to the same code share one artifact.
     """
     machine.accelerators(len(candidates))
     workers, signals, found = machine.compile_workers(len(candidates)), Signals(), _Collected()
-    signals.measured.set()  # there is nothing to measure
+    signals.measured.set()  # nothing is measured
     machine.on_change(signals.wake)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
@@ -172,5 +172,5 @@ def raise_failures(candidates: Sequence[Candidate], answers: Mapping[int, Artifa
     if failures:
         reasons = Counter((failure.kind, failure.message) for _, failure in failures)
         lines = [f"  {n} × {kind}: {message}" for (kind, message), n in reasons.most_common(10)]
-        message = f"{len(failures)} of {len(candidates)} configurations could not be compiled:"
+        message = f"{len(failures)} of {len(candidates)} configurations failed to compile:"
         raise CompileFailed("\n".join([message, *lines]), failures)

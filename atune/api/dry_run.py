@@ -1,4 +1,4 @@
-"""What a tuning would do: its candidates, what is known of them, and how long it may take. It compiles nothing."""
+"""What a tuning would do: its candidates, known outcomes, and estimated time. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef
 
 RECENT = 50
-"""Journals in the cache folder that are asked how long a run of the same workload took, the newest ones."""
+"""Number of journals read for the time of an earlier run: the newest in the cache folder."""
 
 _OUTCOMES = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned | CandidateAliased
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How long a run took: `fixed_s` to begin and to end, and `per_candidate_s` between. `same`: of the same source."""
+    """Time of an earlier run: `fixed_s` for begin and end, plus `per_candidate_s`. `same`: the source is unchanged."""
 
     journal: str
     candidates: int
@@ -51,7 +51,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What the journal that the run would go on with holds. `same`: whether it is of this work, as far as is told."""
+    """Contents of the journal that the run would continue. `same`: whether its work looks the same."""
 
     journal: str
     same: bool
@@ -62,9 +62,9 @@ class Begun(msgspec.Struct, frozen=True):
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning would do.
 
-    `to_do`: candidates that would be compiled at most; None where the space is larger than what was looked at.
-    `seconds`: estimate, by `pace` and the budget; None without a basis. `cached`: winners that the result cache has
-    for this work. `libraries`: how many the artifact store holds. `impossible`: why nothing can be tuned here.
+    `to_do`: most candidates that would be compiled; None if the space is larger than the part examined.
+    `seconds`: estimate from `pace` and the budget; None without a basis. `cached`: winners of this work in the
+    result cache. `libraries`: their number in the artifact store. `impossible`: why nothing can be tuned here.
     """
 
     space: SpaceSurvey
@@ -89,9 +89,9 @@ async def dry_run(
     compile: CompileSettings | None = None,
     benchmark: BenchmarkSettings | None = None,
 ) -> DryRun:
-    """Say what tuning `workload` with these options would do. A worker loads its file and counts its space.
+    """Return what tuning `workload` with these options would do. A worker loads its file and counts its space.
 
-    Raises `WorkloadError` and `SpaceError` as `tune` does, and `JournalError` where `journal` cannot be read.
+    Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
     """
     budget = budget or Budget()
     found, impossible = await _discovered(workload, target, devices, compile, benchmark)
@@ -132,7 +132,7 @@ async def _discovered(
 
 
 def _begun(journal: str | None, space: SpaceSurvey) -> Begun | None:
-    """Return what `journal` holds of this work; None where nothing is there."""
+    """Return what `journal` holds of this work, or None if the file is missing or empty."""
     if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
         return None
     state = State()
@@ -148,7 +148,7 @@ def _begun(journal: str | None, space: SpaceSurvey) -> Begun | None:
 
 
 def _cached(space: SpaceSurvey, found: Discovery | None) -> tuple[Config, ...]:
-    """Return the winners that the result cache has for this workload, its problem, and a device that is here."""
+    """Return the winners in the result cache for this workload, its problem, and the devices of this machine."""
     if found is None:
         return ()
     here = {" + ".join(sorted({device.name for device in found.devices}))}
@@ -164,7 +164,7 @@ def _cached(space: SpaceSurvey, found: Discovery | None) -> tuple[Config, ...]:
 
 
 def _pace(workload: FileRef, journal: str | None, space: SpaceSurvey) -> Pace | None:
-    """Return how long a run of this workload took: the journal's own, else the newest, one of the same source first."""
+    """Return the time of a run: of `begun`, else of the newest journal, preferably with the same source."""
     paths = [Path(journal)] if journal is not None else []
     with suppress(OSError):
         stored = (cache_folder() / "journals").glob("*.jsonl")
@@ -181,7 +181,7 @@ def _pace(workload: FileRef, journal: str | None, space: SpaceSurvey) -> Pace | 
 
 
 def _pace_of(path: Path, origin: str, space: SpaceSurvey) -> Pace | None:
-    """Return the pace of a run of the same workload; None where nothing can be told."""
+    """Return the pace of a run of the same workload, or None if the journal does not tell it."""
     events = iter(JournalReader(path))
     header = next(events, None)
     if not isinstance(header, RunStarted):
@@ -193,7 +193,7 @@ def _pace_of(path: Path, origin: str, space: SpaceSurvey) -> Pace | None:
 
 
 def pace_of(events: Iterable[Event], journal: str, same: bool) -> Pace | None:
-    """Fold a run's `events` into its pace; None where fewer than two candidates came to an outcome."""
+    """Fold a run's `events` into its pace. Returns None if fewer than two candidates have an outcome."""
     first = last = end = 0.0
     done: set[int] = set()
     for event in events:

@@ -1,4 +1,4 @@
-"""The library of one configuration, for a program that calls it: from the artifact store, or compiled by a worker."""
+"""The library of one configuration, from the artifact store or from a compile worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Use = Callable[[Artifact | None], T]
 
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    """Do what `with_library_async` does, blocking; also inside a running event loop."""
+    """Do what `with_library_async` does, blocking. Works inside a running event loop too."""
     plain = _plain(settings)
     found = _stored(workload, target, plain)
     if found is not None or in_worker():
@@ -35,11 +35,11 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
 
 
 async def with_library_async(workload: Workload, target: Target, settings: CompileSettings, use: Use[T]) -> T:
-    """Return what `use`, called in a thread, makes of the library of `workload`, which has one configuration.
+    """Call `use` in a thread with the library of `workload`, which has one configuration. Returns its result.
 
-    This process lowers and compiles nothing: where the artifact store has no library, a worker process makes it. A
-    process that is a worker itself may start none: there `use` gets None, and compiles. Raises `CompileFailed` where
-    the kernel cannot be compiled. Cancelling it ends the worker.
+    This process lowers and compiles nothing. If the artifact store lacks the library, a worker process makes it. A
+    worker process may start no workers: there `use` gets None, and compiles itself. Raises `CompileFailed` if the
+    kernel fails to compile. Cancelling it ends the worker.
     """
     plain = _plain(settings)
     found = await anyio.to_thread.run_sync(_stored, workload, target, plain)
@@ -49,7 +49,7 @@ async def with_library_async(workload: Workload, target: Target, settings: Compi
 
 
 def _plain(settings: CompileSettings) -> CompileSettings:
-    """Return `settings` for one kernel, as tilelang compiles it."""
+    """Return `settings` for compiling one kernel as tilelang does."""
     return msgspec.structs.replace(settings, accelerate="off", workers=1, group_size=None, verbose=False)
 
 
@@ -64,7 +64,7 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
         )
         return store.find(key, candidate.index) if key else None
     except Exception:
-        return None  # a worker finds out what is wrong, and says it
+        return None  # a worker will report what is wrong
     finally:
         store.close()
 

@@ -1,4 +1,4 @@
-"""The options of a run, typed once for `tune`, `run`, `resume` and `run_resume`; `Tuner` spells them out."""
+"""Typed options of a run, shared by `tune`, `run`, `resume` and `run_resume`. `Tuner` spells them out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atune.workload.workload import Workload
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of a run, wherever it begins. What each means: `atune.tune`."""
+    """Options of a new or resumed run. `atune.tune` documents each."""
 
     target: str
     devices: str | Sequence[str | int]
@@ -43,7 +43,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class TuneOptions(RunOptions, total=False):
-    """Options of a run that begins, with the journal to write."""
+    """Options of a new run, with the journal to write."""
 
     journal: str | os.PathLike[str] | None
     warm: Warm
@@ -54,13 +54,13 @@ ELSEWHERE = {
     **{name: f"compile=CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
     **{name: f"benchmark=BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
 }
-"""How to write the options that are another object's, by name."""
+"""How to write options that belong to another object, by name."""
 
 
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
-    """Return the options `given` under today's names.
+    """Return the options `given` under their current names.
 
-    Raises `UsageError`, naming `where` and what was meant, for a name that `kind` does not have.
+    Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
     """
     options = renamed(where, given, RUN)
     refuse_unknown(where, options, [*kind.__annotations__], ELSEWHERE)
@@ -68,7 +68,7 @@ def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions
 
 
 def check_settings(compile: object, benchmark: object, **switches: object) -> None:
-    """Raise `UsageError` where these are no settings, or one of `switches` is neither True nor False."""
+    """Raise `UsageError` unless these are settings objects and each of `switches` is True or False."""
     for name, value, kind in (("compile", compile, CompileSettings), ("benchmark", benchmark, BenchmarkSettings)):
         if value is not None and not isinstance(value, kind):
             raise UsageError(f"{name}: give atune.{kind.__name__}(…), got {value!r}")
@@ -78,6 +78,6 @@ def check_settings(compile: object, benchmark: object, **switches: object) -> No
 
 
 def budget_of(options: Mapping[str, Any]) -> Budget:
-    """Return the budget that options of `tune` name together."""
+    """Return the budget that the options of `tune` describe together."""
     more = {name: options.get(name) for name in ("until", "keep", "audit")}
     return Budget.parse(options.get("budget")).having(**more)

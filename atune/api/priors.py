@@ -1,4 +1,4 @@
-"""The option `prior`: what users give, and what a run takes it for."""
+"""The option `prior`: from the user's value to the prior of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GivenPrior = Callable[..., float] | Literal["auto", False] | None
 
 
 def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
-    """Return the prior that an option means; `ship`: whether workers are to load it. Raises `UsageError`."""
+    """Return the prior for an option's value. `ship`: pack it for the workers. Raises `UsageError`."""
     if given is None or given == AUTO:
         return AUTO
     if given is False:
@@ -30,7 +30,7 @@ def chosen_prior(given: Any, *, ship: bool = True) -> Chosen:
 
 
 def key_of(prior: Chosen) -> dict[str, str]:
-    """Return what a result's key has of a prior: nothing for ``auto``, as before there was one."""
+    """Return a prior's part of a result's key. ``auto`` has none, so keys from before priors stay valid."""
     if prior == AUTO:
         return {}
     return {"prior": "off" if prior is None else kernel_fingerprint(prior.function)}

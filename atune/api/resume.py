@@ -1,4 +1,4 @@
-"""Go on with a run from its journal, with the workload, settings and devices that its header names."""
+"""Resuming of a run from its journal, with the workload, settings and devices of the header."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ async def resume(
     workload: Workload | FileRef | str | None = None,
     **options: Unpack[RunOptions],
 ) -> TuneResult:
-    """Go on with the run of `journal` and return the result of all its parts.
+    """Resume the run of `journal` and return the result of all its parts.
 
-    What has an outcome is neither compiled nor measured again, except that the finalists whose libraries are gone are
-    compiled once more for the final. What was under way is done again. A candidate during whose measurement the whole
-    program died twice is a failure of kind ``suspect``. A journal that is finished returns at once.
+    Candidates with an outcome are neither compiled nor measured again. Finalists whose libraries are gone are compiled
+    again for the final benchmark. Interrupted work is done again. If the whole program died twice while it measured
+    a candidate, that candidate fails with kind ``suspect``. A finished journal returns at once.
 
     Parameters
     ----------
     journal
         Path of the journal.
     workload
-        As for `tune`; None takes what the header names, which runs that file in the workers.
+        As for `tune`. None takes the file that the header names, and runs it in the workers.
     accept
-        What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
-        A space that only has grown may always.
+        Parts that may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``,
+        ``settings``. A space that only grew is always accepted.
     target, devices, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
-        As for `tune`, in place of the header's. A budget is that of all parts together.
+        As for `tune`; they replace those of the header. A budget covers all parts together.
     on_event, log, progress, machine
-        As for `tune`; listeners get the events of the earlier parts first.
+        As for `tune`. Listeners get the events of the earlier parts first.
 
-    Raises `JournalError` where the journal cannot be read or written, or where the work is another: with a list of
-    what differs. Else as `tune`. Cancelling it leaves a journal to go on with, as cancelling `tune` does.
+    Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
+    differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
     """
     given = named("resume", options, RunOptions)
     check_parts(given.get("accept", ()))
@@ -71,9 +71,9 @@ def run_resume(
     workload: Workload | FileRef | str | None = None,
     **options: Unpack[RunOptions],
 ) -> TuneResult:
-    """Do what `resume` does, blocking, as `run` does what `tune` does; also inside a running event loop.
+    """Do what `resume` does, blocking. Works inside a running event loop too.
 
-    Ends by KeyboardInterrupt, with every worker killed. Parameters and exceptions are `resume`'s.
+    KeyboardInterrupt ends it and kills every worker. Parameters and exceptions are those of `resume`.
     """
     return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
 
@@ -87,7 +87,7 @@ def read_state(journal: str | os.PathLike[str]) -> State:
 
 
 def origin_of(header: RunStarted | None) -> str:
-    """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` where the workload came from no file."""
+    """Return the ``FILE.py:NAME`` that a header names. Raises `UsageError` if the workload came from no file."""
     if header is None or not header.origin:
         raise UsageError(
             "the journal names no file that its workload came from: give workload= (--workload FILE.py:NAME)"
@@ -96,7 +96,7 @@ def origin_of(header: RunStarted | None) -> str:
 
 
 def options_of(header: RunStarted | None) -> dict[str, Any]:
-    """Return the options of `tune` that a header tells. Raises `JournalError` where they are none."""
+    """Return the options of `tune` that a header holds. Raises `JournalError` if they are invalid."""
     if header is None:
         raise JournalError("the journal has no header")
     settings = header.settings

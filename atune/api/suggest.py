@@ -1,4 +1,4 @@
-"""Which axes change the code of a kernel: found by lowering alone, without a GPU."""
+"""Search for the axes that change a kernel's code, by lowering alone and without a GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from atune.stages.compile.lowering import Blob
 from atune.workload.workload import FileRef
 
 PROBED = ("tl.layout_cost_model", "tl.disable_warp_specialized", "tl.disable_shared_memory_reuse")
-"""Pass configurations that are tried beside the axes: of `layout.SAFE`, those that change the source."""
+"""Pass configurations tried in addition to the axes: those of `layout.SAFE` that change the source."""
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """What an axis does to the base configuration's code. `kept`: values worth measuring, the base's own first.
+    """Effect of an axis on the base configuration's code. `kept`: values worth measuring, the base's own first.
 
-    `same`: values of equal code, and the kept value they equal. `failed`: values that do not lower, and why.
+    `same`: values that give equal code, each with its kept value. `failed`: values that do not lower, and why.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """Axes of a workload, each by itself beside `base`; then the pass configurations, by their names."""
+    """The axes of a workload, each varied alone from `base`, and then the pass configurations by name."""
 
     workload: str
     target: str
@@ -48,7 +48,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A value of an axis beside the base, and the code that it has, or why it has none."""
+    """One value of an axis, with its code or the reason why it does not lower. The rest is the base configuration."""
 
     value: Any
     code: str
@@ -56,16 +56,18 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 async def suggest(workload: FileRef, *, target: str = "sm_90a") -> Suggestion:
-    """Lower each value of each axis beside the workload's default, or its first configuration, and compare the code.
+    """Lower each value of each axis and compare the code with the base's.
 
-    Values that the constraints refuse beside that configuration are tried too. Raises `UsageError` for a large space,
-    and where the base itself does not lower.
+    The base is the workload's default, or its first configuration. Only one axis differs from it at a time. Values
+    that constraints refuse there are tried too. Raises `UsageError` for a large space, or if the base does not lower.
     """
     machine = LocalMachine(workload, target=target, devices=(), compile=CompileSettings(workers=1))
     async with machine.open():
         spec = await machine.describe()
         if not spec.configs:
-            raise UsageError(f"{spec.name}: the space is too large to look at each value: name fewer, in a list")
+            raise UsageError(
+                f"{spec.name}: the space is too large to try each value: give a list of fewer configurations"
+            )
         found, _ = await machine.discover()
         configs = [thaw(config) for config in spec.configs]
         base = configs[spec.default or 0]
@@ -94,7 +96,7 @@ async def suggest(workload: FileRef, *, target: str = "sm_90a") -> Suggestion:
 
 
 class _Codes:
-    """Numbers for candidates that no space has."""
+    """First index for candidates outside the space."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -105,7 +107,7 @@ class _Codes:
 
 
 def values_beside(base: Config, configs: Sequence[Config]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each axis with the values that `configs` have beside the base's own, in order; ``pass_configs`` too."""
+    """Yield each axis, ``pass_configs`` included, with its values in `configs`. The base's own value is left out."""
     for name in base:
         values: dict[str, Any] = {}
         for config in configs:
@@ -115,7 +117,7 @@ def values_beside(base: Config, configs: Sequence[Config]) -> Iterator[tuple[str
 
 
 def folded(name: str, probes: Sequence[Probe]) -> Axis:
-    """Return what probes of an axis say, the base's own first."""
+    """Return the effect of an axis from its probes. The base's own probe comes first."""
     by_code: dict[str, Any] = {}
     same, failed = [], []
     for probe in probes:
@@ -129,7 +131,7 @@ def folded(name: str, probes: Sequence[Probe]) -> Axis:
 
 
 def space_text(found: Suggestion) -> str:
-    """Return the suggested space as Python: values of one code once, values that do not lower left out."""
+    """Return the suggested space as Python, without values of equal code and values that do not lower."""
     lines = [f"    {axis.name}={list(axis.kept)!r}," for axis in found.axes if axis.name != PASS_CONFIGS]
     own = next((axis for axis in found.axes if axis.name == PASS_CONFIGS), None)
     passes: list[Any] = [None] if own is None else list(own.kept)

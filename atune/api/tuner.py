@@ -60,8 +60,8 @@ class Tuner:
                 ...
             result = await tuner.result()
 
-    The run starts on entering; leaving before its end cancels it. Parameters are those of `tune`, and so are the
-    mistakes that it raises `UsageError` for.
+    The run starts on entering. Leaving before its end cancels it. Parameters are those of `tune`. It raises
+    `UsageError` for the same mistakes.
     """
 
     @named_options("Tuner", ELSEWHERE, RUN)
@@ -106,7 +106,7 @@ class Tuner:
             if not isinstance(reference, (Workload, FileRef)):
                 raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
             if isinstance(reference, Workload):
-                # Where the space asks functions of the user's, a process does that can be ended.
+                # A process that can be killed calls the user's functions of the space.
                 spec = describe(reference) if reference.space.stands_at_once else head(reference)
                 machine = LocalMachine(
                     ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
@@ -158,14 +158,14 @@ class Tuner:
         except BaseExceptionGroup:
             if error is None:
                 raise
-            return False  # the body's own error, as it was raised
+            return False  # the body's own error, unchanged
 
     def events(self) -> AsyncIterator[Event]:
-        """Return every event of the run from its first on, also those before this call, until the run ends.
+        """Iterate over all events of the run until it ends, including those before this call.
 
-        For a run that goes on, those of its earlier parts come first.
+        For a resumed run, the events of its earlier parts come first.
 
-        Each call starts anew; a reader may leave at any time, and holds up nobody.
+        Each call starts from the first event. A reader may leave at any time, and blocks nobody.
         """
         return _Events(self)
 
@@ -179,7 +179,7 @@ class Tuner:
         return self._result
 
     def stop(self) -> None:
-        """End the run early, in order: what is under way is measured, then comes the final."""
+        """End the run early: work under way is finished, then the final benchmark runs."""
         self._stopped = True
         if self._engine is not None:
             self._engine.stop()
@@ -189,7 +189,7 @@ class Tuner:
             raise UsageError(f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`")
 
     async def _made_result(self) -> TuneResult:
-        """Return the result of what was recorded: made in a thread, as there may be very many candidates."""
+        """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
         assert self._recorder is not None
         path = None if self._journal_path is None else str(self._journal_path)
         return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
@@ -249,7 +249,7 @@ class Tuner:
 
 
 def of_the_machine(error: OSError) -> Exception:
-    """Return what to raise for `error`: one that says what to do where the machine is short of something."""
+    """Return the exception to raise for `error`. If the machine is short of something, it says what to do."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_files(error)
     if (short_of := shortage_of(error)) is None:
@@ -260,9 +260,9 @@ def of_the_machine(error: OSError) -> Exception:
 
 
 def too_many_files(error: OSError) -> UsageError:
-    """Return what to raise where the system opens no more files: whose limit it is, and what to do."""
+    """Return the exception to raise if no more files can be opened. It names the limit and says what to do."""
     if error.errno == errno.ENFILE:
-        said = UsageError("the machine has too many files open: end what has them, or try again later")
+        said = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
     else:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         said = UsageError(
@@ -274,7 +274,7 @@ def too_many_files(error: OSError) -> UsageError:
 
 
 class _Events:
-    """One reader's place in a run's events. Not an async generator: those want closing when a reader leaves."""
+    """One reader's place in a run's events. An async generator would need closing when its reader leaves."""
 
     def __init__(self, tuner: Tuner) -> None:
         self._tuner, self._position = tuner, 0
@@ -295,7 +295,7 @@ class _Events:
 
 
 def check_listener(on_event: object) -> None:
-    """Raise `UsageError` where `on_event` cannot be called as a plain function of an event."""
+    """Raise `UsageError` unless `on_event` is a plain function of an event."""
     if on_event is None:
         return
     if not callable(on_event):
@@ -309,7 +309,7 @@ def check_listener(on_event: object) -> None:
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
-    """Record that the run ended early. Short and shielded; a journal that broke is left as it is."""
+    """Record that the run ended early, under a short shield. A broken journal stays unchanged."""
     if not recorder.emitted or recorder.state.finished is not None:
         return
     with suppress(Exception), anyio.move_on_after(0.3, shield=True):
@@ -318,7 +318,7 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
 
 
 def no_winner_message(result: TuneResult) -> str:
-    """Say that nothing worked, and why: the reasons grouped and counted, the most frequent first."""
+    """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
     if not result.total or result.remaining == result.total:
         return "no candidate was tried: the budget ended before the first one"
     counts = (
@@ -336,55 +336,55 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     workload
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
     target
-        ``auto`` (CUDA where there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
+        ``auto`` (CUDA if there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (which needs ``atune[search]``),
-        ``optuna`` or ``optuna:NAME`` of a sampler (which need ``atune[optuna]``), ``auto``, or an object with a name,
-        ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` where the budget admits all; for
-        few it is ``prior``, or ``random`` where there is none; else ``forest``, or ``evolution`` where scikit-learn is
-        missing. None is ``auto`` under a budget, else
-        ``exhaustive``; a journal goes on with its own. The seed decides whatever is drawn.
+        ``exhaustive``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (needs ``atune[search]``),
+        ``optuna`` or ``optuna:NAME`` with a sampler's name (needs ``atune[optuna]``), or ``auto``. Or an object with
+        a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` if the budget covers the
+        space. For few candidates it is ``prior``, or ``random`` without a prior. Otherwise it is ``forest``, or
+        ``evolution`` without scikit-learn. None is ``auto`` under a budget, and ``exhaustive`` without one. A resumed
+        journal keeps its strategy. The seed determines all random draws.
     prior
-        Estimates by which a search begins with likely winners. ``auto``, as None means: from the machine's figures and
-        the elaborated kernels, on CUDA. A function of (configuration, `StaticFacts`) that returns milliseconds or a
-        rank, less being better: that, also where there is no budget. False: none.
+        Estimates that let a search begin with likely winners. ``auto`` (and None) estimates from the machine's figures
+        and the elaborated kernels, on CUDA under a budget. A function of (configuration, `StaticFacts`) returns
+        milliseconds or a rank, less being better; it is used without a budget too. False: no prior.
     budget
-        Candidates (``40``), a share of them (``"10%"``), a time in seconds, minutes or hours (``"90s"``, ``"2m"``,
-        ``"1h"``), seconds of devices (``"20ds"``) or a `Budget`; None tries the whole space. Under a budget candidates
-        that will probably spill registers are skipped.
+        Candidates (``40``), a share of them (``"10%"``), a time (``"90s"``, ``"2m"``, ``"1h"``), device seconds
+        (``"20ds"``) or a `Budget`. None tries the whole space. Under a budget, candidates that will probably spill
+        registers are skipped.
     until
-        End once a further gain above this share (``"2%"`` or 0.02) has less than one chance in ten. Needs
-        ``atune[search]`` and a space that is listed.
+        End when the chance of a gain above this share (``"2%"`` or 0.02) falls below one in ten. Needs
+        ``atune[search]`` and a listed space.
     keep
-        Try only so many candidates (``40``, or a share, ``"10%"``): those that the prior takes for the best.
+        Try only the candidates that the prior ranks best: a number (``40``) or a share (``"10%"``).
     audit
-        True, or a share: measure a tenth, or that share, of what was skipped, after all others.
+        Measure a share of the skipped candidates after all others. True means a tenth.
     journal
-        Path of the journal; None writes none. One that holds a run of the same work already is continued, as by
-        `resume`; one of other work is refused.
+        Path of the journal. None writes none. A journal of the same work is continued like by `resume`. A journal of
+        other work is refused.
     warm
-        What was measured of the same kernel on other problems or devices: journals' paths, results, or ``"cache"``, the
-        result cache; or a list of these. Their best configurations are tried first, and strategies learn from the rest.
+        Measurements of the same kernel on other problems or devices: a journal's path, a result, ``"cache"`` for the
+        result cache, or a list of these. Their best configurations are tried first. Strategies learn from the rest.
     pipeline
-        False starts measuring when all compiling is done; for comparison.
+        False starts measuring after all compiling, for comparison.
     compile, benchmark
         `CompileSettings` and `BenchmarkSettings`.
     on_event
-        Called with each event, in the event loop: keep it short. A plain function; one that raises is dropped.
+        A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped.
     log
-        A logger of structlog: each event is an entry of its name and fields, see `atune.reporting.log.event_log`.
+        A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.
     progress
         Show progress on stderr.
     accept
-        Parts of the work in which an existing journal may differ; see `resume`.
+        Parts of the work in which an existing journal may differ: see `resume`.
     machine
-        Brings its own workload, compilers and devices, such as `atune.testing.FakeMachine`.
+        A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.
 
-    Raises `UsageError` (and its branches) for what cannot work, which is a TypeError too for an option that there is
-    not; `NoWinner` when no candidate worked; `DevicesLost` when no device is left. Cancelling it kills every worker
-    and compiler within a second; the journal keeps what was measured.
+    Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
+    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
+    and compiler within a second. The journal keeps all measurements.
     """
     given = named("tune", options)
     make = partial(Tuner, workload, **given)  # fingerprints and pickles the workload, which may be large
@@ -392,7 +392,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 
 
 def _importing() -> bool:
-    """Tell whether this thread is in an import: another that pickles would wait for it, while we wait for the other."""
+    """Tell whether this thread is in an import. A thread that pickles would wait for it, and this one for that."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
@@ -400,15 +400,15 @@ def _importing() -> bool:
 
 
 async def _finished(tuner: Tuner) -> TuneResult:
-    tuner._keeps_past = False  # nobody can ask this one for its events, and there may be hundreds of thousands
+    tuner._keeps_past = False  # nobody can read this run's events, and there may be hundreds of thousands
     async with tuner:
         return await tuner.result()
 
 
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
-    """Do what `tune` does, blocking; also inside a running event loop, such as a notebook's.
+    """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
 
-    Ends by KeyboardInterrupt, in a thread too, with every worker killed. Parameters and exceptions are `tune`'s.
+    KeyboardInterrupt ends it and kills every worker, in a thread too. Parameters and exceptions are those of `tune`.
     """
     given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
@@ -417,7 +417,7 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
-    """Await `function` in an event loop of its own, in a thread, and return what it returns, as `run` does."""
+    """Await `function` in a new event loop in a thread, like `run`, and return its result."""
     outcome: list[T] = []
     errors: list[BaseException] = []
     scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
@@ -444,8 +444,8 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
     runner = threading.Thread(target=thread, name="atune-run", daemon=True)
     runner.start()
     try:
-        # Not join(): before Python 3.13 one that KeyboardInterrupt ends takes the thread for ended too.
-        while not ended.wait(0.1):  # with a timeout, so that a signal's handler gets its turn
+        # Not join(): before Python 3.13, a join that KeyboardInterrupt ends marks the thread as ended.
+        while not ended.wait(0.1):  # with a timeout, so that signal handlers can run
             pass
     except BaseException:
         ready.wait()

@@ -1,4 +1,4 @@
-"""Warm start: what `warm=` names, read into advice for a run. Journals and the result cache; data only."""
+"""Warm start: reads the sources that `warm=` names into advice for a run. Reads data and runs no code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Source = str | os.PathLike[str] | TuneResult
 Warm = Source | Sequence[Source] | None
 
 CACHE = "cache"
-"""Stands for the user's result cache, in place of a path."""
+"""Value of `warm` for the user's result cache."""
 MOST_CACHED = 8
-"""Results of the cache that are taken, the nearest ones."""
+"""Most results taken from the cache, the nearest first."""
 
 
 def adviser(warm: Warm) -> Advise:
-    """Return what reads `warm` once the kernel is known: `no_advice` where nothing is given. Raises `UsageError`."""
+    """Return a function that reads `warm` once the kernel is known. Raises `UsageError`."""
     given = (warm,) if isinstance(warm, (str, os.PathLike, TuneResult)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
     if not isinstance(given, Sequence):
@@ -44,7 +44,7 @@ def adviser(warm: Warm) -> Advise:
 def _advise(
     sources: Sequence[Source], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Read `sources`. Raises `UsageError` for what is of no use here, and `JournalError` for what is no journal."""
+    """Read `sources`. Raises `UsageError` for a source without use here, and `JournalError` for a damaged journal."""
     experiences: list[Experience] = []
     remarks: list[str] = []
     for source in sources:
@@ -54,7 +54,9 @@ def _advise(
             found = nearest_first(_cached(ResultCache(), spec), spec, [device.name for device in devices])
             experiences += found[:MOST_CACHED]
             if not found:
-                remarks.append("warm cache: the result cache has nothing of this kernel and space; nothing is taken")
+                remarks.append(
+                    "warm cache: the result cache has nothing of this kernel and space: no advice from there"
+                )
         else:
             path = os.fspath(source)
             experiences.append(experience_of(TuneResult.from_events(JournalReader(path), path, replayed=True), path))
@@ -63,7 +65,7 @@ def _advise(
 
 
 def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
-    """Return what the cache has of this kernel and of configurations in its space."""
+    """Return the cache's results of this kernel with configurations in its space."""
     here = {config_key(config) for config in spec.configs}
     entries = [e for e in cache.entries() if same_kernel(e.parts.kernel, e.parts.source, spec)]
     found = [each for entry in entries if (each := _experience(cache, entry)) is not None]
@@ -71,7 +73,7 @@ def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
 
 
 def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:
-    """Return what an entry tells: all that was measured where it was tuned here, else its winner."""
+    """Return an entry's measurements: all of them if it was tuned here, else only the winner's."""
     source = f"{CACHE} {entry.key}"
     result = cache.find(entry.parts)
     if result is not None:

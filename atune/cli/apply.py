@@ -1,4 +1,4 @@
-"""``atune apply``: write a winner's values into its kernel's default arguments, so that it needs no tuner."""
+"""``atune apply``: write a winner's values into its kernel's default arguments. The kernel then needs no tuner."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from atune.workload.workload import parse_file_ref
 if TYPE_CHECKING:
     from atune.journal.state import State
 
-OLD = (
-    "the journal does not tell the kernel's own source, for an earlier atune wrote it: name the Workload that was tuned"
-)
+OLD = "an earlier atune wrote the journal, so it lacks the kernel's own source: name the Workload that was tuned"
 
 
 def apply_command(arguments: argparse.Namespace) -> int:
-    """Print the diff and, with ``--write``, make it. Raises `UsageError`; then the file is as it was."""
+    """Print the diff and, with ``--write``, apply it. Raises `UsageError` and then leaves the file unchanged."""
     state = read_state(arguments.journal)
     config = _winner(state, arguments.journal)
     ref = parse_file_ref(arguments.kernel)
@@ -45,7 +43,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
     if forced and not arguments.force:
         lines = "".join(f"\n  {printable(one)}" for one in forced)
         raise UsageError(
-            f"{arguments.journal} is of another kernel than {ref.origin}:{lines}\n--force applies it still"
+            f"{arguments.journal} was tuned for another kernel than {ref.origin}:{lines}\n--force applies it anyway"
         )
     _check_place(site, ref.path, ref.name, arguments.journal)
     values = {name: value for name, value in config.items() if name not in RESERVED}
@@ -55,7 +53,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
         say(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
         if arguments.write:
             if _read(ref.path) != data:
-                raise UsageError(f"{ref.path} was edited meanwhile, and is left as it is: apply once more")
+                raise UsageError(f"{ref.path} changed during this command and was not written: run the command again")
             write_output(ref.path, edited.encode(encoding))
     left = {name: value for name, value in config.items() if name in RESERVED and value}
     _tell(arguments, ref.path, changes, left, forced)
@@ -63,30 +61,30 @@ def apply_command(arguments: argparse.Namespace) -> int:
 
 
 def _winner(state: State, journal: str) -> Config:
-    """Return the configuration that won. Raises `UsageError` where there is none."""
+    """Return the configuration that won. Raises `UsageError` if no candidate won."""
     result = TuneResult(state, journal, replayed=True)
     if result.best_config is None:
         counts = f"{result.measured} measured, {result.failed} failed, {result.remaining} not tried"
         raise UsageError(f"{journal} has no winner ({counts}): there is nothing to apply")
     if not result.finished:
-        complain(f"{journal} holds a run that did not finish: this is the best so far", kind="")
+        complain(f"the run in {journal} did not finish: this is its best configuration so far", kind="")
     return thaw(result.best_config)
 
 
 def _differences(state: State, site: KernelSite) -> list[str]:
-    """Return in what the kernel of a journal is not the one at `site`."""
+    """Return the differences between the kernel of a journal and the one at `site`, a sentence each."""
     header = state.header
     assert header is not None, "there is a winner"
     found = []
     if header.kernel:
         if header.kernel != site.kernel:
-            found.append("the kernel's source, or what it uses, is not what was tuned")
+            found.append("the kernel's source, or what it uses, changed since it was tuned")
     elif not site.fingerprints:
         found.append(OLD)
     elif header.fingerprint not in site.fingerprints:
-        found.append("the source of kernel, inputs or reference, the problem, or the tolerances are not what was tuned")
+        found.append("the kernel, inputs, reference, problem or tolerances changed since the kernel was tuned")
     if found and header.workload != site.workload:
-        found.append(f"the journal is of {header.workload!r}, and this is {site.workload!r}")
+        found.append(f"the journal is for {header.workload!r}, and this is {site.workload!r}")
     if site.arguments is not None:
         was, now = thaw(header.arguments), thaw(site.arguments)
         for name in {**was, **now}:
@@ -96,11 +94,11 @@ def _differences(state: State, site: KernelSite) -> list[str]:
 
 
 def _check_place(site: KernelSite, path: str, name: str, journal: str) -> None:
-    """Raise `UsageError` where the kernel is no function of this very file."""
+    """Raise `UsageError` unless the kernel is a function defined in the file at `path`."""
     if site.what:
-        raise UsageError(f"the kernel of {name} is {site.what}, and has no default arguments to write: make it a def")
+        raise UsageError(f"the kernel of {name} is {site.what} and has no default arguments: define it with def")
     if not os.path.exists(site.path) or not os.path.samefile(site.path, path):
-        there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "write it there"
+        there = f"atune apply {journal} {site.path}:{site.function}" if os.path.exists(site.path) else "edit that file"
         raise UsageError(f"the kernel of {name} is defined elsewhere, in {site.path}, line {site.line}: {there}")
 
 
@@ -113,17 +111,19 @@ def _read(path: str) -> bytes:
 
 
 def _decoded(data: bytes, path: str) -> tuple[str, str]:
-    """Return a Python file's text, its line ends as they are, and its encoding."""
+    """Return a Python file's text and its encoding. Line ends stay unchanged."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding), encoding
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no text in the encoding that it names: {error}") from error
+        raise UsageError(f"{path} cannot be decoded with the encoding that it declares: {error}") from error
 
 
 def _diff(before: str, after: str, path: str) -> str:
     """Return a unified diff that ``patch -p0`` takes."""
-    one, other = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))  # not at form feeds, as str does
+    one, other = (
+        re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after)
+    )  # str.splitlines would split at form feeds
     lines = difflib.unified_diff(one, other, path, path)
     whole = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return whole.removesuffix("\n")
@@ -133,13 +133,13 @@ def _tell(
     arguments: argparse.Namespace, path: str, changes: Sequence[Change], left: Config, forced: Sequence[str]
 ) -> None:
     if not changes:
-        complain(f"{path} has these defaults already", kind="")
+        complain(f"{path} already has these defaults", kind="")
     elif arguments.write:
-        complain(f"{path} is written", kind="")
+        complain(f"{path} was written", kind="")
     else:
-        complain("nothing is written yet: --write does it", kind="")
+        complain("nothing was written: add --write to write it", kind="")
     if left:
-        complain(f"no argument of the kernel, give it to @tilelang.jit: {describe_config(left)}", kind="")
+        complain(f"the kernel has no such argument; pass it to @tilelang.jit: {describe_config(left)}", kind="")
     if arguments.json:
         found: dict[str, Any] = {
             "file": path,

@@ -1,4 +1,4 @@
-"""``atune cache``: look at, clear, export and import what tunings left. Runs no code of a workload."""
+"""``atune cache``: list, show, clear, export and import the results of tunings. Runs no code of a workload."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add ``cache`` and its commands; `shown` has the options that all commands have."""
-    text = "Look at, clear, export or import the results of earlier tunings"
+    """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
+    text = "List, show, clear, export or import the results of earlier tunings"
     cache = commands.add_parser(
         "cache", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
     )
@@ -32,17 +32,17 @@ def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         return parser
 
     def choose(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels of this name")
-        parser.add_argument("--key", metavar="KEY", help="only results whose key begins like this")
+        parser.add_argument("--kernel", metavar="NAME", help="only results of kernels with this name")
+        parser.add_argument("--key", metavar="KEY", help="only results whose key begins with this")
 
-    choose(add("ls", _ls, "List the results, the newest first"))
-    show = add("show", _show, "Show one result with all that it depends on")
+    choose(add("ls", _ls, "List the results, newest first"))
+    show = add("show", _show, "Show one result with everything that it depends on")
     show.add_argument("key", metavar="KEY", help="the key, or its beginning")
-    choose(add("clear", _clear, "Remove results and the measurements behind them; without a choice, all"))
-    export = add("export", _export, "Write results as JSON, to be shipped or imported elsewhere")
+    choose(add("clear", _clear, "Remove results and their measurements; all of them without --kernel or --key"))
+    export = add("export", _export, "Write results as JSON, to ship them or to import them elsewhere")
     choose(export)
     export.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
-    add("import", _import, "Take in results that export wrote").add_argument("file", metavar="FILE")
+    add("import", _import, "Import results that export wrote").add_argument("file", metavar="FILE")
 
 
 def _cache(arguments: argparse.Namespace) -> ResultCache:
@@ -89,7 +89,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     plain = _plain(entry)
     lines = [f"{name:12}  {printable(_words(value))}" for name, value in plain.items()]
     if result is None:
-        lines.append("It was imported: the other candidates are not known.")
+        lines.append("The result was imported: its other candidates are not known.")
     else:
         lines += ["", *(printable(line) for line in result.table().splitlines())]
     say("\n".join(lines))

@@ -1,4 +1,4 @@
-"""``atune doctor --calibrate``: measures what each GPU does at most, and keeps it for the rooflines of later runs."""
+"""``atune doctor --calibrate``: measure each GPU's peaks and keep them for the rooflines of later runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atune.storage.calibration import keep_peaks
 from atune.system.device_lock import DeviceLock
 
 TIMEOUT_S = 120.0
-"""That one device may take, with the start of its process and its context."""
+"""Time limit for one device, including the start of its process and of its CUDA context."""
 
 _ASK = """
 import importlib, json, sys
@@ -36,7 +36,7 @@ Ask = Callable[..., Any]
 
 
 def ask(entry: str, *arguments: Any) -> Any:
-    """Call an entry point in a process of its own; return its answer as data. Raises `OSError` and `ValueError`."""
+    """Call an entry point in its own process and return its answer as data. Raises `OSError` and `ValueError`."""
     module, _, name = entry.partition(":")
     payload = json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *arguments])
     command = [sys.executable, "-c", _ASK, payload]
@@ -49,13 +49,13 @@ def ask(entry: str, *arguments: Any) -> Any:
 
 
 def calibrate(ask: Ask = ask) -> list[Check]:
-    """Measure each visible GPU in its turn with atune's runs; a finding for each. `ask`: calls entry points."""
+    """Measure the visible GPUs one after another and return a finding for each. `ask` calls entry points."""
     try:
         devices = msgspec.convert(ask(VISIBLE_GPUS), list[DeviceInfo])
     except (OSError, ValueError) as error:
         return [Check("calibration", False, f"GPUs cannot be listed: {error}", "atune doctor says what is missing")]
     if not devices:
-        return [Check("calibration", False, "there is no GPU", "only GPUs have peaks to measure")]
+        return [Check("calibration", False, "there is no GPU", "only GPUs have peaks that can be measured")]
     return [anyio.run(_measured, device, ask, backend="asyncio") for device in devices]
 
 
@@ -71,7 +71,7 @@ async def _measured(device: DeviceInfo, ask: Ask) -> Check:
 
 
 def describe(peaks: Peaks, nominal: Peaks | None) -> str:
-    """Return the measured peaks as text, with what they are of the nominal ones."""
+    """Return the measured peaks as text, with their share of the nominal peaks."""
     pairs: Sequence[tuple[str, float, float | None]] = (
         ("TFLOP/s in 16 bits", peaks.flops_s / 1e12, nominal.flops_s / 1e12 if nominal else None),
         ("GB/s", peaks.bytes_s / 1e9, nominal.bytes_s / 1e9 if nominal else None),

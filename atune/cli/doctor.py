@@ -1,6 +1,6 @@
-"""What this machine can tune, what is missing, and what to do about it. Imports no torch, makes no CUDA context.
+"""Tell what this machine can tune, what is missing, and what to do about it.
 
-Which accelerators can be used is asked of a process of its own, which imports tilelang.
+Imports no torch and makes no CUDA context. A separate process imports tilelang and lists the usable accelerators.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TESTED = {
     "cloudpickle": ((3,), (4,)),
     "rich": ((13,), (16,)),
 }
-"""Versions atune is tested with: from the first on, and below the second."""
+"""Versions that atune is tested with: from the first, and below the second."""
 ACCELERATOR = "accelerator "
 SURVEY_TIMEOUT_S = 60.0
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. `found`: what is there; `advice`: what to do where `ok` is false."""
+    """One finding. `found`: what is there; `advice`: what to do if `ok` is false."""
 
     name: str
     ok: bool
@@ -48,9 +48,9 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def examine() -> list[Check]:
-    """Look at Python, packages, compilers, GPUs, cores, the cache folder and the accelerators.
+    """Check Python, packages, compilers, GPUs, cores, the cache folder, the accelerators and the targets.
 
-    The last two say what can be tuned.
+    The last two findings say which targets can be tuned.
     """
     checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
     by_name = {check.name: check for check in checks}
@@ -99,7 +99,7 @@ def _package(name: str) -> Check:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:4])
     if low <= numbers < high:
         return Check(name, True, version)
-    return Check(name, True, version, f"atune is tested with {tested}; should something fail, try one of these")
+    return Check(name, True, version, f"atune is tested with {tested}; if something fails, try one of these versions")
 
 
 def _text(version: Sequence[int]) -> str:
@@ -108,7 +108,7 @@ def _text(version: Sequence[int]) -> str:
 
 def _gxx() -> Check:
     return _compiler(
-        "g++", shutil.which("g++"), "install a C++ compiler, such as: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$"
+        "g++", shutil.which("g++"), "install a C++ compiler, for example: apt-get install g++", r"(\d+\.\d+[.\d]*)\s*$"
     )
 
 
@@ -116,7 +116,7 @@ def _nvcc() -> Check:
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     places = [str(Path(home, "bin", "nvcc")) for home in (*homes, "/usr/local/cuda")]
     path = next((found for place in (*places[:-1], "nvcc", places[-1]) if (found := shutil.which(place))), None)
-    advice = "only for CUDA: install the CUDA toolkit, and set CUDA_HOME to its folder where nvcc is not on PATH"
+    advice = "needed for CUDA only: install the CUDA toolkit; if nvcc is not on PATH, set CUDA_HOME to its folder"
     check = _compiler("nvcc", path, advice, r"release [\d.]+, V([\d.]+)")
     if homes and check.ok and not Path(homes[0], "bin", "nvcc").exists():
         return Check(
@@ -157,7 +157,7 @@ def _gpus() -> list[Check]:
                 found = f"{name}, {memory:.0f} GiB, sm_{major}{minor}, driver {driver}"
                 checks.append(Check(f"GPU {index}", True, found))
             except pynvml.NVMLError as error:
-                checks.append(Check(f"GPU {index}", False, str(error), "nvidia-smi may say more"))
+                checks.append(Check(f"GPU {index}", False, str(error), "run nvidia-smi to learn more"))
         return checks or [_no_gpu(f"none (driver {driver})")]
     except pynvml.NVMLError as error:
         return [_no_gpu(str(error))]
@@ -176,7 +176,7 @@ def _gpus_by_tool() -> list[Check]:
 
 
 def _no_gpu(found: str) -> Check:
-    return Check("GPU", False, found, "only for CUDA: the CPU (--target c) is tuned without one")
+    return Check("GPU", False, found, "needed for CUDA only: the CPU (--target c) can be tuned without a GPU")
 
 
 def _decoded(text: str | bytes) -> str:
@@ -186,7 +186,7 @@ def _decoded(text: str | bytes) -> str:
 def _cores() -> Check:
     allowed, usable = len(os.sched_getaffinity(0)), len(usable_cores())
     found = f"{usable} usable" + (f" (the cgroup's quota; {allowed} by affinity)" if usable < allowed else "")
-    advice = "with one core, compiling disturbs what is measured on the CPU" if usable < 2 else ""
+    advice = "with one core, compiling disturbs measurements on the CPU" if usable < 2 else ""
     return Check("cores", True, found, advice)
 
 
@@ -194,15 +194,15 @@ def _cache() -> Check:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        advice = "set ATUNE_CACHE_DIR to a folder that can be"
+        advice = "set ATUNE_CACHE_DIR to a writable folder"
         return Check("cache folder", False, f"{folder} cannot be written", advice)
     free = shutil.disk_usage(there).free / 2**30
-    advice = "under 1 GiB is free: compiled kernels may not fit" if free < 1 else ""
+    advice = "less than 1 GiB is free, and compiled kernels may not fit: free some space" if free < 1 else ""
     return Check("cache folder", True, f"{folder} ({free:.0f} GiB free)", advice)
 
 
 def _survey_of(nvcc: bool, gpus: Sequence[Check]) -> tuple[str, ...]:
-    """Return the target whose accelerators count here, as `SURVEY` takes it: the CPU's where nothing compiles CUDA."""
+    """Return the target whose accelerators count here, for `SURVEY`: the CPU if nothing here compiles CUDA."""
     if not nvcc:
         return ("c", "")
     found = re.search(r"\bsm_\d+\b", gpus[0].found) if gpus else None
@@ -219,7 +219,7 @@ print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
 
 
 def _accelerators(*where: str) -> list[Check]:
-    """Return one finding for each accelerator; `where`: the target's kind and arch."""
+    """Return one finding per accelerator. `where`: the target's kind and arch."""
     from atune.local.server_env import server_env  # needs packages that may be missing
 
     module, _, name = SURVEY.partition(":")
@@ -232,7 +232,11 @@ def _accelerators(*where: str) -> list[Check]:
         active, unused = json.loads(done.stdout.splitlines()[-1])  # tilelang may print something before
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         words = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        return [Check(f"{ACCELERATOR}any", False, f"cannot be told: {words[-1]}", "--accelerate off does without")]
+        return [
+            Check(
+                f"{ACCELERATOR}any", False, f"cannot be checked: {words[-1]}", "use --accelerate off to tune without it"
+            )
+        ]
     versions = dict(one.rpartition("@")[::2] for one in active)
     used = [Check(f"{ACCELERATOR}{name}", True, f"version {version}") for name, version in versions.items()]
     return [*used, *(Check(f"{ACCELERATOR}{name}", False, why) for name, why in unused.items())]

@@ -1,4 +1,4 @@
-"""``atune tune --dry-run``: what a tuning would do, for people and as JSON."""
+"""``atune tune --dry-run``: print what a tuning would do, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = ("target", "devices", "budget", "compile", "benchmark")
 def dry_run_command(
     workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
 ) -> int:
-    """Print what tuning with `options` would do. Exit status 2 where nothing could be tuned."""
+    """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     asked = {name: options[name] for name in ASKED}
     found = anyio.run(partial(dry_run, workload, journal=journal, **asked))
     strategy = options["strategy"] or ("auto" if options["budget"].limited else "exhaustive")
@@ -34,7 +34,7 @@ def dry_run_command(
 
 
 def lines_of(found: DryRun, strategy: str) -> Iterator[str]:
-    """Return what a dry run found, a line each."""
+    """Return what a dry run found, as lines of text."""
     space = found.space
     yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
     if found.impossible:
@@ -44,8 +44,8 @@ def lines_of(found: DryRun, strategy: str) -> Iterator[str]:
     yield from _space(found)
     yield from _known(found)
     yield f"to do      {'an unknown number of' if found.to_do is None else found.to_do} candidates, {strategy}"
-    yield "           fewer are measured: which have the same code, or do not fit the device, is known once they are"
-    yield "           lowered"
+    yield "           fewer are measured: lowering drops candidates with the same code,"
+    yield "           and candidates that do not fit the device"
     yield from _time(found)
 
 
@@ -66,24 +66,24 @@ def _known(found: DryRun) -> Iterator[str]:
         outcomes = ", ".join(f"{count} {name}" for name, count in begun.outcomes.items())
         yield f"known      {begun.done} are done in {printable(begun.journal)}: {outcomes}"
         if not begun.same:
-            yield "           but it is of another kernel, problem or check: tuning would refuse it"
+            yield "           but its kernel, problem or check differs: tuning would refuse it"
     else:
-        yield "known      no journal to go on with"
+        yield "known      no journal to continue"
     for config in found.cached:
-        yield f"           the result cache has a winner: {describe_config(config)}; atune tune measures all the same"
+        yield f"           the result cache has a winner: {describe_config(config)}; atune tune would measure again"
     if not found.cached:
-        yield "           the result cache has no result of this workload, problem and device"
-    yield f"           the artifact store has {found.libraries:,} libraries; which fit is known after lowering"
+        yield "           the result cache has no result for this workload, problem and device"
+    yield f"           the artifact store has {found.libraries:,} libraries; lowering tells which of them fit"
 
 
 def _time(found: DryRun) -> Iterator[str]:
     if found.pace is None:
-        yield "time       no estimate: no journal of an earlier run of this workload is known; --budget 8 makes one"
+        yield "time       no estimate: this workload has no earlier journal; run it with --budget 8 to make one"
         return
     pace = found.pace
     yield f"time       {'not known' if found.seconds is None else f'about {duration(found.seconds)}'}"
-    rates = f"{pace.fixed_s:.1f} s to begin and end, {pace.per_candidate_s:.2g} s a candidate"
-    yield f"           by {pace.candidates} candidates in {printable(pace.journal)}: {rates}"
+    rates = f"{pace.fixed_s:.1f} s to begin and end, {pace.per_candidate_s:.2g} s per candidate"
+    yield f"           from {pace.candidates} candidates in {printable(pace.journal)}: {rates}"
     if not pace.same:
-        yield "           its source has changed since"
-    yield "           other cores, devices, settings, or libraries that are stored already, make it another time"
+        yield "           the kernel's source has changed since"
+    yield "           other cores, devices or settings change the time, and so do stored libraries"

@@ -1,4 +1,4 @@
-"""``atune explain``: the facts of a configuration, or of two beside each other. It compiles, and runs no kernel."""
+"""``atune explain``: show the facts of one configuration, or compare two. It compiles but runs no kernel."""
 
 from __future__ import annotations
 
@@ -18,40 +18,44 @@ if TYPE_CHECKING:
     from atune.workload.workload import FileRef
 
 MOST = 2
-"""Configurations at once."""
+"""Most configurations in one command."""
 _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
-"""A comma that the next name follows: those in a value stay."""
+"""A comma before the next name. Commas inside a value do not split."""
 
 
 def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add the command's parser to `commands`; `shown` has the options that all have."""
-    text = "Say what a configuration compiles to: layouts, registers, occupancy; of two, what differs"
+    """Add the command's parser to `commands`. `shown` holds the options that all commands share."""
+    text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
     parser = commands.add_parser(
         "explain", parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
     )
     parser.set_defaults(command=_explain)
     parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
-    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="of a journal's candidates (its winner)")
+    parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal (its winner)")
     parser.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="a=1,b=2",
-        help="the configuration (the kernel's defaults); a second one is compared with the first",
+        help="the configuration (the kernel's defaults); give it twice to compare two",
     )
     parser.add_argument("--target", metavar="T", help="cuda, an arch such as sm_90a, or c (auto, or the journal's)")
-    parser.add_argument("--source", action="store_true", help="print the generated device source, too")
+    parser.add_argument("--source", action="store_true", help="also print the generated device source")
     parser.add_argument("--svg", metavar="FILE", help="draw which thread holds which element of a fragment")
     parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
     parser.add_argument(
-        "--compile-timeout", type=positive("seconds"), default=120, metavar="S", help="seconds a step (120)"
+        "--compile-timeout",
+        type=positive("seconds"),
+        default=120,
+        metavar="S",
+        help="time limit of each step in seconds (120)",
     )
 
 
 def parse_config(text: str) -> Config:
-    """Return the configuration that ``a=1,b=(2, 3),c=name`` stands for. Raises `UsageError` and `SpaceError`.
+    """Return the configuration that ``a=1,b=(2, 3),c=name`` describes. Raises `UsageError` and `SpaceError`.
 
-    A value is a Python literal; what is none is text.
+    A value is a Python literal. Anything else is text.
     """
     from atune.model.candidate import normalise
 
@@ -60,7 +64,9 @@ def parse_config(text: str) -> Config:
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise UsageError(f"--config: {part.strip()!r} is no name=value; give such as block_M=128,num_stages=2")
+            raise UsageError(
+                f"--config: {part.strip()!r} is not of the form name=value; give for example block_M=128,num_stages=2"
+            )
         if name in config:
             raise UsageError(f"--config: {name} is given twice")
         try:
@@ -82,7 +88,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.model.settings import CompileSettings
 
     if arguments.fragment is not None and arguments.svg is None:
-        raise UsageError("--fragment names what --svg draws: give --svg FILE, too")
+        raise UsageError("--fragment needs --svg: add --svg FILE")
     ref, configs, target = _asked(arguments)
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
@@ -104,11 +110,11 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
 
     if is_journal(arguments.what):
         if arguments.config:
-            raise UsageError("--config goes with FILE.py:NAME; of a journal give the candidate's INDEX")
+            raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
         ref, configs, target = _of_journal(arguments.what, arguments.index)
     else:
         if arguments.index:
-            raise UsageError(f"an INDEX goes with a journal, and {arguments.what} is none: give --config a=1,b=2")
+            raise UsageError(f"an INDEX needs a journal, and {arguments.what} is not one: give --config a=1,b=2")
         ref, target = parse_file_ref(arguments.what), "auto"
         configs = [parse_config(text) for text in arguments.config] or [{}]
     if len(configs) > MOST:

@@ -1,4 +1,4 @@
-"""Options of the command line that had other names: the former ones still work, and stderr says so."""
+"""Former names of options of the command line. They still work, with a warning on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atune.model.former_names import COMMAND_LINE
 
 
 class _Former(argparse.Action):
-    """Appends to what the option's present name appends to."""
+    """Append to the list of the option's present name, and warn."""
 
     def __call__(
         self,
@@ -20,12 +20,14 @@ class _Former(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        complain(f"{option_string} is called {COMMAND_LINE[option_string or '']} now", kind="warning: ")
+        complain(
+            f"{option_string} is called {COMMAND_LINE[option_string or '']} now: use the new name", kind="warning: "
+        )
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), values])
 
 
 def add_former(parser: argparse.ArgumentParser, option: str) -> None:
-    """Have `parser` take the former names of `option`, which is repeatable, too; its help does not list them."""
+    """Make `parser` accept the former names of the repeatable `option`. The help does not list them."""
     for old, new in COMMAND_LINE.items():
         if new == option:
             parser.add_argument(old, action=_Former, dest=option.removeprefix("--"), help=argparse.SUPPRESS)

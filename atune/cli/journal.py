@@ -1,6 +1,6 @@
 """The commands that take a journal. Only ``resume`` and ``apply`` run code of the workload, in workers.
 
-What each needs is imported there.
+Each command imports what it needs itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add the commands' parsers to `commands`; `shown` has the options that all have."""
+    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
 
     def add(
         name: str, command: Callable[..., int], text: str, *, many: bool = False, what: str = "journal"
@@ -39,8 +39,10 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
             parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
         return parser
 
-    parser = add("resume", _resume, "Go on with a run that was interrupted")
-    parser.add_argument("--workload", metavar="FILE.py:NAME", help="in place of the one that the journal names")
+    parser = add("resume", _resume, "Continue an interrupted run")
+    parser.add_argument(
+        "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
+    )
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
     add_former(parser, "--accept")
     parser.add_argument(
@@ -48,27 +50,29 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    parser.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
-    parser.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
+    parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    parser.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
+    parser.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
 
     parser = add("replay", _replay, "Show a journal's result; runs no code")
     parser.add_argument("--table", action="store_true", help="print every candidate")
-    parser.add_argument("--salvage", action="store_true", help="leave out what is damaged, and say what")
+    parser.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
 
     parser = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
-    parser.add_argument("--speed", type=float, metavar="X", help="play the recording, X times as fast as it was")
-    parser.add_argument("--poll", type=float, default=0.5, metavar="S", help="seconds between looks at the file (0.5)")
+    parser.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
+    parser.add_argument(
+        "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
+    )
     parser.add_argument("--table", action="store_true", help="print every candidate at the end")
 
-    parser = add("report", _report, "Write a journal's HTML page, which needs no other file; runs no code")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where (the journal's name with .html)")
+    parser = add("report", _report, "Write a journal's report as one HTML page; runs no code")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page's path (the journal's name with .html)")
 
     parser = add("export", _export, "Write a journal's records for other tools; runs no code")
     parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
     parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
-    parser = add("simulate", _simulate, "Play a strategy against an exhaustive journal; runs no code")
+    parser = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
     parser.add_argument(
         "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
     )
@@ -76,33 +80,37 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, or simulated time (10 percent without --until)"
     )
     parser.add_argument(
-        "--until", metavar="2%", help="end once a further gain above this share has less than one chance in ten"
-    )
-    parser.add_argument("--seeds", type=positive("seeds"), default=100, metavar="N", help="runs, from seed 0 on (100)")
-    parser.add_argument(
-        "--workers", type=positive("workers"), default=16, metavar="N", help="compile workers that there would be (16)"
+        "--until", metavar="2%", help="end when the chance of a gain above this share falls below one in ten"
     )
     parser.add_argument(
-        "--devices", type=positive("devices"), default=1, metavar="N", help="devices that there would be (1)"
+        "--seeds", type=positive("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
     )
-    parser.add_argument("--no-prior", action="store_true", help="without estimates of what is likely")
+    parser.add_argument(
+        "--workers", type=positive("workers"), default=16, metavar="N", help="number of simulated compile workers (16)"
+    )
+    parser.add_argument(
+        "--devices", type=positive("devices"), default=1, metavar="N", help="number of simulated devices (1)"
+    )
+    parser.add_argument("--no-prior", action="store_true", help="search without a prior")
 
     parser = add("import", _import, "Write another tuner's results as a journal", what="file")
     parser.add_argument("-o", "--output", required=True, metavar="JOURNAL", help="the new journal")
     parser.add_argument("--table", action="store_true", help="print every candidate")
 
-    parser = add("merge", _merge, "Make one journal of several of the same work; runs no code", many=True)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (none is written)")
+    parser = add("merge", _merge, "Merge several journals of the same work into one; runs no code", many=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
     parser.add_argument("--table", action="store_true", help="print every candidate")
 
     parser = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
-    parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel")
-    parser.add_argument("--write", action="store_true", help="change the file (the diff is only printed)")
-    parser.add_argument("--force", action="store_true", help="also where the kernel is not what was tuned")
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
+    parser.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
+    parser.add_argument(
+        "--force", action="store_true", help="apply even if the kernel differs from the one that was tuned"
+    )
 
 
 def strategy_name(text: str) -> str:
-    """Be an argparse type for a strategy's name: there is one of that name, and its library is installed."""
+    """Check a strategy's name, as an argparse type: the strategy exists and its library is installed."""
     try:
         check_name(text)
     except UsageError as error:
@@ -111,7 +119,7 @@ def strategy_name(text: str) -> str:
 
 
 def positive(unit: str) -> Callable[[str], int]:
-    """Return an argparse type for a number of `unit`, one at least."""
+    """Return an argparse type for a number of `unit`, at least one."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -140,8 +148,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     workload = arguments.workload or (None if finished(state, budget) else origin_of(state.header))
-    if workload is not None:  # said first: going on runs that file
-        complain(f"going on with {workload}, {state.settled} of {state.total} candidates done", kind="")
+    if workload is not None:  # said first, because resuming runs that file
+        complain(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
@@ -163,7 +171,7 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         complain(text, kind="salvage: ")
     if len(lost) > 20:
         complain(f"{len(lost) - 20} more", kind="salvage: ")
-    complain("nothing is lost" if not lost else "the result below is without that", kind="salvage: ")
+    complain("nothing is lost" if not lost else "the result below leaves these out", kind="salvage: ")
     return show(result, arguments)
 
 
@@ -196,7 +204,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 progress.on_event(each)
                 last, noted = time.time(), False
             elif not noted and time.time() - last > QUIET_S:
-                complain(f"nothing new for {QUIET_S} s: the run may have been killed; Ctrl-C leaves", kind="")
+                complain(f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind="")
                 noted = True
 
     with Progress(interval_s=1.0) as progress:
@@ -264,11 +272,11 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 MANY_SEEDS = 8
-"""Seeds from which on several processes play them."""
+"""Number of seeds from which several processes share the runs."""
 
 
 def _simulated(summary: Summary, recording: Recording) -> str:
-    """Return a simulation in a few lines for people."""
+    """Return a simulation's summary as text."""
     to_2pct = summary.evaluations_to_2pct_median
     reached = f"after {to_2pct:g} candidates" if to_2pct is not None else "not reached"
     return "\n".join(
@@ -286,7 +294,7 @@ def _simulated(summary: Summary, recording: Recording) -> str:
 
 
 def _until_of(summary: Summary) -> list[str]:
-    """Return what became of a simulation's `until`; nothing where none was asked."""
+    """Return how often `until` ended a simulated run, and how often rightly. Empty if `until` was not given."""
     if summary.until_stops is None:
         return []
     held = "" if summary.until_held is None else f"; in {summary.until_held:.0%} of these none left was so much better"

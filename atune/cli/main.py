@@ -1,4 +1,4 @@
-"""The command line. Exit status: 0 a winner, 1 no candidate worked, 2 the caller's mistake, 130 interrupted."""
+"""The command line. Exit status: 0 winner found, 1 no candidate worked, 2 the caller's mistake, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status. Only here are signal handlers installed.
+    """Run one command and return the exit status. Nothing else in atune installs signal handlers.
 
-    `argv` defaults to the process's own arguments; then the handlers stay until its end, so that a late Ctrl-C does
-    not show a traceback. Given, they are put back.
+    `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so that a late
+    Ctrl-C shows no traceback. With `argv` given, the former handlers are restored.
     """
     arguments: argparse.Namespace | None = None
     if argv is None:
@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain("interrupted", kind="")
             return INTERRUPTED
         except BrokenPipeError:
-            return OK  # the reader of our output left (`… | head`)
+            return OK  # the reader of the output left (`… | head`)
         except Exception as error:
             return report_error(error, debug=arguments is not None and arguments.debug)
 
 
 def report_error(error: BaseException, *, debug: bool) -> int:
-    """Say what went wrong on stderr, in one line where it is the caller's to mend, and return the exit status."""
+    """Print the error on stderr and return the exit status. A caller's mistake takes one line."""
     if debug:
         import traceback
 
@@ -69,13 +69,13 @@ def report_error(error: BaseException, *, debug: bool) -> int:
         if isinstance(error, WorkerError) and error.detail:
             mutter("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
         return USAGE if isinstance(error, UsageError) else NO_WINNER
-    hint = "" if debug else "; --debug shows where"
-    complain(f"{type(error).__name__}: {error} (this is a mistake in atune{hint})")
+    hint = "" if debug else "; add --debug to see where"
+    complain(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
     return NO_WINNER
 
 
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
-    """Print `result` as asked for, the JSON object as the last line, and return the exit status."""
+    """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     if arguments.table:
         say(result.table())
     say(json.dumps(result.summary()) if arguments.json else summary_text(result))
@@ -83,7 +83,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
 
 
 def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
-    """Print the result of a run as `show` does. Where stdout does not take it, the run's status is what it was."""
+    """Print the result of a run as `show` does. The exit status is the run's, even if stdout fails."""
     try:
         return show(result, arguments)
     except (BrokenPipeError, OutputLost) as error:
@@ -94,7 +94,7 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 
 
 def summary_text(result: TuneResult) -> str:
-    """Return the result in a few lines for people."""
+    """Return the result's summary as text."""
     from atune.journal.result import describe_config, failure_lines, printable
     from atune.reporting.efficiency import inert_lines, roofline_lines
     from atune.reporting.progress import duration
@@ -124,7 +124,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     lines += inert_lines(result)
     if result.reason == "until":
-        lines.append("ended      a further gain has less than one chance in ten")
+        lines.append("ended      the chance of a further gain is below one in ten")
     if result.audited is not None:
         a = result.audited
         lines.append(
@@ -145,7 +145,7 @@ def _times_faster(ratio: Ratio | None, than: str) -> str:
 
 
 def _only_error(error: BaseException) -> BaseException:
-    """Return what a task group wrapped: the caller's mistake first, where several failed at once."""
+    """Return the error that a task group wrapped. If several failed at once, the caller's mistake comes first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only_error(e) for e in error.exceptions]
@@ -157,7 +157,7 @@ def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not arguments.dry_run:
         from atune.local.fork_servers import warm_early
 
-        warm_early()  # 0.1 s sooner than what is imported below would
+        warm_early()  # answers 0.1 s sooner than the imports below allow
     from atune.cli.tune import tune_command
 
     return tune_command(arguments, interrupts)
@@ -183,11 +183,11 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ({self.prog} --help lists what there is)")
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
-    """Return an argparse type for a number of `unit`: whole or not, zero allowed or not."""
+    """Return an argparse type for a number of `unit`. `whole`: only integers; `zero`: zero is allowed."""
 
     def parse(text: str) -> float:
         try:
@@ -231,8 +231,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         parents=[shown],
-        help="what can be tuned here",
-        description="Say what can be tuned here, and what is missing.",
+        help="show what this machine can tune",
+        description="Show what this machine can tune and what is missing.",
     )
     doctor.add_argument(
         "--calibrate",
@@ -247,7 +247,7 @@ _SWITCH = argparse.BooleanOptionalAction
 
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
+    group.add_argument("--dry-run", action="store_true", help="print what would be done; compile and measure nothing")
     group.add_argument(
         "--strategy",
         type=strategy_name,
@@ -255,36 +255,41 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(SHOWN)} (exhaustive; auto under a budget, or what the journal began with)",
     )
     group.add_argument(
-        "--prior", action=_SWITCH, default=True, help="begin a search with what the machine's figures make likely (on)"
+        "--prior",
+        action=_SWITCH,
+        default=True,
+        help="begin a search with the candidates that the machine model prefers (on)",
     )
-    group.add_argument("--seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the strategy (0)")
+    group.add_argument(
+        "--seed", type=_number("seed", zero=True), default=0, metavar="N", help="seed of the strategy (0)"
+    )
     group.add_argument(
         "--budget",
         metavar="N|10%|90s|20ds",
-        help="stop after so many candidates, a share of them, so much time (s, m or h), or seconds of devices (ds)",
+        help="stop after N candidates, a share of them, a time (s, m or h), or device seconds (ds)",
     )
     group.add_argument(
-        "--until", metavar="2%", help="end once a further gain above this share has less than one chance in ten"
+        "--until", metavar="2%", help="end when the chance of a gain above this share falls below one in ten"
     )
     group.add_argument(
-        "--keep", metavar="N|10%", help="try only so many candidates, those that the prior takes for the best"
+        "--keep", metavar="N|10%", help="try only the N candidates (or the share) that the prior ranks best"
     )
     group.add_argument(
         "--audit",
         nargs="?",
         const=True,
         metavar="10%",
-        help="measure a share of what a budget skipped as likely to lose, and tell how often that was wrong (10 %%)",
+        help="measure a share of the candidates skipped as likely to lose, and count wrong skips (10 %%)",
     )
     group.add_argument(
         "--warm",
         action="append",
         default=[],
         metavar="J",
-        help="begin with what was best in this journal of the same kernel, or in the result cache (cache); repeatable",
+        help="begin with the best of this journal of the same kernel, or of the result cache (cache); repeatable",
     )
     group.add_argument(
-        "--topk", type=_number("candidates"), metavar="N", help="look only at the first N candidates: a budget, too"
+        "--topk", type=_number("candidates"), metavar="N", help="try only the first N candidates; sets the budget"
     )
 
 
@@ -292,66 +297,82 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--target", default="auto", help="auto, cuda (or an arch such as sm_90a), or c (auto)")
     group.add_argument("--devices", metavar="all|cpu|0,1", help="devices to measure on (all)")
     group.add_argument(
-        "--device", action="append", metavar="cpu|0", help="one device to measure on; repeatable, in place of --devices"
+        "--device", action="append", metavar="cpu|0", help="one device to measure on; repeatable, instead of --devices"
     )
 
 
 def _add_compiling(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--pipeline", action=_SWITCH, default=True, help="measure while others compile (on)")
-    group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
-    group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
+    group.add_argument("--pipeline", action=_SWITCH, default=True, help="measure candidates while others compile (on)")
+    group.add_argument(
+        "--group-size", type=_number("candidates"), metavar="N", help="candidates per library; 1 turns grouping off"
+    )
+    group.add_argument(
+        "--workers", type=_number("processes"), metavar="N", help="compile processes (from the number of cores)"
+    )
     group.add_argument("--backend", default="auto", help=f"{BACKENDS} (auto)")
-    group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (yes)")
+    group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (on)")
     group.add_argument(
         "--accelerate",
         default="auto",
         metavar="HOW",
-        help=f"compile faster: auto, off, some of {','.join(ACCELERATORS)}, or auto less some (auto,-cicc) (auto)",
+        help=f"compile faster: auto, off, some of {','.join(ACCELERATORS)}, or auto without some (auto,-cicc) (auto)",
     )
     group.add_argument(
         "--proof",
         action=_SWITCH,
         default=True,
-        help="compile the winner once more with every accelerator off, and compare (on)",
+        help="compile the winner again without accelerators, and compare (on)",
     )
     group.add_argument(
         "--compile-timeout",
         type=_number("seconds", whole=False),
         default=120.0,
         metavar="S",
-        help="seconds a lowering, or a group's compile (120)",
+        help="time limit for one lowering, or for one group's compile, in seconds (120)",
     )
 
 
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
     milliseconds = _number("milliseconds", whole=False)
     group.add_argument(
-        "--timeout", type=_number("seconds", whole=False), default=60.0, metavar="S", help="seconds a candidate (60)"
+        "--timeout",
+        type=_number("seconds", whole=False),
+        default=60.0,
+        metavar="S",
+        help="time limit for measuring one candidate, in seconds (60)",
     )
-    group.add_argument("--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="before timing (3)")
-    group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="of a timing (20)")
-    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for so long, in place of --warmup")
-    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for so long, in place of --rep")
+    group.add_argument(
+        "--warmup", type=_number("calls", zero=True), default=3, metavar="N", help="calls before timing (3)"
+    )
+    group.add_argument("--rep", type=_number("samples"), default=20, metavar="N", help="samples per timing (20)")
+    group.add_argument("--warmup-ms", type=milliseconds, metavar="MS", help="warm up for this time instead of --warmup")
+    group.add_argument("--rep-ms", type=milliseconds, metavar="MS", help="time for this long instead of --rep")
     group.add_argument(
         "--method",
         default="auto",
         help="auto, events (or event), cuda_graph (or cudagraph) or cupti on GPUs, perf_counter (or wall) on the CPU "
         "(auto)",
     )
-    group.add_argument("--adaptive", action=_SWITCH, default=True, help="few samples of what is plainly slow (on)")
     group.add_argument(
-        "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="timed again (5)"
+        "--adaptive", action=_SWITCH, default=True, help="take few samples of plainly slow candidates (on)"
     )
     group.add_argument(
-        "--n-final-limit", type=_number("rounds"), default=200, metavar="N", help="rounds of the final at most (200)"
+        "--n-final", type=_number("candidates", zero=True), default=5, metavar="N", help="finalists to re-benchmark (5)"
+    )
+    group.add_argument(
+        "--n-final-limit",
+        type=_number("rounds"),
+        default=200,
+        metavar="N",
+        help="most rounds of the final benchmark (200)",
     )
     group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
-    group.add_argument("--cache-inputs", action=_SWITCH, default=True, help="make inputs once a device (on)")
+    group.add_argument("--cache-inputs", action=_SWITCH, default=True, help="make the inputs once per device (on)")
     group.add_argument(
-        "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="of the inputs (0)"
+        "--input-seed", type=_number("seed", zero=True), default=0, metavar="N", help="seed of the inputs (0)"
     )
     group.add_argument(
-        "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (where memory is left)"
+        "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (if memory allows)"
     )
     group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
 
@@ -359,9 +380,9 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
     group.add_argument("--table", action="store_true", help="print every candidate")
-    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
-    group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
+    group.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    group.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
+    group.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files that commands write: whole or not at all, and never in a journal's place."""
+"""Writing of output files: completely or not at all, and never over a journal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from atune.errors import UsageError
 
 
 def write_output(path: str, data: bytes, *, private: bool = True) -> None:
-    """Write `data` beside `path`, and put it there once it is on the disk; what was there stays where that fails.
+    """Write `data` to a temporary file, then rename it to `path`. On failure, the old file stays.
 
-    A file that is there keeps its mode; a new one is its owner's alone, or, where it is not `private`, as the user's
-    mask says. Into what is no regular file, such as a pipe, is written as it stands. Raises `UsageError` where `path`
-    is a journal, or cannot be written.
+    An existing file keeps its mode. A new `private` file is readable by its owner only; otherwise the umask decides.
+    A special file, such as a pipe, is written directly. Raises `UsageError` if `path` is a journal or not writable.
     """
     from atune.journal.reader import is_journal
     from atune.system.folders import whole_file
 
     try:
-        real = os.path.realpath(path)  # a link stays one
+        real = os.path.realpath(path)  # a symbolic link stays a link
         there = os.stat(real) if os.path.exists(real) else None
         if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
             with open(path, "wb") as special:

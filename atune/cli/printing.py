@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr."""
+"""Printing of commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from atune.system.streams import discard
 
 
 class OutputLost(UsageError):
-    """Stdout takes nothing more, as on a full disk. Free some space, or send the output elsewhere."""
+    """Writing to stdout failed, for example on a full disk. Free some space, or redirect the output."""
 
 
 def say(text: str) -> None:
-    """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` where its reader left."""
+    """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` if the reader left."""
     say_bytes(None, text)
 
 
 def say_bytes(data: bytes | None, text: str = "") -> None:
-    """Write `data` to stdout as it is, or else `text` as a line. Raises as `say`."""
+    """Write `data` to stdout unchanged, or `text` as a line. Raises like `say`."""
     try:
         if data is None:
             print(text)
@@ -34,12 +34,12 @@ def say_bytes(data: bytes | None, text: str = "") -> None:
 
 
 def complain(message: str, kind: str = "error: ") -> None:
-    """Say something on stderr, if it still takes it."""
+    """Print a line on stderr. Does nothing if stderr is closed."""
     mutter(f"atune: {kind}{message}\n")
 
 
 def mutter(text: str) -> None:
-    """Write `text` to stderr as it is; where stderr takes nothing more, the command goes on without."""
+    """Write `text` to stderr unchanged. Does nothing if stderr is closed."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -18,16 +18,16 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def add_server_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add ``server`` and its commands; `shown` has the options that all commands have."""
-    text = "Keep tilelang imported between runs, in a server of your own"
+    """Add ``server`` and its commands. `shown` holds the options that all commands share."""
+    text = "Keep tilelang imported between runs, in a server for this user"
     server = commands.add_parser(
         "server", allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
     )
     inner = server.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command, said in (
-        ("start", _start, "Start the resident server; runs of this user and this Python use it from then on"),
-        ("status", _status, "Say whether it runs, fits, and how much memory it takes; exit status 1 where none runs"),
-        ("stop", _stop, "Stop it; runs that use it go on"),
+        ("start", _start, "Start the resident server; later runs of this user and this Python use it"),
+        ("status", _status, "Show whether it runs, fits, and how much memory it takes; exit status 1 if none runs"),
+        ("stop", _stop, "Stop it; runs that use it continue"),
     ):
         parser = inner.add_parser(
             name, parents=[shown], allow_abbrev=False, help=f"{said[0].lower()}{said[1:]}", description=f"{said}."
@@ -35,7 +35,7 @@ def add_server_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         parser.set_defaults(command=command)
         if name == "start":
             parser.add_argument(
-                "--idle", type=_seconds, default=1800.0, metavar="30m", help="end after so long without a run (30m)"
+                "--idle", type=_seconds, default=1800.0, metavar="30m", help="end after this time without a run (30m)"
             )
 
 
@@ -46,7 +46,7 @@ def _start(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     answers = before is not None and "up_s" in before
     if before is not None and answers:
         if not before["misfit"]:
-            return _show({**before, "started": False}, f"runs already: {_described(before)}", arguments)
+            return _show({**before, "started": False}, f"already running: {_described(before)}", arguments)
         resident_control.stop()
     began = resident_control.start(arguments.idle)
     now = resident_control.status() or {}
@@ -60,7 +60,7 @@ def _status(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     found = resident_control.status()
     if found is None:
-        _show({"pid": None}, "no resident server runs; atune server start starts one", arguments)
+        _show({"pid": None}, "no resident server runs; start one with atune server start", arguments)
         return NONE
     return _show(found, _described(found), arguments)
 
@@ -69,7 +69,7 @@ def _stop(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.local import resident_control
 
     pid = resident_control.stop()
-    text = "no resident server runs" if pid is None else f"resident server {pid} was stopped; runs that use it go on"
+    text = "no resident server runs" if pid is None else f"resident server {pid} was stopped; runs that use it continue"
     return _show({"pid": pid}, text, arguments)
 
 
@@ -79,7 +79,7 @@ def _show(found: dict[str, Any], text: str, arguments: argparse.Namespace) -> in
 
 
 def _described(found: dict[str, Any]) -> str:
-    """Return what is known of a server in a few sentences."""
+    """Return a server's status as a few sentences."""
     from atune.reporting.progress import duration
 
     parts = [f"resident server {found['pid']}"]

@@ -1,4 +1,4 @@
-"""``atune suggest``: which axes change the code of a kernel, and the space for it."""
+"""``atune suggest``: find the axes that change a kernel's code, and print a space with them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def add_suggest_command(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add ``suggest``; `shown` has the options that all commands have."""
-    text = "say which axes change the code of a kernel, and write the space for it; measures nothing"
+    """Add ``suggest``. `shown` holds the options that all commands share."""
+    text = "find the axes that change a kernel's code, and print a space with them; measures nothing"
     parser = commands.add_parser(
         "suggest", parents=[shown], allow_abbrev=False, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
@@ -49,10 +49,10 @@ def _suggest(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def lines_of(found: Suggestion) -> Iterator[str]:
-    """Return what was found, a line for each axis, and for each value that does not lower."""
+    """Return a line for each axis, for each value with the same code, and for each value that does not lower."""
     from atune.journal.result import describe_config, printable
 
-    yield f"{printable(found.workload)} for {found.target}, beside {describe_config(found.base)}:"
+    yield f"{printable(found.workload)} for {found.target}, compared with {describe_config(found.base)}:"
     for axis in (*found.axes, *found.passes):
         if axis.changes:
             kept = ", ".join(printable(repr(value)) for value in axis.kept)
@@ -62,6 +62,6 @@ def lines_of(found: Suggestion) -> Iterator[str]:
         else:
             yield f"  {axis.name}: has no other value that lowers"
         for value, like in axis.same if axis.changes else ():
-            yield f"      {printable(repr(value))} is the code of {printable(repr(like))}"
+            yield f"      {printable(repr(value))} gives the same code as {printable(repr(like))}"
         for value, why in axis.failed:
             yield f"      {printable(repr(value))} does not lower: {printable(why.splitlines()[0] if why else '')}"

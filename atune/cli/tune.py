@@ -1,4 +1,4 @@
-"""``atune tune``: from the options to the engine's arguments, and from its end to the exit status."""
+"""``atune tune``: turn the options into the engine's arguments, and its outcome into an exit status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Run the engine on what `arguments` name and print its result. Raises `UsageError` before anything starts."""
+    """Tune the workload that `arguments` name and print the result. Raises `UsageError` before anything starts."""
     budget = _budget(arguments)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
@@ -43,11 +43,11 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return dry_run_command(workload, arguments.journal, _options(arguments, budget, target, ""), arguments)
     journal = _default_journal(workload.path) if arguments.journal is None else arguments.journal
     if not journal:
-        raise UsageError("--journal: the path is empty")
+        raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
     options = _options(arguments, budget, target, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        complain(f"{journal} exists: going on with its run, if the work is the same", kind="")
+        complain(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
     from atune.api.tuner import tune
 
@@ -58,7 +58,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
-    """Return the arguments of `tune` that the options stand for. Raises `UsageError`."""
+    """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
     return {
         "target": arguments.target,
         "devices": _devices(arguments, target),
@@ -104,7 +104,7 @@ def drive(
     arguments: argparse.Namespace,
     interrupts: Interrupts,
 ) -> int:
-    """Await what `call` returns, given a listener, while showing progress and minding signals; print how it ended."""
+    """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
     state = State()
     listeners: list[Callable[[Event], None]] = []
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def drive(
             for listener in list(listeners):
                 try:
                     listener(event)
-                except OSError:  # stderr's reader left: go on without it, the result is still wanted
+                except OSError:  # stderr's reader left, but the result is still wanted
                     listeners.remove(listener)
 
         with interrupts.counted():
@@ -133,18 +133,18 @@ def drive(
 async def _interruptible(
     call: Callable[[], Any], interrupts: Interrupts, when_done: Callable[[], None]
 ) -> TuneResult | BaseException | None:
-    """Return what `call` returned or raised; None where a signal cancelled it, after it has cleaned up."""
+    """Return what `call` returned or raised. Returns None if a signal cancelled it; its clean-up has then ended."""
     ended: TuneResult | BaseException | None = None
     with anyio.open_signal_receiver(*interrupts.signals) as received:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as work:
 
                 async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-                    async for _ in received:  # the second and later ones cancel nothing more, and disturb no cleanup
+                    async for _ in received:  # later signals cancel nothing more and disturb no clean-up
                         work.cancel()
 
                 tasks.start_soon(watch)
-                if interrupts.count:  # it came after `counted` began and before the receiver was open
+                if interrupts.count:  # the signal came before the receiver was open
                     work.cancel()
                 try:
                     ended = await call()
@@ -163,7 +163,7 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         result = TuneResult(state, journal if kept else None)
         if arguments.table or arguments.json:
             show_kept(result, arguments)
-        how = f" are kept in {journal}; atune resume {shlex.quote(journal)} goes on" if kept else ""
+        how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
         complain(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
@@ -187,7 +187,7 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 
 
 def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequence[str]:
-    """Return ``all``, or the devices' names. Raises `UsageError` for what no machine has, or what clashes."""
+    """Return ``all``, or the devices' names. Raises `UsageError` for unknown or contradictory devices."""
     if arguments.devices is not None and arguments.device:
         raise UsageError("--devices and --device both name the devices: give one of them")
     if arguments.device:
@@ -201,9 +201,9 @@ def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequ
             raise UsageError(f"device {name!r} is unknown: give all, cpu, or CUDA indices such as 0,1")
     names = [name if name == "cpu" else str(int(name)) for name in names]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"device {twice[0]} is given twice")
+        raise UsageError(f"device {twice[0]} is given twice: give it once")
     if "cpu" in names and len(names) > 1:
-        raise UsageError("the CPU and GPUs cannot be tuned for in one run: their kernels differ")
+        raise UsageError("one run cannot tune for the CPU and for GPUs: run each separately")
     if target is not None and (target.kind == "c") != (names == ["cpu"]):
         fitting = "cpu" if target.kind == "c" else "CUDA indices such as 0,1"
         raise UsageError(f"target {target.kind} does not run on device {','.join(names)}: give {fitting}")

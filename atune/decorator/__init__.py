@@ -1,1 +1,1 @@
-"""`@atune.autotune`: tuned at the first call, cached by key."""
+"""`@atune.autotune`: kernels that tune at their first call and cache the results by key."""

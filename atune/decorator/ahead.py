@@ -1,4 +1,4 @@
-"""Whether the definition of a decorated kernel starts the processes that tuning it will need."""
+"""Early start of the processes for tuning, when a decorated kernel is defined."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def warm_for(kernel: Autotuned) -> None:
-    """Start them in the background, but for a kernel that is never tuned by a call or has a result already."""
+    """Start the processes in the background, unless calls never tune the kernel or it already has a result."""
     if kernel.options.on_miss == "tune" and not _has_result(kernel):
         warm_early()
 
 
 def _has_result(kernel: Autotuned) -> bool:
-    """Tell whether the result cache has a result of this kernel as it is written now, for any problem."""
+    """Tell whether the result cache has a result of the kernel's current source, for any problem."""
     cache = kernel.options.cache
-    with suppress(Exception):  # the call says what is wrong
+    with suppress(Exception):  # the call will report what is wrong
         name = kernel.options.workload.get("name") or kernel.__name__
         found = [] if cache is None else cache.entries(kernel=name)
         source = functools.cache(lambda: kernel_fingerprint(kernel.__wrapped__))  # type: ignore[attr-defined]

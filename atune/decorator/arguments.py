@@ -1,4 +1,4 @@
-"""One normal form of (args, kwargs), for kernels that are called with tensors and for those that are not."""
+"""Normal form of a call's (args, kwargs), for kernels with and without tensor arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = frozenset({int, float, str, bool, NoneType, bytes})
 
 
 class Arguments:
-    """A call's arguments by name. `given`: those that the caller gave, in the signature's order and extra ones last."""
+    """A call's arguments by name. `given`: the caller's arguments in the signature's order, with extra ones last."""
 
     __slots__ = ("args", "given", "kwargs", "values")
 
@@ -36,7 +36,7 @@ class Arguments:
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         everything = {**defaults, **self.given}
         self.values: dict[str, Any] = {n: everything[n] for n in (*parameters, *everything) if n in everything}
-        """With the signature's defaults."""
+        """The arguments with the signature's defaults."""
 
 
 def raw_key(
@@ -46,11 +46,11 @@ def raw_key(
     tensor: type,
     at_run_time: Container[int | str] = (),
 ) -> Hashable:
-    """Return what tells one call form from another: quickly, for it is asked at every call.
+    """Return a key of the call's form. It must be fast, because every call needs it.
 
-    `describe` returns what tells objects of another kind apart; `tensor` is torch's tensor type, whose objects are told
-    apart by dtype, shape and strides. Values of different types differ, also where Python has them equal. Of numbers
-    `at_run_time`, by position and name, which a compiled kernel takes as they come, only the type counts.
+    `tensor` is torch's tensor type. Tensors count by dtype, shape and strides, and `describe` returns the key of other
+    objects. Values of different types differ, even if Python compares them equal. `at_run_time` holds positions and
+    names of numbers that a compiled kernel takes at run time: only their type counts.
     """
     parts: list[Any] = []
     for i, value in enumerate(args):
@@ -74,15 +74,15 @@ def raw_key(
 
 
 def text_of(value: Any) -> str:
-    """Return data as text in which the order of names does not matter."""
+    """Return data as text that does not depend on the order of names."""
     return msgspec.json.encode(value, order="deterministic").decode()
 
 
 class KeyRule:
-    """Which arguments make a tuning's key.
+    """The arguments that make a tuning's key.
 
-    `key`: names of arguments, a callable of the caller's arguments, or None for all of them; `leave_out`: names that do
-    not count.
+    `key`: names of arguments, a function of the caller's arguments, or None for all of them. `leave_out`: names that
+    do not count.
     """
 
     def __init__(self, key: Any, leave_out: Any) -> None:
@@ -93,7 +93,7 @@ class KeyRule:
         self.leave_out = frozenset(_names("do_not_specialize", leave_out))
 
     def apply(self, problem: Mapping[str, Any], arguments: Arguments, encode: Callable[[Any, str], Any]) -> Any:
-        """Return the key, as data, of a call with this `problem`. Raises `UsageError` for a name that is not there."""
+        """Return the key, as data, of a call with this `problem`. Raises `UsageError` for an unknown name."""
         if self.function is not None:
             return {"key": encode(self.function(*arguments.args, **arguments.kwargs), "what key returned")}
         if missing := [n for n in self.names or () if n not in problem]:

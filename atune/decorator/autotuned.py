@@ -1,4 +1,4 @@
-"""A kernel that tunes itself: the object that `@atune.autotune` puts in a kernel's place."""
+"""The self-tuning kernel that `@atune.autotune` returns."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
 
 WAIT_S = 0.02
-"""Seconds between two looks of a task at whether another has tuned what it needs."""
+"""Seconds between two checks of a task whether another has finished the tuning that it needs."""
 
 
 class Winner(msgspec.Struct, frozen=True):
-    """The configuration to use for a key, and where it comes from.
+    """The configuration for a key, and its origin.
 
-    `result`: the whole tuning, where there was one here.
+    `result`: the whole tuning, if it ran on this machine.
     """
 
     config: Config
@@ -52,11 +52,11 @@ class Winner(msgspec.Struct, frozen=True):
 class Autotuned:
     """A TileLang kernel under `@atune.autotune`.
 
-    Called, it does what the kernel under it does, with the fastest configuration for the call's key: a kernel that
-    returns a PrimFunc (lazy) gives the compiled kernel, one that is written with tensor annotations (eager) runs and
-    gives its outputs. The first call with a new key tunes; later ones look up what to call.
+    A call does what the plain kernel does, with the fastest configuration for the call's key. A lazy kernel, which
+    returns a PrimFunc, gives the compiled kernel. An eager kernel, which has tensor annotations, runs and gives its
+    outputs. The first call with a new key tunes, and later calls look up the kernel.
 
-    Safe under threads and tasks: one tunes, the others wait for it.
+    Safe under threads and tasks: one of them tunes, and the others wait.
     """
 
     def __init__(self, kernel: Any, options: Options) -> None:
@@ -73,26 +73,26 @@ class Autotuned:
         self._at_run_time: frozenset[int | str] = frozenset()
         self._entries: dict[Hashable, Callable[..., Any]] = {}
         self._provisional: set[Hashable] = set()
-        """Entries of the default configuration, which stand until something is tuned."""
+        """Entries of the default configuration, used until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
         self._tunings: Tunings[Winner] = Tunings()
         self._lock = threading.Lock()
         self._building = threading.Lock()
-        """Held while a worker compiles for a call, so that of several threads one starts it."""
+        """Held while a worker compiles for a call, so that only one thread starts it."""
         self._tensor: type = importlib.import_module("torch").Tensor
         _all.add(self)
 
     # Called by users
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel with the fastest configuration; tune first where that is not known."""
+        """Call the kernel with the fastest configuration. Tunes first if that is unknown."""
         entry = self._entries.get(raw_key(args, kwargs, self._described, self._tensor, self._at_run_time))
         if entry is None:
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the compiled kernel with the fastest configuration, and run nothing; tune first where needed.
+        """Return the compiled kernel with the fastest configuration without running it. Tunes first if needed.
 
         An eager kernel takes tensors here, or its `T.const` dimensions by name.
         """
@@ -111,28 +111,28 @@ class Autotuned:
         mutates: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the kernel of a call as a `torch.library` custom operator; tune first where needed, and run nothing.
+        """Return the kernel of a call as a `torch.library` custom operator without running it. Tunes first if needed.
 
-        The operator takes what the compiled kernel takes: an eager kernel's tensors, in its own order, and a lazy
-        kernel's inputs. It stays the winner of this call: other sizes are refused but for symbolic ones, and tuning
-        anew changes nothing.
+        The operator takes the arguments of the compiled kernel: an eager kernel's tensors in its own order, or a lazy
+        kernel's inputs. It keeps the winner of this call, even after another tuning. It refuses other sizes, except
+        for symbolic dimensions.
 
         Parameters
         ----------
         name
-            With its library, such as ``mylib::gemm``; registered until the program ends.
+            The operator's name with its library, such as ``mylib::gemm``. It stays registered until the program ends.
         args, kwargs
             As for `compile`.
         backward, setup_context
             As for `torch.library.register_autograd`. Without them, inputs that require grad are refused.
         mutates
-            Positions of the parameters that the kernel writes into in place; None: those that its code may write into.
+            Positions of the parameters that the kernel writes into. None: those that its code may write into.
 
-        Raises `UsageError` for a name that is taken by another kernel, and for what torch cannot register.
+        Raises `UsageError` if another kernel has the name, or if torch cannot register the operator.
         """
         call = self._call(args, kwargs)
         if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, and there is no winner to name; leave it to the space")
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
         kernel = self._kernel(call, self._winner(self._tuning_call(call)))
         return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
             kernel,
@@ -144,40 +144,40 @@ class Autotuned:
         )
 
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Return the whole tuning for a call: from memory or the cache, with `cache_hit` set, or after tuning.
+        """Return the whole tuning for a call, from memory, from the cache (`cache_hit` is set), or after tuning.
 
-        `refresh`: tune anew. Nothing is run on the call's own tensors.
+        `refresh`: tune again. Nothing runs on the call's own tensors.
         """
         return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
 
     async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Do what `tune` does, in the event loop, so that later calls neither tune nor compile.
+        """Do what `tune` does in the event loop. Later calls then neither tune nor compile.
 
-        Cancelling it ends its tuning.
+        Cancelling it ends the tuning.
         """
         call = await anyio.to_thread.run_sync(self._call, args, kwargs)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         if tuning.explicit:
-            raise UsageError(f"{tuning.explicit[0]!r} is given, and there is nothing to tune; leave it to the space")
+            raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
         result = await self._tuned(tuning, refresh)
         await self._prepare(call, _winner_of(result))
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
-        """Return the fastest configuration for a call: what is known, or what `on_miss` says.
+        """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
 
-        ``tune`` tunes, ``default`` returns the default configuration, ``error`` raises `CacheMiss`; None takes the
-        decorator's.
+        ``tune`` tunes, ``default`` returns the default configuration, and ``error`` raises `CacheMiss`. None takes the
+        decorator's `on_miss`.
         """
         call = self._analysed(args, kwargs)
         if call.explicit:
-            raise UsageError(f"{call.explicit[0]!r} is given, and there is nothing to look up; leave it to the space")
+            raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
         return dict(self._winner(call, on_miss).config)
 
     def clear_cache(self, key: Any = None) -> int:
-        """Forget winners, in memory and in the result cache; return how many of the latter.
+        """Forget winners in memory and in the result cache. Returns the number removed from the cache.
 
-        `key`: only that of this key: a mapping of arguments by name, as `key` or the arguments make it; None: all.
+        `key`: forget only this key, a mapping of arguments by name as the call's key has it. None: all keys.
         """
         encoded = None if key is None else self.frontend.encode(key, "key")
         self.forget(encoded)
@@ -187,7 +187,7 @@ class Autotuned:
         return sum(self.options.cache.clear(source=source, problem=encoded) for source in sources)
 
     def forget(self, key: Any = None) -> None:
-        """Forget winners in memory: all, or that of the encoded `key`."""
+        """Forget all winners in memory, or the winner of the encoded `key`."""
         with self._lock:
             self._entries.clear()
             if key is None:
@@ -197,14 +197,14 @@ class Autotuned:
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self._tunings.known)} keys known>"
 
-    # What calls are made of
+    # Parts of a call
 
     @property
     def where_to_run(self) -> tuple[Target, Any]:
         return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
 
     def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
-        """Return the space of a call; a callable one is asked with the caller's own arguments."""
+        """Return the space of a call. A function for the space gets the caller's own arguments."""
         space = self.options.space
         if callable(space) and not isinstance(space, Space):
             space = space(*args, **kwargs)
@@ -220,7 +220,7 @@ class Autotuned:
         return self._eager
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise `SpaceError` where an axis or a hint is no argument of the kernel."""
+        """Raise `SpaceError` if an axis or a hint is not an argument of the kernel."""
         if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
             return
         if unknown := sorted(set(names) - self.parameters):
@@ -236,7 +236,7 @@ class Autotuned:
         return found
 
     def _described(self, value: Any) -> Hashable:
-        described = self.frontend.describe_tensor(value)  # of a subclass, such as a parameter
+        described = self.frontend.describe_tensor(value)  # subclasses, such as torch.nn.Parameter
         if described is not None:
             return (type(value), *described)
         return text_of(self.frontend.encode(value, f"{self.__name__}: an argument"))
@@ -245,7 +245,7 @@ class Autotuned:
         return Call(self, args, kwargs)
 
     def _tuning_call(self, call: Call) -> Call:
-        """Return the call to tune for: with `tune_on`, other arguments than those of the launch."""
+        """Return the call to tune for. With `tune_on`, its arguments differ from the launch's."""
         if self.options.tune_on is None or call.explicit:
             return call
         other = self.options.tune_on(*call.given.args, **call.given.kwargs)
@@ -257,7 +257,7 @@ class Autotuned:
         return self._tuning_call(self._call(args, kwargs))
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        """Find out what to call for calls of this form, and remember it."""
+        """Find the kernel for calls of this form, and remember it."""
         call = self._call(args, kwargs)
         if call.eager and not self._at_run_time:
             names = self.frontend.tensor_names(self.kernel)
@@ -302,15 +302,15 @@ class Autotuned:
                 return winner
             if tuning.is_this_threads:
                 raise UsageError(
-                    f"{self.__name__} is being tuned by a task of this very thread's event loop, and waiting here "
-                    "would hold it up: await tune_async(…) with the same arguments before the call"
+                    f"{self.__name__} is being tuned by a task of this thread's event loop, and waiting here "
+                    "would block that task: await tune_async(…) with the same arguments before the call"
                 )
             found = tuning.done.result()
             if found is not None:
                 return found
 
     def _known(self, call: Call) -> Winner | None:
-        """Look for a result in the result cache and in the files that were shipped; remember what is found."""
+        """Look for a result in the result cache and in the shipped files, and remember it."""
         found: Winner | None = None
         cache = self.options.cache
         if cache is not None and (result := call.work.known_result(cache)) is not None:
@@ -364,7 +364,7 @@ class Autotuned:
             if self.options.inputs == "call":
                 work.workload.inputs.discard()  # type: ignore[union-attr]
         with self._lock:
-            if refresh or self._provisional:  # what was launched so far may not be the best any more
+            if refresh or self._provisional:  # earlier launches may not be the best any more
                 self._entries.clear()
                 self._provisional.clear()
         return result
@@ -372,9 +372,9 @@ class Autotuned:
     # Kernels
 
     def _kernel(self, call: Call, winner: Winner) -> Any:
-        """Return the kernel of a call with a configuration; where that is new, of the library that was measured.
+        """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
 
-        For other arguments, or without that library, one is looked up in the artifact store or made by a worker.
+        For other arguments, or without that library, it comes from the artifact store or from a compile worker.
         """
         name = text_of([call.arguments, winner.config])
         if (known := self._kernels.get(name)) is not None:
@@ -388,11 +388,11 @@ class Autotuned:
             return self._keep(name, with_library(*kernels.to_build(call, winner)))
 
     async def _prepare(self, call: Call, winner: Winner) -> None:
-        """Make the kernel ahead of a call where that takes more than to load the library that was measured."""
+        """Make the kernel before a call, unless loading the measured library is enough."""
         name = text_of([call.arguments, winner.config])
         if name in self._kernels or await anyio.to_thread.run_sync(kernels.measured, call, winner) is not None:
             return
-        with suppress(AtuneError):  # the call says it
+        with suppress(AtuneError):  # the call will report it
             self._keep(name, await with_library_async(*kernels.to_build(call, winner)))
 
     def _keep(self, name: str, kernel: Any) -> Any:
@@ -415,7 +415,7 @@ def _winner_of(result: TuneResult) -> Winner:
 
 
 def _hit(result: TuneResult) -> TuneResult:
-    """Return `result` as one that nothing was tuned for."""
+    """Return `result` marked as found without tuning."""
     found = copy.copy(result)
     found.cache_hit = True
     return found

@@ -1,4 +1,4 @@
-"""One call of a kernel under `@atune.autotune`, analysed: what to tune for it, and under which key."""
+"""Analysis of one call of a kernel under `@atune.autotune`: its workload and its key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnMiss = Literal["tune", "default", "error"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `@atune.autotune` was given, checked."""
+    """The checked options of `@atune.autotune`."""
 
     space: Any
     where: tuple[Callable[..., Any], ...]
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call:
-    """One call, analysed: what the engine is to tune for it, and what its kernel is."""
+    """One analysed call: the work to tune for it, and its kernel."""
 
     def __init__(self, owner: Autotuned, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.owner, options = owner, owner.options
@@ -90,7 +90,7 @@ class Call:
         self.key_text = text_of(self.key)
 
     def _symbols_and_inputs(self) -> None:
-        """Find out which dimensions are symbolic, and with which sizes and inputs to tune."""
+        """Find the symbolic dimensions, and the sizes and inputs to tune with."""
         owner, options = self.owner, self.owner.options
         stage = owner.frontend
         self.out_idx = options.workload.get("out_idx")
@@ -112,7 +112,7 @@ class Call:
                 self.inputs = stage.drawn_inputs(params, symbols, supply, scalars)
         if self.inputs == "call":
             if not self.tensors:
-                raise UsageError("inputs='call' tunes on the tensors of a call, and there are none: give inputs")
+                raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
             self.inputs = stage.call_inputs(list(self.tensors.values()))
         self.problem = {**self.arguments, **symbols}
 
@@ -155,7 +155,7 @@ def tunables_of(space: Space) -> frozenset[str]:
 
 
 def probes(space: Space) -> list[Config]:
-    """Return configurations to trace the kernel with before the problem is known: its defaults, then the space's."""
+    """Return configurations for tracing before the problem is known: the defaults, then those of the space."""
     axes = space.axes
     if not axes:
         return [{}, *itertools.islice(space.walk({}), 16)]

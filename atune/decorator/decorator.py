@@ -1,4 +1,4 @@
-"""`@atune.autotune`, and what asks the kernels under it: `best_config`, `clear_cache`."""
+"""The decorator `autotune`, and the functions `best_config` and `clear_cache` for decorated kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atune.storage.result_cache import ResultCache
 from atune.workload.sealed import Sealed
 
 _ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
-"""How to write the options that belong into `tuning`, by name."""
+"""How to write options that belong in `tuning`, by name."""
 
 
 @overload
@@ -73,57 +73,57 @@ def autotune(
     log: EventLog | None = None,
     name: str | None = None,
 ) -> Any:
-    """Tune a kernel when it is called: put this above `@tilelang.jit`.
+    """Tune a kernel when it is called. Put this above `@tilelang.jit`.
 
-    The first call with a new key tunes, later ones look up what to call. Returns an `Autotuned`, or a decorator. Where
-    a call may tune and the result cache has no result of the kernel, `warm` is called, once a program.
+    The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
+    a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
 
     Parameters
     ----------
     space
-        Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. It gets the
-        call's arguments as the caller gave them, and is asked anew for each new form of call.
+        Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function
+        gets the caller's arguments, and is called for each new form of call.
     where
         Constraints on axes, as for `Space`.
     key
-        What a tuning is remembered under: names of arguments, or a function of the call's arguments. By default
-        every argument that is not tuned; an eager kernel's dimensions count as arguments.
+        The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument
+        that is not tuned. An eager kernel's dimensions count as arguments.
     do_not_specialize
         Names of arguments that do not count in the key.
     hints
-        Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, that are the same for every configuration;
-        a value may be a `ByArch`. One that is an axis too is an error.
+        Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every
+        configuration. A value may be a `ByArch`. A hint must not be an axis too.
     tuning
-        The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, with perhaps a ``preset``.
+        The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a ``preset``.
     inputs
-        As for `Workload`; ``"call"`` tunes on copies of the tensors of the call. By default inputs are drawn, and a
-        call's own tensors are never touched by tuning.
+        As for `Workload`. ``"call"`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning never
+        touches a call's own tensors.
     reference, check
         As for `Workload`.
     setup
-        Called with the inputs once they are made, and may change them in place.
+        A function that is called with the new inputs and may change them in place.
     tune_on
-        A function of the call's arguments that returns other arguments by name, to tune with in place of the call's:
-        scratch tensors, a smaller batch. The kernel is launched with the call's own.
+        A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors
+        or a smaller batch. The kernel is launched with the call's own arguments.
     symbols
-        Sizes of symbolic dimensions to tune for, by name, where no tensor of the call tells.
+        Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.
     out_idx, rtol, atol, max_mismatched_ratio, supply, restore, zero, flops, bytes, default, name
         As for `Workload`. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be repeated.
     target, devices, progress, on_event, log
-        As for `tune`; the target is `@tilelang.jit`'s by default.
+        As for `tune`. The default target is that of `@tilelang.jit`.
     cache
         The result cache: True for the user's, False for none, or a folder.
     concurrent
-        While another process tunes the same: ``wait`` for its result, or ``tune`` beside it.
+        While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.
     on_miss
-        Where no result is known: ``tune``, take the ``default`` configuration, or raise (``error``) `CacheMiss`.
+        If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).
     shipped
-        Files that `atune cache export` wrote, asked after the result cache and before tuning.
+        Files that `atune cache export` wrote. They are read after the result cache and before tuning.
 
-    Raises `UsageError` and its branches for what cannot work, which is a TypeError too for an option that there is not.
+    Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
     if log is not None:
-        event_log(log)  # refuses what is no logger here, and not at the first call
+        event_log(log)  # refuses a wrong logger now instead of at the first call
     if concurrent not in ("wait", "tune"):
         raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
     check_on_miss(on_miss)
@@ -177,7 +177,9 @@ def autotune(
 
     def decorate(kernel: Any) -> Autotuned:
         if not callable(kernel) or isinstance(kernel, Autotuned):
-            raise UsageError(f"autotune: put it above @tilelang.jit, or a function that returns a PrimFunc: {kernel!r}")
+            raise UsageError(
+                f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
+            )
         autotuned = Autotuned(kernel, options)
         warm_for(autotuned)
         return autotuned
@@ -188,9 +190,8 @@ def autotune(
 def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
     """Return the fastest configuration of a kernel under `autotune` for a call with these arguments.
 
-    What is known is asked first: in memory, in the result cache, in shipped files. `on_miss` says what happens where
-    nothing is: ``tune``, take the ``default`` configuration, or raise (``error``) `CacheMiss`; by default as the
-    kernel's own `on_miss`.
+    The lookup covers memory, the result cache and shipped files. `on_miss` decides if nothing is known: ``tune``,
+    use the ``default`` configuration, or raise `CacheMiss` (``error``). None takes the kernel's own `on_miss`.
     """
     if on_miss is not None:
         check_on_miss(on_miss)
@@ -198,15 +199,15 @@ def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs
 
 
 def clear_cache(kernel: Any = None, key: Any = None) -> int:
-    """Forget results and the measurements behind them, in memory and in the result cache; return how many.
+    """Forget results and their measurements, in memory and in the result cache. Returns the number removed.
 
-    `kernel`: a kernel under `autotune`; None: every kernel of this program, and the user's whole result cache.
-    `key`: only this key of that kernel.
+    `kernel`: a kernel under `autotune`, or None for every kernel of this program and the user's whole result cache.
+    `key`: forget only this key of that kernel.
     """
     if kernel is not None:
         return _autotuned("clear_cache", kernel).clear_cache(key)
     if key is not None:
-        raise UsageError("clear_cache: a key is one kernel's: give kernel= too")
+        raise UsageError("clear_cache: a key belongs to one kernel: give kernel= too")
     for known in all_autotuned():
         known.forget()
     return ResultCache().clear()

@@ -1,4 +1,4 @@
-"""The kernel of a call with a configuration: from the library that was measured, or what a worker needs to make one."""
+"""The kernel of a call with a configuration, from the measured library or from a compile worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def measured(call: Call, winner: Winner) -> Artifact | None:
-    """Return the library that was measured; None where it was for other arguments, or is gone."""
+    """Return the measured library, or None if it is missing or was made for other arguments."""
     header = winner.result.header if winner.result is not None else None
     if winner.result is None or header is None or text_of(thaw(header.arguments)) != text_of(call.arguments):
         return None
@@ -28,7 +28,7 @@ def measured(call: Call, winner: Winner) -> Artifact | None:
 
 
 def to_build(call: Call, winner: Winner) -> tuple[Workload, Target, CompileSettings, Callable[[Artifact | None], Any]]:
-    """Return what `with_library` takes: the call's kernel with one configuration, and what becomes of its library."""
+    """Return the arguments of `with_library`: the call's kernel with one configuration, and the use of its library."""
     workload = Workload(
         call.kernel,
         [winner.config],
@@ -40,7 +40,7 @@ def to_build(call: Call, winner: Winner) -> tuple[Workload, Target, CompileSetti
 
 
 def made(call: Call, winner: Winner, artifact: Artifact | None) -> Any:
-    """Return the `tilelang.JITKernel` that calls `artifact`; None has tilelang compile it in this process."""
+    """Return the `tilelang.JITKernel` that calls `artifact`. For None, tilelang compiles it in this process."""
     owner, jit = call.owner, call.owner.kernel
     with owner.frontend.frontend_lock:
         return importlib.import_module("atune.stages.frontend.jit_kernel").jit_kernel(

@@ -1,4 +1,4 @@
-"""What is said where no result is known for a call: which known results are near, and in what they differ."""
+"""Messages for a call without a known result. They list near results and their differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atune.storage.result_cache import ResultCache
 
 
 def describe_miss(work: Work, key: str, cache: ResultCache | None, shipped: Sequence[str]) -> str:
-    """Return that no result is known for `work`, under `key`, and those that are near, a line each."""
+    """Return the message that no result is known for `work` under `key`, with a line for each near result."""
     first = f"{work.key.kernel}: no result is known for {printable(key)} on {work.key.device}"
     near = _near(work, cache, shipped)
     if near:
@@ -23,10 +23,10 @@ def describe_miss(work: Work, key: str, cache: ResultCache | None, shipped: Sequ
 
 
 def warn_of_default(work: Work, key: str, cache: ResultCache | None, shipped: Sequence[str]) -> None:
-    """Warn that the default configuration runs where a result was shipped, or where one is near."""
+    """Warn that the default configuration is used although results were shipped or a near one exists."""
     if shipped or _near(work, cache, shipped):
         said = describe_miss(work, key, cache, shipped)
-        warnings.warn(f"{said}\nThe default configuration is used, which may be slow: tune it", RuntimeWarning, 2)
+        warnings.warn(f"{said}\nThe default configuration is used and may be slow: tune it", RuntimeWarning, 2)
 
 
 def _near(work: Work, cache: ResultCache | None, shipped: Sequence[str]) -> list[NearResult]:
@@ -39,7 +39,7 @@ def _near(work: Work, cache: ResultCache | None, shipped: Sequence[str]) -> list
 
 def _line(near: NearResult) -> str:
     latency = "" if near.entry.latency_ms is None else f" ({near.entry.latency_ms:.4g} ms)"
-    differs = printable("; ".join(near.differences)) or "nothing that is told differs"
+    differs = printable("; ".join(near.differences)) or "no reported part differs"
     return f"  {describe_config(near.entry.config)}{latency} in {printable(near.source)}: {differs}"
 
 

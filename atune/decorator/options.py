@@ -1,4 +1,4 @@
-"""The options of `@atune.autotune`, typed for both ways to call it: with the kernel, and as a decorator."""
+"""Typed options of `@atune.autotune`, for calling it with the kernel and for using it as a decorator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PathLike = str | os.PathLike[str]
 
 
 class AutotuneOptions(TypedDict, total=False):
-    """What each means: `atune.autotune`."""
+    """Options that `atune.autotune` documents."""
 
     space: Required[Any]
     where: Callable[..., Any] | Sequence[Callable[..., Any]]

@@ -1,4 +1,4 @@
-"""How thoroughly to tune, by name or by option, and values that depend on the architecture."""
+"""Presets and options of tuning, and values that depend on the architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5, "n_final_limit": 20},
     "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "n_final_limit": 400, "adaptive": False},
 }
-"""Options of each preset, over the defaults of `BenchmarkSettings` and `CompileSettings`."""
+"""Options of each preset. They replace defaults of `BenchmarkSettings` and `CompileSettings`."""
 
 _RUN = ("budget", "until", "keep", "audit", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
@@ -29,7 +29,7 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 
 
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `atune.tune`'s options for the name of a preset, or for a mapping of options with perhaps a ``preset``.
+    """Return `atune.tune`'s options for a preset's name, or for a mapping of options that may name a ``preset``.
 
     Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``until``, ``keep``,
     ``audit``, ``strategy``, ``prior``, ``seed`` (the strategy's) and ``pipeline``.
@@ -52,7 +52,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
 class ByArch:
     """A value that depends on the architecture: ``ByArch({"sm_90": 3, "sm_80": 2}, default=1)``.
 
-    An architecture is an arch such as ``sm_90``, which also means ``sm_90a``, a target such as ``cuda``, or ``c``.
+    A key is an arch such as ``sm_90`` (which covers ``sm_90a``), a target such as ``cuda``, or ``c``.
     """
 
     def __init__(self, values: Mapping[str, Any], **default: Any) -> None:
@@ -63,7 +63,7 @@ class ByArch:
         self.values, self.default = dict(values), default
 
     def value(self, target: Target, name: str) -> Any:
-        """Return the value for `target`. Raises `UsageError` where there is none and no default."""
+        """Return the value for `target`. Raises `UsageError` if it has neither a value nor a default."""
         for arch in (target.arch, target.arch.rstrip("af"), target.kind):
             if arch and arch in self.values:
                 return self.values[arch]
@@ -73,7 +73,7 @@ class ByArch:
 
 
 def resolved(hints: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """Return `hints` with the values that `target` has."""
+    """Return `hints` with their values for `target`."""
     return {name: v.value(target, name) if isinstance(v, ByArch) else v for name, v in hints.items()}
 
 

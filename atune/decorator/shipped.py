@@ -1,4 +1,4 @@
-"""Results that came with a library: files that `atune cache export` wrote."""
+"""Results that a library ships, as files that `atune cache export` wrote."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from atune.storage.result_key import CacheEntry, read_exported
 
 
 def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
-    """Return a result for `work`: of the same source, problem, device and target, with a configuration of its space.
+    """Return a result of the same source, problem, device and target as `work`, with a configuration of its space.
 
-    Of several, one of the same versions comes before others, and then the latest. Raises `UsageError` for a file that
-    cannot be read or is none of exported results.
+    Results of the same versions come first, and then the latest. Raises `UsageError` for a file that cannot be read
+    or that holds no exported results.
     """
     if not paths:
         return None
@@ -35,7 +35,7 @@ def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
 
 
 def shipped_entries(path: str) -> list[CacheEntry]:
-    """Return the results in a file, which is read again once it has changed. Raises `UsageError`."""
+    """Return the results in a file. A changed file is read again. Raises `UsageError`."""
     return _read(path, _changed(path))
 
 

@@ -1,4 +1,4 @@
-"""Who tunes, and who waits for it: one for each key, among threads and tasks."""
+"""One tuner per key among threads and tasks; the others wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Tuning(Generic[T]):
-    """Work under way. `done` gets its outcome: None where it was cancelled, and who waits may take over."""
+    """Work under way. `done` gets its outcome: None if it was cancelled, so that a waiter may take over."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -19,12 +19,12 @@ class Tuning(Generic[T]):
 
     @property
     def is_this_threads(self) -> bool:
-        """Whether waiting for it here, blocking, would wait for ever: its task runs in this very thread."""
+        """Whether blocking here would wait forever, because the work is a task of this thread."""
         return self.thread == threading.get_ident()
 
 
 class Tunings(Generic[T]):
-    """What is known by key, and what is being found out."""
+    """Known results and tunings under way, by key."""
 
     def __init__(self) -> None:
         self.known: dict[str, T] = {}
@@ -32,7 +32,7 @@ class Tunings(Generic[T]):
         self._lock = threading.Lock()
 
     def keep(self, key: str, value: T) -> T:
-        """Remember `value`, unless something is known already; return what is known then."""
+        """Remember `value` unless the key already has one. Returns the remembered value."""
         with self._lock:
             return self.known.setdefault(key, value)
 
@@ -44,7 +44,7 @@ class Tunings(Generic[T]):
                 self.known.pop(key, None)
 
     def claim(self, key: str) -> tuple[Tuning[T] | None, bool]:
-        """Return the work under way, and whether it is the caller's to do; None where the outcome is known."""
+        """Return the work under way and whether the caller must do it, or None if the outcome is known."""
         with self._lock:
             if key in self.known:
                 return None, False
@@ -55,7 +55,7 @@ class Tunings(Generic[T]):
             return tuning, True
 
     def leading(self, key: str, tuning: Tuning[T]) -> Leading[T]:
-        """Return the context in which the one who tunes works; it gets a function to tell the outcome."""
+        """Return the context manager for the tuner's work. It yields a function that reports the outcome."""
         return Leading(self, key, tuning)
 
     def _end(self, key: str, tuning: Tuning[T], outcome: T | None, error: BaseException | None) -> None:
@@ -70,7 +70,7 @@ class Tunings(Generic[T]):
 
 
 class Leading(Generic[T]):
-    """Ends a tuning for those who wait, however it ends."""
+    """Ends a tuning for all waiters, with any outcome."""
 
     def __init__(self, tunings: Tunings[T], key: str, tuning: Tuning[T]) -> None:
         self._tunings, self._key, self._tuning = tunings, key, tuning

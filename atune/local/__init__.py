@@ -1,1 +1,1 @@
-"""The engine's protocols, kept with processes of this machine."""
+"""The engine's protocols, implemented by processes on this machine."""

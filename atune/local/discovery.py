@@ -1,4 +1,4 @@
-"""What discovery found, held against what was asked for."""
+"""Checks of the settings against the findings of discovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions that processes of a run are asked to call, by import path, and what their servers import ahead."""
+"""Import paths of the functions that a run's processes call, and the modules that their servers import early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says who else uses a GPU that a run measures on."""
+"""Warnings about other users of a GPU that a run measures on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atune.processes.messages import Neighbour, Neighbours
 from atune.processes.worker import Worker
 
 LOOK_S = 5.0
-"""Seconds between two looks, at least."""
+"""Least seconds between two checks."""
 MOST_NEIGHBOURS = 8
 """Processes of others that a run tells of, a device."""
 

@@ -1,4 +1,4 @@
-"""Waiting for a machine that is short of something, and for room beside other compile workers."""
+"""Waiting for resources that the machine is short of, and for a free place among the compile workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PAUSES_S = (0.5, 2.0, 8.0)
 
 
 class Patience:
-    """Tries again what the machine was too short of something for. `folder`: where the run's files lie."""
+    """Retries work that failed because the machine was short of a resource. `folder`: the folder of the run's files."""
 
     def __init__(self, folder: str, warn: Callable[[str], None]) -> None:
         self.folder, self.warn = folder, warn
         self._told: set[Resource] = set()
 
     async def until_it_works(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` does. Raises `MachineError` where the machine stays short of something."""
+        """Return the result of `attempt`. Raises `MachineError` if the shortage lasts."""
         for pause_s in PAUSES_S:
             try:
                 return await attempt()

@@ -1,4 +1,4 @@
-"""What a device does at most: as it was measured, else as its data sheet says."""
+"""A device's peaks: measured, or else from its data sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about a workload that need its file loaded, in a worker, and nothing compiled or measured."""
+"""Questions that a worker answers by loading a workload's file, without compiling or measuring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The resident server from outside: started, asked how it is, stopped. Blocking, for the command line."""
+"""Start, status and stop of the resident server. Blocking, for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of the fork server and its workers, beside the program's own."""
+"""The environment variables of the fork server and its workers, in addition to the program's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the compile service in a run, as states, and what moves it from one to the next. No I/O."""
+"""States of the compile service in a run, and their transitions. No I/O."""
 
 from __future__ import annotations
 

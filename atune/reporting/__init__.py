@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, log and report."""
+"""Views of a run for people: progress, log and report."""

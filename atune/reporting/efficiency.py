@@ -1,4 +1,4 @@
-"""How near the winner comes to its device's peaks, and which axes changed nothing: as text and as HTML."""
+"""The winner's share of its device's peaks, and the axes that changed nothing, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atune.model.roofline import Roofline
 
 
 def roofline_lines(result: TuneResult) -> list[str]:
-    """Return the winner's roofline as lines of the summary, with the reference's beneath it; none where unknown."""
+    """Return the rooflines of winner and reference as lines of the summary. Empty if the winner's is unknown."""
     lines = [f"roofline   {result.roofline.describe()}"] if result.roofline else []
     if lines and result.reference_roofline:
         lines.append(f"           reference {result.reference_roofline.describe()}")
@@ -22,7 +22,7 @@ def inert_lines(result: TuneResult) -> list[str]:
 
 
 def efficiency_section(result: TuneResult) -> str:
-    """Return the report's part on rooflines and inert axes; empty where there is nothing to tell."""
+    """Return the report's section on rooflines and inert axes. Empty if there are neither."""
     parts = []
     if result.roofline:
         parts += ["<h2>Roofline</h2>", *_table(result)]
@@ -36,7 +36,7 @@ def _table(result: TuneResult) -> list[str]:
     rows = [("winner", result.roofline), ("reference", result.reference_roofline)]
     told = {
         "measured": "The peaks were measured on this device.",
-        "nominal": "The peaks are the data sheet's. <code>atune doctor --calibrate</code> measures this device's.",
+        "nominal": "The peaks are from the data sheet. <code>atune doctor --calibrate</code> measures them.",
         "": "The device's peaks are not known.",
     }
     note = told[result.roofline.peaks if result.roofline else ""]

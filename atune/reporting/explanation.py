@@ -1,4 +1,4 @@
-"""What `atune explain` found, as text: one configuration, or two beside each other."""
+"""The findings of `atune explain` as text: one configuration, or two compared."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Rows = list[tuple[str, str]]
 
 
 def report_lines(found: Explained) -> Iterator[str]:
-    """Return the report of one configuration, a line each."""
+    """Return the report of one configuration, as lines of text."""
     yield f"config     {describe_config(found.config) or 'the defaults of the kernel'}"
     yield f"target     {found.target}"
     width = max(len(name) for name, _ in rows(found))
     for name, value in rows(found):
         yield f"{name.ljust(width)}  {value}"
     if found.facts.layouts is None:
-        yield "layouts are not known: layout inference did not run, or is not understood"
+        yield "layouts are not known: layout inference did not run, or atune could not read its result"
 
 
 def rows(found: Explained) -> Rows:
@@ -46,12 +46,12 @@ def rows(found: Explained) -> Rows:
 
 
 def difference_lines(one: Explained, other: Explained) -> Iterator[str]:
-    """Return what differs between two configurations: their facts, and their sources as a unified diff."""
+    """Return the differences of two configurations: their facts, and their sources as a unified diff."""
     yield f"A          {describe_config(one.config) or 'the defaults of the kernel'}"
     yield f"B          {describe_config(other.config) or 'the defaults of the kernel'}"
     differing = differing_rows(one, other)
     if not differing:
-        yield "no fact that is known differs"
+        yield "no known fact differs"
     else:
         widths = [max(len(row[i]) for row in [*differing, ("", "A", "B")]) for i in range(2)]
         yield f"{'':{widths[0]}}  {'A':{widths[1]}}  B"
@@ -63,7 +63,7 @@ def difference_lines(one: Explained, other: Explained) -> Iterator[str]:
 
 
 def differing_rows(one: Explained, other: Explained) -> list[tuple[str, str, str]]:
-    """Return the facts that differ: name, the first one's and the second one's; ``–`` for what one does not have."""
+    """Return name, first value and second value of each fact that differs. ``–`` stands for a missing fact."""
     mine, theirs = dict(rows(one)), dict(rows(other))
     names = dict.fromkeys([*mine, *theirs])
     pairs = [(name, mine.get(name, "–"), theirs.get(name, "–")) for name in names]
@@ -71,7 +71,7 @@ def differing_rows(one: Explained, other: Explained) -> list[tuple[str, str, str
 
 
 def source_difference(one: Explained, other: Explained) -> list[str]:
-    """Return the unified diff of the device sources, in which the kernel is named ``kernel``; empty for none."""
+    """Return the unified diff of the device sources, which name the kernel ``kernel``. Empty if they are equal."""
     mine, theirs = one.source.splitlines(), other.source.splitlines()
     return [printable(line) for line in difflib.unified_diff(mine, theirs, "A", "B", n=2, lineterm="")]
 

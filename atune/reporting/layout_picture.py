@@ -1,4 +1,4 @@
-"""A fragment's layout as SVG: a square for each element, in the colour of the thread that holds it."""
+"""A fragment's layout as SVG: one square per element, in the colour of the thread that holds it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 from atune.model.layouts import Picture
 
 SIDE = 34
-"""Pixels of a square's side."""
+"""Side of a square, in pixels."""
 TOP = 44
 
 
 def svg(picture: Picture) -> str:
-    """Return the drawing as a file's text. Each square tells its element, thread and slot."""
+    """Return the drawing as SVG text. Each square names its element, thread and slot."""
     columns = max((len(row) for row in picture.threads), default=0)
     width, height = max(360, columns * SIDE + 2), TOP + len(picture.threads) * SIDE + 2
     head = (
@@ -39,7 +39,7 @@ def _squares(picture: Picture) -> Iterator[str]:
     for i, (threads, slots) in enumerate(zip(picture.threads, picture.slots, strict=True)):
         for j, (thread, slot) in enumerate(zip(threads, slots, strict=True)):
             x, y = j * SIDE + 1, TOP + i * SIDE
-            hue = thread * 137 % 360  # neighbours get hues far apart
+            hue = thread * 137 % 360  # far apart for neighbours
             yield (
                 f'<g data-thread="{thread}" data-slot="{slot}"><title>row {i}, column {j}: thread {thread}, slot {slot}'
                 f'</title><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="hsl({hue},60%,82%)" '

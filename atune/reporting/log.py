@@ -1,4 +1,4 @@
-"""Events as log entries through structlog: on a stream, or through a logger of the caller's."""
+"""Events as log entries through structlog: on a stream, or through the caller's own logger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DETAILS = (CandidateProposed, CandidateLowered, CandidatePruned, ArtifactBuilt,
 
 
 class EventLog(Protocol):
-    """A logger that takes fields, as structlog's do: ``structlog.get_logger()``, whichever its wrapper class."""
+    """A logger whose methods take fields, such as ``structlog.get_logger()`` with any wrapper class."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
 
@@ -50,11 +50,11 @@ class EventLog(Protocol):
 
 
 def event_log(log: EventLog) -> Callable[[Event], None]:
-    """Return a function that logs an event through `log`: its name, and each field as data that JSON can hold.
+    """Return a function that logs an event through `log`: its name, and its fields as JSON-compatible data.
 
-    ``time`` is text (ISO 8601, UTC), ``mono`` seconds; the others have the units that the event's class gives. Losses
-    and failures are warnings, the steps of single candidates debug, the rest info. What is shown, and how, is up to
-    `log`. Raises `UsageError` where `log` takes no fields, as those of `logging` do not.
+    ``time`` is text (ISO 8601, UTC) and ``mono`` is in seconds. The event's class gives the units of other fields.
+    Losses and failures are warnings, the steps of single candidates are debug, and the rest is info. `log` decides
+    what is shown. Raises `UsageError` if `log` takes no fields, like the loggers of `logging`.
     """
     if not all(callable(getattr(log, name, None)) for name in ("bind", "debug", "info", "warning")):
         raise UsageError(f"log: give a logger of structlog, such as structlog.get_logger(), got {log!r}")
@@ -68,10 +68,10 @@ def event_log(log: EventLog) -> Callable[[Event], None]:
 
 
 def event_logger(stream: TextIO | None = None, json: bool | None = None) -> Callable[[Event], None]:
-    """Return a function that writes an event as one log entry to `stream` (stderr by default).
+    """Return a function that writes an event as one log entry to `stream` (default: stderr).
 
-    `json`: one JSON object a line; False renders for people; None decides by whether `stream` is a terminal. Levels
-    and fields are those of `event_log`. Configured for this logger alone: no one else's logging is touched.
+    `json`: True writes one JSON object per line, and False writes text for people. None writes text on a terminal,
+    and JSON elsewhere. Levels and fields are those of `event_log`. Other loggers of the process stay unchanged.
     """
     import structlog
 
@@ -105,12 +105,12 @@ def _entry(log: EventLog, event: Event, fields: dict[str, Any]) -> None:
 def _data(event: Event) -> dict[str, Any]:
     """Return every field as data, for a machine."""
     fields: dict[str, Any] = msgspec.to_builtins(event)
-    del fields["event"]  # the name, which structlog adds itself
+    del fields["event"]  # structlog adds the name itself
     return {**fields, "time": datetime.fromtimestamp(event.time, UTC).isoformat(timespec="microseconds")}
 
 
 def _shown(event: Event) -> dict[str, Any]:
-    """Return what to show to a person: without samples, long ends and empty fields."""
+    """Return the fields to show to a person, without samples, details and empty fields."""
     moment = datetime.fromtimestamp(event.time, UTC)
     fields: dict[str, Any] = {"time": moment.astimezone().strftime("%H:%M:%S.%f")[:-3]}
     for name in event.__struct_fields__:
@@ -132,6 +132,6 @@ def _shown(event: Event) -> dict[str, Any]:
 
 
 def _dumps(fields: MutableMapping[str, Any], **_: Any) -> str:
-    """Return `fields` as JSON in ASCII, which every stream takes."""
+    """Return `fields` as JSON in ASCII, which every stream can encode."""
     text = msgspec.json.encode(fields).decode()
     return re.sub(r"[^\x00-\x7f]", lambda found: stdlib_json.dumps(found[0])[1:-1], text)

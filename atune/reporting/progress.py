@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: bars on a terminal, a line now and then elsewhere."""
+"""Progress of a run on stderr: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atune.model.settings import Budget
 
 
 class Progress:
-    """Shows the events that `on_event` is given, while it is entered as a context manager.
+    """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
-    `stream`: where to show; stderr by default. `interval_s`: least time between two plain lines, of the run's own
-    clock. `budget`: what the run was limited to, so that totals and the time left are right.
+    `stream`: where to write (default: stderr). `interval_s`: least time between two plain lines, by the run's clock.
+    `budget`: the run's budget, needed for totals and for the time left.
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = 5.0, budget: Budget | None = None) -> None:
@@ -47,14 +47,14 @@ class Progress:
             self._line()
 
     def on_event(self, event: Event) -> None:
-        """Take `event` in, and show what changed when it is time to."""
+        """Record `event`, and update the display if the interval has passed."""
         self._state.apply(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
-            self._started_mono = event.mono  # the imports before it say nothing of the rate
+            self._started_mono = event.mono  # earlier time went into imports, not candidates
         if isinstance(event, Warned):
             self._warn(event.message)
-        # Not at every event: there may be thousands a second.
+        # Thousands of events may come per second.
         interval_s = self._interval_s if self._bars is None else 0.1
         if event.mono - self._shown_mono < interval_s and not isinstance(event, RunFinished | RunInterrupted):
             return
@@ -66,28 +66,28 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Candidates that will be looked at."""
+        """Number of candidates that the budget allows."""
         return min(self._state.total, self._budget.most(self._state.total) or self._state.total)
 
     @property
     def compiled(self) -> int:
-        """Candidates that compiling is done with: built, pruned, failed or the same as another."""
+        """Number of candidates that need no more compiling: built, pruned, failed or duplicate."""
         state = self._state
         return state.built + state.unbuilt + state.counts["duplicate"]
 
     @property
     def to_measure(self) -> int:
-        """Candidates worth measuring, as far as known: no duplicates, none pruned, none that failed to build."""
+        """Number of candidates to measure, as far as known: without duplicates, pruned and failed ones."""
         return max(self.measured, self.total - self._state.counts["duplicate"] - self._state.unbuilt)
 
     @property
     def measured(self) -> int:
-        """Candidates that measuring is done with, the failed ones included."""
+        """Number of candidates whose measurement ended, in success or failure."""
         return self._state.settled - self._state.counts["duplicate"] - self._state.unbuilt
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate so far, lowering and settling counted alike; None while too little is done."""
+        """Seconds left at the rate so far. Lowering and settling count alike. None while too little is done."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self._state.lowered, self.total) + self._state.settled
@@ -99,7 +99,7 @@ class Progress:
 
     @property
     def best(self) -> str:
-        """The best so far with its latency; empty while there is none."""
+        """The best configuration so far with its latency. Empty while there is none."""
         if self._state.best is None:
             return ""
         index, latency_ms = self._state.best
@@ -108,7 +108,7 @@ class Progress:
 
     @property
     def expected(self) -> str:
-        """The best latency that the strategy expects; empty where it expects none, and when the run is over."""
+        """The best latency that the strategy expects. Empty if it expects none, or if the run has ended."""
         state = self._state
         if state.expected_ms is None or state.finished is not None or state.interrupted is not None:
             return ""
@@ -116,12 +116,12 @@ class Progress:
 
     @property
     def tried(self) -> str:
-        """How many candidates of the space have an outcome; empty before the run has started."""
+        """The number of candidates with an outcome. Empty before the run starts."""
         return f"tried {self._state.settled:,} of {self._state.total:,}" if self._state.header is not None else ""
 
     @property
     def proof(self) -> str:
-        """Whether the winner is proven to be tilelang's own code; empty until the run has finished with one."""
+        """Whether the winner is proven to be tilelang's own code. Empty until the run finishes with a winner."""
         state = self._state
         if state.finished is None or state.best is None:
             return ""
@@ -146,7 +146,7 @@ class Progress:
         self._bars.note(printable(message)) if self._bars is not None else self._print(f"warning: {printable(message)}")
 
     def _print(self, text: str) -> None:
-        if self._stream is not None:  # closed when the program began
+        if self._stream is not None:  # stderr was closed when the program began
             try:
                 print(f"atune: {text}", file=self._stream, flush=True)
             except OSError:
@@ -154,7 +154,7 @@ class Progress:
 
 
 class _Bars:
-    """Two rich bars, and below them what was found, broken between words where the terminal is narrow."""
+    """Two rich bars with the findings below. Long lines wrap between words."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console, Group

@@ -1,4 +1,4 @@
-"""A journal as one HTML page that needs nothing else: no network, no other file, no code of the workload."""
+"""A journal as one HTML page. It needs no network, no other file and no code of the workload."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from atune.reporting.efficiency import efficiency_section
 from atune.reporting.search_section import plain_summary, search_section
 
 SPANS = 6000
-"""Most spans that the timeline draws; of longer runs it shows the longest ones."""
+"""Most spans that the timeline draws. A longer run shows its longest spans."""
 
 POINTS = 2000
-"""Most points of a device that the clocks' drawings have; all with a reason for lower clocks come first."""
+"""Most points per device in the drawings of clocks. Points with lowered clocks take precedence."""
 
 Span = tuple[str, float, float, str]
 Point = tuple[float, int | None, int | None, int | None, str]
-"""Seconds of the run, SM clock and memory clock in MHz, temperature in °C, and why the clocks were lowered."""
+"""Seconds since the run's start, SM and memory clock in MHz, temperature in °C, and why the clocks were lowered."""
 
 
 def report(journal: str | Path) -> str:
-    """Return the page for `journal`. Raises `JournalError` where it cannot be read."""
+    """Return the page for `journal`. Raises `JournalError` if it cannot be read."""
     state, lanes, clocks = State(), Lanes(), Clocks()
     for event in JournalReader(journal):
         state.apply(event)
@@ -46,7 +46,7 @@ def report(journal: str | Path) -> str:
         clocks.add(event)
     result = TuneResult(state, Path(journal), replayed=True)
     page = (Path(__file__).with_name("report_page.html")).read_text(encoding="utf-8")
-    # Inside a script element only "<" can end it, or begin a comment; a journal may come from a stranger.
+    # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
     data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
     )
@@ -55,11 +55,11 @@ def report(journal: str | Path) -> str:
         "@SEARCH@": efficiency_section(result) + search_section(result),
         "@PLAIN@": plain_summary(result),
     }
-    return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # at once: texts may hold such words
+    return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # one pass: texts may hold "@DATA@"
 
 
 class Lanes:
-    """Collects what each compile worker and device did, and when, in seconds of the run."""
+    """Collects the activities of each compile worker and device. Times are in seconds since the run's start."""
 
     def __init__(self) -> None:
         self.compile: dict[str, list[Span]] = {}
@@ -92,7 +92,7 @@ class Lanes:
                 self._started.clear()
 
     def overlap(self) -> tuple[float, float]:
-        """Return the seconds in which some device measured, and those of them in which some worker compiled."""
+        """Return the seconds in which a device measured, and the part of them in which a worker compiled."""
         measuring = _union([span for spans in self.device.values() for span in spans])
         compiling = _union([span for spans in self.compile.values() for span in spans])
         both, i = 0.0, 0
@@ -111,7 +111,7 @@ class Lanes:
 
 
 class Clocks:
-    """Collects under which conditions each device measured, as NVML told them right after each timing."""
+    """Collects the clocks and temperatures that NVML reported right after each timing, by device."""
 
     def __init__(self) -> None:
         self.devices: dict[str, list[Point]] = {}
@@ -125,7 +125,7 @@ class Clocks:
                 self._timed(event.device, event.mono, first.timing)
 
     def data(self) -> dict[str, Any]:
-        """Return what the page draws: the points by device, thinned out, and a sentence."""
+        """Return the data of the page's drawing: thinned points by device, and a sentence."""
         shown = []
         lowered = total = 0
         for name, points in sorted(self.devices.items()):
@@ -148,7 +148,7 @@ class Clocks:
 
 
 def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Return the spans' times as disjoint intervals, in order."""
+    """Return the union of the spans as disjoint intervals, in order."""
     found: list[tuple[float, float]] = []
     for _, low, high, _ in sorted(spans, key=lambda span: span[1]):
         if found and low <= found[-1][1]:
@@ -213,14 +213,14 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     elif result.finished:
         lines.append("Not proven plain: it was not compared with the code that tilelang itself makes.")
     if not result.finished:
-        lines.append("The run has not finished: this is the best so far, by first timing.")
+        lines.append("The run has not finished: this is the best configuration so far, by first timing.")
     lines.append("To use it, call the kernel function with the problem's arguments and this configuration:")
     return {"lines": lines, "source": repr(result.best.config)}
 
 
 def _timeline(lanes: Lanes) -> dict[str, Any]:
     def place(lane: tuple[str, list[Span]]) -> tuple[int, str]:
-        return len(lane[0]), lane[0]  # compile-10 after compile-9
+        return len(lane[0]), lane[0]  # sorts compile-10 after compile-9
 
     devices = [(f"device {name}", spans) for name, spans in lanes.device.items()]
     rows = sorted(lanes.compile.items(), key=place) + sorted(devices, key=place)
@@ -229,10 +229,12 @@ def _timeline(lanes: Lanes) -> dict[str, Any]:
     if n > SPANS:
         lengths = sorted((span[2] - span[1] for _, spans in rows for span in spans), reverse=True)
         rows = [(name, [s for s in spans if s[2] - s[1] >= lengths[SPANS - 1]][:SPANS]) for name, spans in rows]
-        text += f" Shown are the {SPANS} longest of {n} spans."
+        text += f" Only the {SPANS} longest of {n} spans are shown."
     measuring_s, both_s = lanes.overlap()
     if measuring_s:
-        text += f" Devices measured for {measuring_s:.1f} s, and in {both_s / measuring_s:.0%} of that others compiled."
+        text += (
+            f" Devices measured for {measuring_s:.1f} s. Workers compiled in {both_s / measuring_s:.0%} of that time."
+        )
     shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
     return {"lanes": shown, "parts": lanes.parts, "end_s": lanes.end_s, "text": text}
 

@@ -1,4 +1,4 @@
-"""How the search went, as HTML that needs no script: the best so far as a curve, and the axes that mattered."""
+"""The search as HTML without scripts: a curve of the best so far, and the axes that mattered."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from atune.journal.result import TuneResult, describe_config, printable
 
 WIDTH, HEIGHT = 1040, 240
 LEFT, RIGHT, TOP, BOTTOM = 70, 10, 14, 30
-"""Margins of the curve."""
+"""Margins of the curve, in pixels."""
 
 
 def search_section(result: TuneResult) -> str:
-    """Return the page's part on the search; empty where nothing is measured."""
+    """Return the page's section on the search. Empty if nothing was measured."""
     steps = [step for step in result.best_over_time if step.latency_ms > 0 and math.isfinite(step.latency_ms)]
     if not steps:
         return ""
@@ -22,7 +22,7 @@ def search_section(result: TuneResult) -> str:
 
 
 def plain_summary(result: TuneResult) -> str:
-    """Return what is most important of the result, for browsers that run no script."""
+    """Return the most important results, for browsers that run no scripts."""
     header = result.header
     title = "" if header is None else printable(header.workload)
     lines = ["No candidate worked."]
@@ -69,9 +69,9 @@ def _axes(result: TuneResult) -> list[str]:
     found = result.axis_importance
     lines = ["<h2>Axes that mattered</h2>"]
     if found is None:
-        return [*lines, '<p class="soft">Too few candidates are measured to tell.</p>']
+        return [*lines, '<p class="soft">Too few candidates were measured to tell.</p>']
     lines.append(
-        '<p class="soft">What each axis explains by itself of the variance of the log of the latency, by '
+        '<p class="soft">The share of the variance of the log latency that each axis explains alone, from '
         f"{found.candidates:,} candidates.</p>"
     )
     lines.append('<table id="mattered"><tr><th>axis</th><th>share</th></tr>')

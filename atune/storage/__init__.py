@@ -1,1 +1,1 @@
-"""What outlives a run: artifacts, and results by what they depend on."""
+"""Persistent data: artifacts, and results with their dependencies."""

@@ -1,15 +1,15 @@
-"""Built libraries, kept in the cache folder by content, so that what was compiled once is not compiled again.
+"""Built libraries in the cache folder, stored by content for reuse by later runs.
 
     artifacts/<sha256>.so                  a library; its name is its content's hash
     artifacts/<sha256>.<symbol>.source     one member's source
-    artifacts/codes/<code key>.json        where the code of a candidate is: library, symbol, how to call it
-    artifacts/lowered/<ir key>.json        what a kernel was lowered to: its code's key, and the facts about it
-    artifacts/proofs/<code key>.json       that this code is what tilelang makes with every accelerator off
-    artifacts/swept                        when files that lead nowhere were last removed
+    artifacts/codes/<code key>.json        location of a candidate's code: library, symbol, how to call it
+    artifacts/lowered/<ir key>.json        result of lowering a kernel: its code's key, and the facts about it
+    artifacts/proofs/<code key>.json       proof that tilelang makes the same code without accelerators
+    artifacts/swept                        time of the last removal of unused files
     artifacts/pins/<name>                  libraries that a program needs now; locked while it lives
 
-Safe for several processes at once: files appear whole, by renaming, and a library is removed only when it is in no
-pin of a living program. Lookups hash the library before it is used.
+Several processes may use it at once. Files appear whole, by renaming. A library is removed only if no living program
+pins it. Lookups check the library's hash before use.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from atune.model.artifact import STORED, Artifact, Lowered, source_path
 from atune.system.paths import artifacts_folder, code_file, is_stored, lowered_file, make_private_folder, proof_file
 
 MAX_BYTES = 4 << 30
-"""Size that the store is cut back to, least recently used libraries first."""
+"""Most bytes of the store after trimming, which removes the least recently used libraries first."""
 GRACE_S = 300.0
-"""Libraries used this recently stay: their program may be about to pin them."""
+"""Seconds after its last use in which a library stays, because its program may be about to pin it."""
 SWEEP_S = 86400.0
-"""Seconds between two looks for files that lead nowhere: each reads the whole index."""
+"""Seconds between two searches for unused files. Each search reads the whole index."""
 INDEX = ("codes", "lowered", "proofs")
 SWEPT = (".*.part", *(f"{name}/.*.part" for name in INDEX), "*.source", *(f"{name}/*.json" for name in INDEX))
-"""Files that may lead nowhere."""
+"""Folders with files that may be unused."""
 
 
 class _Proven(msgspec.Struct, frozen=True):
-    """What a file of `proofs` says: its own name once more, and the SHA-256 of the library that was compared."""
+    """Content of a file in `proofs`: its own name, and the SHA-256 of the compared library."""
 
     store_key: str
     library: str
@@ -59,9 +59,9 @@ class ArtifactStore:
         self._pinning = threading.Lock()
 
     def find(self, key: str, index: int) -> Artifact | None:
-        """Return the artifact of candidate `index`, stored under `key`, where the store has it intact.
+        """Return the artifact of candidate `index` stored under `key`, or None if it is missing or damaged.
 
-        It is pinned until `close`. Raises `OSError` where the store cannot be used, read-only for example.
+        It is pinned until `close`. Raises `OSError` if the store cannot be used, for example if it is read-only.
         """
         try:
             found = msgspec.json.decode(self._code(key).read_bytes(), type=Artifact)
@@ -87,7 +87,7 @@ class ArtifactStore:
             _write(self._code(key), msgspec.json.encode(kept))
 
     def put_lowered(self, lowered: Lowered) -> None:
-        """Remember what a kernel was lowered to, whose library is kept here. Raises `OSError`."""
+        """Store the result of lowering a kernel whose library is stored here. Raises `OSError`."""
         path = lowered_file(self.folder, lowered.ir_key)
         if lowered.ir_key and not path.exists():
             _write(path, msgspec.json.encode(msgspec.structs.replace(lowered, blob=b"")))
@@ -101,20 +101,20 @@ class ArtifactStore:
             return False
 
     def put_proof(self, key: str, library: str) -> None:
-        """Remember that the code under `key` in the file `library` is tilelang's own. Raises `OSError`."""
+        """Store the proof that the code under `key` in the file `library` is tilelang's own. Raises `OSError`."""
         digest = hashlib.sha256(Path(library).read_bytes()).hexdigest()
         _write(self._proof(key), msgspec.json.encode(_Proven(key, digest)))
 
     def keep(self, artifact: Artifact) -> Artifact:
-        """Keep a winner's library and source; return the artifact as it stands here. Raises `OSError`."""
+        """Store a winner's library and source, and return the stored artifact. Raises `OSError`."""
         library = self._keep_library(artifact)
         self._keep_source(artifact, library)
         return msgspec.structs.replace(artifact, path=str(library))
 
     def evict(self) -> int:
-        """Remove the least recently used libraries beyond `max_bytes`; return how many. Pinned ones stay.
+        """Remove the least recently used libraries beyond `max_bytes`, except pinned ones. Returns their number.
 
-        Codes that lead to no library, sources without one, and the parts of files whose writers died go too.
+        This also removes codes and sources without a library, and incomplete files of dead writers.
         """
         removed = self._evict_libraries()
         with contextlib.suppress(OSError):
@@ -125,10 +125,10 @@ class ArtifactStore:
         return removed
 
     def _sweep(self, old: float) -> None:
-        """Remove what leads nowhere and was last written before `old`, so that nobody is about to complete it."""
+        """Remove unused files last written before `old`. Nobody is about to complete those."""
         with contextlib.suppress(OSError):
             libraries = {path.stem for path in self.folder.glob("*.so")}
-            # Codes first: what was lowered, and what was proven, leads to those.
+            # Codes first, because lowered results and proofs refer to codes.
             for path in itertools.chain.from_iterable(map(self.folder.glob, SWEPT)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime > old:
@@ -168,7 +168,7 @@ class ArtifactStore:
         return 0
 
     def close(self) -> None:
-        """Let go of the pins."""
+        """Release the pins."""
         if self._pin_file is not None:
             self._pin_path.unlink(missing_ok=True)
             os.close(self._pin_file)
@@ -212,7 +212,7 @@ class ArtifactStore:
             self._pins.add(name)
 
     def _pinned(self) -> set[str]:
-        """Return what living programs pin; forget the pins of dead ones, whose locks ended with them."""
+        """Return the libraries that living programs pin, and remove the pins of dead programs."""
         found: set[str] = set()
         for pin in (self.folder / "pins").glob("*"):
             with contextlib.suppress(OSError), pin.open("rb") as file:
@@ -225,7 +225,7 @@ class ArtifactStore:
 
 
 def keep(artifact: Artifact) -> Artifact:
-    """Keep a winner's library in the store; return the artifact as it stands there. Raises `OSError`."""
+    """Store a winner's library, and return the stored artifact. Raises `OSError`."""
     store = ArtifactStore()
     try:
         return store.keep(artifact)
@@ -234,7 +234,7 @@ def keep(artifact: Artifact) -> Artifact:
 
 
 def find(artifact: Artifact) -> Artifact | None:
-    """Return `artifact` where its library still lies in the store and its content is what its name says, else None."""
+    """Return `artifact` if the store still has its library and the content matches the name, else None."""
     return artifact if is_stored(artifact.path) else None
 
 

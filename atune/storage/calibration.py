@@ -1,4 +1,4 @@
-"""What a device was measured to do at most: kept in the cache folder, by its UUID and its highest clock."""
+"""Measured peaks of devices, stored in the cache folder by UUID and highest clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atune.system.paths import cache_folder, make_private_folder
 
 
 def find_peaks(device: DeviceInfo) -> Peaks | None:
-    """Return what `device` was measured to do; None where it was not, at this clock, or the file cannot be read."""
+    """Return the measured peaks of `device`, or None if it was not measured at this clock or the file is unreadable."""
     if not device.uuid:
         return None
     try:
@@ -25,7 +25,7 @@ def find_peaks(device: DeviceInfo) -> Peaks | None:
 
 
 def keep_peaks(device: DeviceInfo, peaks: Peaks) -> Path:
-    """Keep what `device` was measured to do, and return where. Raises `OSError`."""
+    """Store the measured peaks of `device` and return the file's path. Raises `OSError`."""
     path = _file(device)
     make_private_folder(str(path.parent))
     with whole_file(path) as part:

@@ -1,4 +1,4 @@
-"""Known results that are near to one that was looked for and not found, and in what they differ."""
+"""Known results near to a missing one, and their differences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atune.model.former_names import BENCHMARK
 from atune.storage.result_key import CacheEntry, ResultKey
 
 MOST = 3
-"""Near results that are told."""
+"""Most near results returned."""
 
 
 class NearResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A known result of the same kernel, where it comes from, and a clause on each thing that differs."""
+    """A known result of the same kernel, its origin, and a clause on each difference."""
 
     entry: CacheEntry
     source: str
@@ -30,11 +30,11 @@ def nearest(
     shipped: Collection[str] = (),
     space: Collection[str] | None = None,
 ) -> list[NearResult]:
-    """Return the known results of the same kernel, by name or by source, that differ least: `MOST` of them.
+    """Return the known results of the same kernel (by name or source) that differ least, at most `MOST`.
 
-    `keys`: what was looked for, under each way of taking sources. `known`: results with where they come from; for those
-    from one of `shipped` versions, settings and the space's hash do not count, but their configuration must be in
-    `space`, the keys of its configurations.
+    `keys`: the wanted keys, with normalised and with verbatim sources. `known`: results with their origins. `shipped`:
+    origins for which versions, settings and the space's hash do not count. The configurations of shipped results must
+    be in `space`, which holds the keys of configurations.
     """
     wanted = keys[0]
     found = []
@@ -75,12 +75,12 @@ def _circumstances(wanted: ResultKey, parts: ResultKey) -> list[str]:
 
 
 def _today(measuring: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the names that they have now."""
+    """Return settings under their current names."""
     return {BENCHMARK.get(name, name): value for name, value in measuring.items()}
 
 
 def _changes(was: Any, now: Any, what: str) -> list[str]:
-    """Return a clause for each name whose value differs, or one for all where they are no mappings."""
+    """Return a clause for each name whose value differs. Values that are not mappings get one clause."""
     if not isinstance(was, Mapping) or not isinstance(now, Mapping):
         return [] if _same(was, now) else [f"{what} was {_words(was)} and is {_words(now)}"]
     names = [name for name in {**was, **now} if not _same(was.get(name, _NONE), now.get(name, _NONE))]

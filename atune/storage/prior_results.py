@@ -1,4 +1,4 @@
-"""What earlier runs learnt of single configurations, and the journal of a run that has it behind it."""
+"""Outcomes of configurations in earlier runs, and a journal that begins with them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of one configuration from earlier runs."""
+    """Outcome of one configuration in earlier runs."""
 
     config: Config
     code_key: str
@@ -38,7 +38,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def known_of(state: State) -> Iterator[Known]:
-    """Yield what a run learnt that lasts: measurements, and failures that would come back."""
+    """Yield the lasting outcomes of a run: measurements, and failures that would happen again."""
     for entry in state.entries.values():
         outcome = state.outcome(entry.index)
         if outcome is None or not entry.key:
@@ -49,7 +49,7 @@ def known_of(state: State) -> Iterator[Known]:
 
 
 def history(header: RunStarted, configs: Sequence[Config], known: Mapping[str, Known]) -> list[Event]:
-    """Return the journal of a run that has `known` behind it and the rest of `configs` before it.
+    """Return the journal of a run that has recorded `known` and has yet to try the rest of `configs`.
 
     A candidate is aliased to the first one with the same code, as in the run that measured it.
     """

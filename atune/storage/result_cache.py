@@ -1,7 +1,7 @@
-"""Results of tunings and every measurement, kept between programs in one embedded database.
+"""Results of tunings and all measurements, in one embedded database.
 
-Safe for many processes at once (SQLite, write-ahead log). A database that is damaged is moved aside with a warning; one
-that cannot be used costs the cache and not the run.
+Many processes may use it at once (SQLite, write-ahead log). A damaged database is moved aside with a warning. If the
+database cannot be used, the run continues without the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atune.system.paths import cache_folder, make_private_folder
 T = TypeVar("T")
 
 SCHEMA = 1
-"""Of the database."""
+"""Version of the database's tables."""
 
 _Row = tuple[str, str, float | None, float | None, float]
 
@@ -48,9 +48,9 @@ CREATE TABLE IF NOT EXISTS measurements (
 
 
 class ResultCache:
-    """The database in `folder`; by default in the user's cache folder. It is made when something is first kept.
+    """The database in `folder` (default: the user's cache folder). It is created with the first stored result.
 
-    Every call opens the database anew: calls are rare, and then neither threads nor forks share a connection.
+    Each call opens a new connection, so threads and forks never share one. Calls are rare.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -58,7 +58,7 @@ class ResultCache:
         self.path = self.folder / "results.sqlite3"
 
     def find(self, key: ResultKey) -> TuneResult | None:
-        """Return the result under `key`, with `cache_hit` set; None where there is none, or one that was imported."""
+        """Return the result under `key`, with `cache_hit` set. Returns None if it is missing or was imported."""
 
         def ask(db: sqlite3.Connection) -> bytes | None:
             row = db.execute("SELECT events FROM results WHERE key = ?", (key.text,)).fetchone()
@@ -82,12 +82,12 @@ class ResultCache:
         return result
 
     def find_entry(self, key: ResultKey) -> CacheEntry | None:
-        """Return the entry under `key`, imported ones too."""
+        """Return the entry under `key`, even if it was imported."""
         rows: list[_Row] = self._ask(lambda db: db.execute(f"{_SELECT} WHERE key = ?", (key.text,)).fetchall(), [])
         return next(iter(_entries(rows)), None)
 
     def put(self, key: ResultKey, events: Sequence[Event]) -> None:
-        """Keep a run's result, where it has a winner, and everything that was measured."""
+        """Store all measurements of a run, and its result if it has a winner."""
         state = State()
         for event in events:
             state.apply(event)
@@ -111,7 +111,7 @@ class ResultCache:
         self._use(write, None)
 
     def known(self, key: ResultKey, configs: Iterable[Config]) -> dict[str, Known]:
-        """Return what earlier runs of the same work learnt of `configs`, by config key."""
+        """Return the outcomes of `configs` in earlier runs of the same work, by config key."""
         wanted = {config_key(config) for config in configs}
         query = "SELECT config_key, known FROM measurements WHERE work = ?"
         rows: list[tuple[str, bytes]] = self._ask(lambda db: db.execute(query, (key.work,)).fetchall(), [])
@@ -123,7 +123,7 @@ class ResultCache:
         return found
 
     def entries(self, *, kernel: str | None = None, key: str | None = None) -> list[CacheEntry]:
-        """Return the results, the newest first: those of `kernel`, by name, and whose key begins with `key`."""
+        """Return the results, newest first. `kernel`: only this kernel's name. `key`: only keys that begin with it."""
         where, values = _where(kernel, key)
         rows: list[_Row] = self._ask(
             lambda db: db.execute(f"{_SELECT} {where} ORDER BY created DESC", values).fetchall(), []
@@ -133,10 +133,10 @@ class ResultCache:
     def clear(
         self, *, kernel: str | None = None, key: str | None = None, source: str | None = None, problem: Any = None
     ) -> int:
-        """Remove results, and measurements of the same work; return how many results.
+        """Remove results and the measurements of the same work. Returns the number of results.
 
-        `kernel`: by name. `key`: by the beginning of the key. `source`, `problem`: by what stands in the key.
-        Without any of them, everything.
+        `kernel`: the kernel's name. `key`: the beginning of the key. `source`, `problem`: parts of the key. Without
+        any of them, everything is removed.
         """
         chosen = [
             entry
@@ -162,9 +162,9 @@ class ResultCache:
         return exported(self.entries(kernel=kernel, key=key))
 
     def merge(self, data: bytes) -> int:
-        """Take in results that `export` wrote; return how many are new. What was tuned here stays as it is.
+        """Import results that `export` wrote, and return the number of new ones. Results tuned here stay unchanged.
 
-        Raises `UsageError` where `data` is none of that.
+        Raises `UsageError` if `data` is not an exported file.
         """
         entries = read_exported(data)
 
@@ -182,11 +182,11 @@ class ResultCache:
         return self._use(write, 0)
 
     def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """As `_use`, for what only reads: a database that is not there is not made."""
+        """Do what `_use` does, for reading: a missing database is not created."""
         return self._use(work, otherwise) if self.path.exists() else otherwise
 
     def _use(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Run `work` in one transaction; `otherwise` where the database cannot be used, with a warning."""
+        """Run `work` in one transaction. If the database cannot be used, warn and return `otherwise`."""
         for attempt in (1, 2):
             try:
                 with contextlib.closing(self._open()) as db, db:
@@ -223,7 +223,7 @@ class ResultCache:
             yield
 
     def _move_aside(self, error: BaseException) -> None:
-        """Put a damaged database where it is in nobody's way. One process does; the others find it done."""
+        """Move a damaged database aside. One process moves it, and the others then find it gone."""
         with self._guard():
             try:
                 with contextlib.closing(sqlite3.connect(self.path)) as db:
@@ -236,7 +236,7 @@ class ResultCache:
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
-        _warn(f"the result cache was damaged ({error}); it lies in {aside} now, and a new one is begun")
+        _warn(f"the result cache was damaged ({error}): it was moved to {aside}, and a new one was started")
 
 
 _SELECT = "SELECT parts, config, latency_ms, reference_ms, created FROM results"

@@ -1,4 +1,4 @@
-"""What a tuning's result depends on, a result as data, and files of results that are shipped."""
+"""The dependencies of a tuning's result, a result as data, and files of exported results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from atune.errors import UsageError
 from atune.model.candidate import Config, thaw
 
 SCHEMA = 1
-"""Of exported files."""
+"""Version of exported files."""
 
 
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a result depends on.
+    """All dependencies of a result.
 
     `kernel`: its name, for people. `source`: SHA-256 of the kernel's source and closure alone. `fingerprint`: the same
-    with its callbacks. `problem`: the problem's key, as data. `device`: model. `measuring`: settings that change a
-    measurement; `search`: those that change which candidate wins. `space`: SHA-256 of the candidates' keys in order.
+    with its callbacks. `problem`: the problem's key, as data. `device`: the model. `measuring`: settings that affect
+    a measurement. `search`: settings that affect the choice of the winner. `space`: SHA-256 of the candidates' keys
+    in order.
     """
 
     kernel: str
@@ -36,17 +37,17 @@ class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """What a measurement of one configuration depends on, as a hash."""
+        """Hash of the dependencies of a single measurement."""
         return _digest(self, ("kernel", "search", "space"))
 
     @property
     def text(self) -> str:
-        """The whole key as a hash: 32 hex digits."""
+        """Hash of the whole key, 32 hex digits."""
         return _digest(self, ("kernel",))
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One result in the cache, as `atune cache show` and exported files have it. Data only."""
+    """One result in the cache, as in `atune cache show` and in exported files. Data only."""
 
     parts: ResultKey
     config: Config
@@ -77,7 +78,9 @@ def read_exported(data: bytes) -> list[CacheEntry]:
     try:
         found = msgspec.json.decode(data, type=_Exported)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"this is no file of exported results ({error}); `atune cache export` writes them") from None
+        raise UsageError(
+            f"this is not a file of exported results ({error}): give one that `atune cache export` wrote"
+        ) from None
     if found.schema > SCHEMA:
         raise UsageError(f"a newer atune exported these results (schema {found.schema}): update atune")
     return [msgspec.structs.replace(entry, config=thaw(entry.config)) for entry in found.entries]

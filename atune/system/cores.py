@@ -1,4 +1,4 @@
-"""How many cores and how much memory this process may use."""
+"""Cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ server it was forked from) and 450 MiB of nvcc's cicc, for bf16 GEMMs in groups 
 
 
 def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that can still be had: of the machine (MemAvailable) and of every cgroup around this process.
+    """Return the available bytes: the least of the machine (MemAvailable) and of each cgroup of this process.
 
-    A cgroup's page cache that is not in use (``inactive_file``) counts as free, as MemAvailable counts it. None where
-    nothing tells.
+    A cgroup's unused page cache (``inactive_file``) counts as free, as in MemAvailable. None if unknown.
     """
     found: list[int] = []
     try:
@@ -46,7 +45,7 @@ def usable_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/f
 
 
 def _own_cgroup(proc: Path, cgroups: Path) -> Path:
-    """Return the folder of this process' cgroup, v2; the root where nothing tells."""
+    """Return the folder of this process' cgroup (v2), or the root if it is unknown."""
     try:
         own = next(line for line in (proc / "self" / "cgroup").read_text().splitlines() if line.startswith("0::"))
         return cgroups / own.removeprefix("0::").lstrip("/")
@@ -55,7 +54,7 @@ def _own_cgroup(proc: Path, cgroups: Path) -> Path:
 
 
 def _room_bytes(group: Path) -> int | None:
-    """Return what cgroup v2's ``memory.max`` leaves to `group`; None without a limit."""
+    """Return the bytes that cgroup v2's ``memory.max`` leaves to `group`, or None without a limit."""
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
@@ -66,9 +65,10 @@ def _room_bytes(group: Path) -> int | None:
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many processes the kernel has killed for want of memory; None where nothing tells.
+    """Return the number of processes that the kernel killed because memory ran out, or None if it is unknown.
 
-    Of this process' cgroup (``memory.events``), else of the whole machine. It counts before it kills.
+    The number is that of this process' cgroup (``memory.events``), else of the machine. The kernel counts before it
+    kills.
     """
     for file in (_own_cgroup(proc, cgroups) / "memory.events", proc / "vmstat"):
         try:
@@ -79,7 +79,7 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def workers_that_fit(wanted: int, available_bytes: int | None) -> int:
-    """Return how many of `wanted` compile workers have room, at least one."""
+    """Return the number of compile workers that fit into memory: at most `wanted`, at least one."""
     if available_bytes is None:
         return wanted
     return max(1, min(wanted, available_bytes // WORKER_BYTES))

@@ -11,21 +11,20 @@ TICK_S = 0.5
 
 
 class Deadline:
-    """Seconds to wait for something that may hang; None waits for ever.
+    """Seconds to wait for something that may hang. None waits forever.
 
-    Time in which this program does not run (SIGSTOP, Ctrl-Z, a suspended machine) does not count. Waiting is done in
-    ticks: one that ends more than a tick late was one of a program that was held up, and counts as long as it was
-    planned. After the first such tick at least one more follows, for what was stopped along with this program.
+    Time in which this program does not run (SIGSTOP, Ctrl-Z, a suspended machine) does not count. Waiting happens in
+    ticks. If a tick ends more than a tick late, the program was stopped, and only the planned time counts. At least
+    one more tick follows the first late one, for processes that were stopped together with this program.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._left_s, self._extended = seconds, False
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for a tick at most: the caller looks whether it came, and waits again if it did not.
+        """Wait for `ready`, for one tick at most. The caller checks whether it came, and else calls again.
 
-        Raises TimeoutError where no time is left. Time runs out while waiting, so that the caller always looks once
-        more before it is told.
+        Raises `TimeoutError` if no time is left. The caller always checks once more before that error.
         """
         if self._left_s is None:
             await ready()

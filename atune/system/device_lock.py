@@ -1,8 +1,8 @@
-"""One device, one measurement at a time: runs of one user, in one program or in several, take turns.
+"""Locks for one measurement at a time on each device, among all runs of one user.
 
-Two advisory locks (flock) a device, on files below `$TMPDIR/atune-UID`: who holds the first may wait for the second,
-so that a run which measures without a pause cannot get the device back before another that waits. The kernel releases
-a lock when its program ends, however it ends.
+Each device has two advisory locks (flock) on files below `$TMPDIR/atune-UID`. The holder of the first lock may wait
+for the second. A run that measures without pause therefore cannot overtake a waiting run. The kernel releases a lock
+when its program ends in any way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from atune.system.deadline import Deadline
 from atune.system.folders import private_root
 
 PATIENCE_S = 180.0
-"""Seconds after which a lock is no longer waited for: its program may have been stopped."""
+"""Most seconds of waiting for a lock. The program that holds it may be stopped."""
 POLL_S = (0.0005, 0.005)
-"""Seconds between two tries, at first and at last."""
+"""Seconds between the first two tries, and between the last two."""
 
 
 class DeviceLock:
@@ -35,10 +35,10 @@ class DeviceLock:
 
     @asynccontextmanager
     async def held(self, patience_s: float | None = None) -> AsyncGenerator[float | None, None]:
-        """Hold the device; yields the seconds that it was waited for, or None where the wait was given up.
+        """Hold the device. Yields the seconds of waiting, or None if the wait was given up.
 
-        `patience_s` replaces the lock's own. Each entering is a holder of its own, in one task or in many. Cancelling
-        the wait leaves nothing behind.
+        `patience_s` replaces the lock's own. Each entering holds the lock separately, in one task or in many.
+        Cancelling the wait leaves nothing behind.
         """
         folder = self._folder or private_root()
         patience_s = self.patience_s if patience_s is None else patience_s
@@ -51,7 +51,7 @@ class DeviceLock:
 
 
 async def _locked(path: Path, stack: ExitStack, deadline: Deadline) -> bool:
-    """Lock `path` until `stack` is closed; False where that took too long."""
+    """Lock `path` until `stack` is closed. Returns False if that took too long."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, fd)
     pause = POLL_S[0]

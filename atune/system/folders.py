@@ -1,4 +1,4 @@
-"""Private folders of runs and of fork servers below `$TMPDIR/atune-UID`: those of killed programs are swept."""
+"""Private folders of runs and fork servers below `$TMPDIR/atune-UID`. Those of killed programs are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
-    """Make a folder for a fork server, which may outlive the run; return it and what removes it."""
+    """Make a folder for a fork server, which may outlive the run. Returns it with a function that removes it."""
     folder, lock = _make_folder("server-")
     owner = os.getpid()
 
@@ -32,7 +32,7 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Give `folder` a short path meanwhile: a socket's address holds 107 bytes, and a run's folder may lie deep."""
+    """Give `folder` a short path inside the block, because a socket's address holds only 107 bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -42,7 +42,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
-    """Give the file `path` the name of a part meanwhile: others see it once it is whole, and nothing where it fails."""
+    """Yield a temporary path, and rename it to `path` on success. Others never see an incomplete file."""
     fd, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(fd)
     try:
@@ -55,7 +55,7 @@ def whole_file(path: Path) -> Generator[str, None, None]:
 
 @contextmanager
 def run_folder() -> Generator[str, None, None]:
-    """Make a private folder for one run, gone afterwards."""
+    """Make a private folder for one run, and remove it afterwards."""
     folder, lock = _make_folder("run-")
     try:
         yield str(folder)
@@ -68,7 +68,7 @@ def run_folder() -> Generator[str, None, None]:
 
 
 def private_root() -> Path:
-    """Make, if need be, and return this user's folder below `$TMPDIR`. Raises `UsageError` where it is not private."""
+    """Return this user's folder below `$TMPDIR`, and make it if needed. Raises `UsageError` if it is not private."""
     root = Path(tempfile.gettempdir()) / f"atune-{os.getuid()}"
     with suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -81,9 +81,9 @@ def private_root() -> Path:
 
 
 def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
-    """Make a folder and lock it; remove those of programs that were killed, whose locks ended with them.
+    """Make and lock a folder. Remove the folders of killed programs, whose locks ended with them.
 
-    The root is locked meanwhile: nobody sweeps between another's making and locking.
+    The root is locked during this, so that nobody removes a new folder before it is locked.
     """
     root = private_root()
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -102,7 +102,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path) -> ExitStack | None:
-    """Lock a run's folder; None while its run is alive. The lock ends with its process."""
+    """Lock a run's folder, or return None while its run is alive. The lock ends with its process."""
     stack = ExitStack()
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Where atune keeps files between runs."""
+"""Folders in which atune keeps files between runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CACHE_VARIABLE = "ATUNE_CACHE_DIR"
 ARTIFACTS = "artifacts"
 _chosen: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
 _named: set[Path] = set()
-"""Folders that this program chose. What it kept there it may load later."""
+"""Folders that this program chose. It may load the files that it stored there."""
 
 
 @contextmanager
 def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
-    """Have atune keep its files in `folder` meanwhile, in this thread or task and in what it starts; None as before."""
+    """Make atune keep its files in `folder` inside the block, for this thread or task and those it starts."""
     if folder is None:
         yield
         return
@@ -31,14 +31,14 @@ def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
 
 
 def chosen_cache_folder() -> Path | None:
-    """Return the folder of the innermost `cache_folder_at`; None outside. A new thread knows none of it by itself."""
+    """Return the folder of the innermost `cache_folder_at`, or None outside. New threads do not inherit it."""
     return _chosen.get()
 
 
 def cache_folder() -> Path:
     """Return atune's folder in the user's cache. Creates nothing.
 
-    ``$ATUNE_CACHE_DIR`` where that is an absolute path, else ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``.
+    It is ``$ATUNE_CACHE_DIR`` if that is an absolute path, else ``$XDG_CACHE_HOME/atune``, or ``~/.cache/atune``.
     """
     chosen = _chosen.get()
     if chosen is not None:
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     if os.path.isabs(own := os.environ.get(CACHE_VARIABLE, "")):
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG Base Directory Specification has relative paths ignored.
+    # The XDG Base Directory Specification says to ignore relative paths.
     return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "atune"
 
 
@@ -62,22 +62,22 @@ def is_cached(path: str) -> bool:
 
 
 def code_file(folder: Path, code_key: str) -> Path:
-    """Return where the artifact store in `folder` tells the library that has this code."""
+    """Return the path in the artifact store `folder` of the file that names the library with this code."""
     return folder / "codes" / f"{code_key}.json"
 
 
 def lowered_file(folder: Path, ir_key: str) -> Path:
-    """Return where the artifact store in `folder` tells what a kernel was lowered to."""
+    """Return the path in the artifact store `folder` of a kernel's lowering result."""
     return folder / "lowered" / f"{ir_key}.json"
 
 
 def proof_file(folder: Path, code_key: str) -> Path:
-    """Return where the artifact store in `folder` tells that this code was proven to be tilelang's own."""
+    """Return the path in the artifact store `folder` of the proof that this code is tilelang's own."""
     return folder / "proofs" / f"{code_key}.json"
 
 
 def is_stored(path: str) -> bool:
-    """Tell whether `path` is a kept library, no link out of its folder, whose content is what its name says."""
+    """Tell whether `path` is a stored library whose content matches its name, and not a link out of its folder."""
     real = Path(path).resolve()
     if real.parent not in {(folder / ARTIFACTS).resolve() for folder in (cache_folder(), *_named)}:
         return False
@@ -88,7 +88,7 @@ def is_stored(path: str) -> bool:
 
 
 def working_folder() -> str:
-    """Return the working folder; empty where it was removed, or may not be looked at."""
+    """Return the working folder. Empty if it was removed or is not readable."""
     try:
         return os.getcwd()
     except OSError:
@@ -96,7 +96,7 @@ def working_folder() -> str:
 
 
 def make_private_folder(folder: str) -> None:
-    """Make `folder` and the missing ones above it, for their owner alone. Raises `OSError`."""
+    """Make `folder` and its missing parents, private to the owner. Raises `OSError`."""
     if not os.path.isdir(folder):
         make_private_folder(os.path.dirname(folder))
         try:

@@ -1,6 +1,6 @@
-"""What a machine runs out of, and what is killed on it: told from exceptions and from compilers' words.
+"""Detection of resource shortages and killed compilers, from exceptions and from compiler output.
 
-Neither is a candidate's fault.
+Neither is the fault of a candidate.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BY_WORDS: dict[Resource, re.Pattern[str]] = {
         "(?:fork|spawn|clone|thread)[^\\n]*Resource temporarily unavailable|can't start new thread|cannot fork"
     ),
 }
-"""The C library's words for these errors, as compilers pass them on, and those of runtimes."""
+"""Messages of the C library and of runtimes for these errors, as in compiler output."""
 
 
 KILLED = re.compile(
     r"Killed signal terminated program|(?:(?:died due to|terminated with|killed by) signal|wait status) (?:9|15)\b"
 )
-"""What gcc, nvcc and our own messages say of a compiler that got SIGKILL or SIGTERM."""
+"""Messages of gcc, nvcc and atune for a compiler that got SIGKILL or SIGTERM."""
 
 
 LEAST_BYTES = 32 << 20
@@ -48,17 +48,17 @@ library take several MiB, and are gone once it has failed."""
 
 
 class ShortOf(Exception):
-    """The machine ran out of something while a worker worked: raised there, and begins with the resource's name."""
+    """The machine ran out of a resource. Raised in the worker; the message begins with the resource's name."""
 
 
 class CompilerKilled(Exception):
-    """A compiler was killed by a signal from outside: raised in the worker that called it."""
+    """A signal from outside killed a compiler. Raised in the worker that called it."""
 
 
 def check_machine(error: BaseException, words: str = "", *, but: Resource | None = None) -> None:
-    """Raise `ShortOf` or `CompilerKilled` where `error`, or the compilers' `words`, says that it is the machine's.
+    """Raise `ShortOf` or `CompilerKilled` if `error`, or the compiler output `words`, blames the machine.
 
-    `but`: what may as well be the doing of a candidate that ran in this process.
+    `but`: resources whose shortage may also come from a candidate that ran in this process.
     """
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
@@ -70,7 +70,7 @@ def check_machine(error: BaseException, words: str = "", *, but: Resource | None
 
 
 def check_compiled(error: BaseException, words: str) -> None:
-    """Raise as `check_machine` does, and `ShortOf` where compilers have hardly any space, whatever they say."""
+    """Raise like `check_machine`, and raise `ShortOf` if compilers have hardly any disk space."""
     check_machine(error, words)
     folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
     if space_is_short(folder):
@@ -78,7 +78,7 @@ def check_compiled(error: BaseException, words: str) -> None:
 
 
 def space_is_short(folder: str) -> bool:
-    """Tell whether hardly anything can be written to the disk of `folder`."""
+    """Tell whether the disk of `folder` is almost full."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -87,7 +87,7 @@ def space_is_short(folder: str) -> bool:
 
 
 def shortage_of(error: BaseException) -> Resource | None:
-    """Return what the machine ran out of where `error`, or one that it came from, says so."""
+    """Return the resource whose shortage caused `error`, or None."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -106,7 +106,7 @@ def shortage_of(error: BaseException) -> Resource | None:
 
 
 def shortage_in(words: str) -> Resource | None:
-    """Return what the machine ran out of by what a compiler or a library said, in English."""
+    """Return the missing resource according to the English output of a compiler or a library, or None."""
     for found, pattern in BY_WORDS.items():
         if pattern.search(words):
             return _believed(found)
@@ -114,7 +114,7 @@ def shortage_in(words: str) -> Resource | None:
 
 
 def _believed(found: Resource) -> Resource | None:
-    """Take memory for short only where it is: who asks for too much finds too little on any machine."""
+    """Report memory as short only if little is free. Too large a request fails on any machine."""
     if found != "memory":
         return found
     room = usable_memory_bytes()
@@ -122,7 +122,7 @@ def _believed(found: Resource) -> Resource | None:
 
 
 def what_to_do(short_of: Resource, folder: str) -> str:
-    """Say what ran out, where, and what helps; `folder` is where the run's files lie."""
+    """Return a message that says what ran out, where, and what helps. `folder` holds the run's files."""
     match short_of:
         case "space":
             return (
@@ -142,7 +142,7 @@ def what_to_do(short_of: Resource, folder: str) -> str:
                 "workers (--workers, CompileSettings(workers=…))"
             )
         case "all files":
-            return "the machine has too many files open: end what has them"
+            return "the machine has too many files open: end the programs that hold them"
         case "processes":
             most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
             allowed = "" if most == resource.RLIM_INFINITY else f" (this user may have {most})"

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP at the command line, from the process's first line to its last."""
+"""Handling of SIGINT, SIGTERM and SIGHUP at the command line, from the start of the process to its end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Turns the first of `SIGNALS` into one KeyboardInterrupt; later ones are counted and do nothing.
+    """Turns the first of `SIGNALS` into one KeyboardInterrupt. Later signals are only counted.
 
-    A SIGHUP that is ignored when this is made, as `nohup` has it, stays so. `keep`: leave the handlers installed on
+    A SIGHUP that is already ignored, for example by `nohup`, stays ignored. `keep`: leave the handlers installed on
     exit, for a process that is about to end.
     """
 
@@ -29,7 +29,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses handlers
+        if threading.current_thread() is threading.main_thread():  # Python refuses handlers in other threads
             for number in self.signals:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
@@ -44,10 +44,10 @@ class Interrupts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """While entered, signals are only counted: the event loop inside takes them and cancels what it runs.
+        """Only count signals inside the block. The event loop in it receives them and cancels its work.
 
-        Raises `KeyboardInterrupt` where one came before: an exception in a signal handler can be lost, as in a
-        destructor.
+        Raises `KeyboardInterrupt` if a signal came before, because an exception in a signal handler can be lost, for
+        example in a destructor.
         """
         self._raises = False
         if self.count:

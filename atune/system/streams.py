@@ -1,4 +1,4 @@
-"""Standard streams at the command line: closed ones, full ones, and ones that cannot show a character."""
+"""Repair of standard streams at the command line: closed, full, or unable to encode a character."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TextIO
 
 
 def prepare() -> None:
-    """Make stdin, stdout and stderr usable, whatever this process was started with.
+    """Make stdin, stdout and stderr usable.
 
-    A closed one becomes the null device, so that no journal gets its number and is written into by what prints there.
-    A character that one cannot show is written as its escape.
+    A closed stream becomes the null device. Otherwise a journal could get its descriptor, and prints would go into
+    the journal. Characters that a stream cannot encode are written as escapes.
     """
     for number in (0, 1, 2):
         try:
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 
 def discard(stream: TextIO, number: int) -> None:
-    """Let what is still in `stream`'s buffer, and all that follows, go nowhere: Python would fail on it at its exit."""
+    """Discard the rest of `stream`'s buffer and all later writes, on which Python would fail at exit."""
     with suppress(OSError, ValueError):
         if stream.fileno() == number:
             fd = os.open(os.devnull, os.O_WRONLY)

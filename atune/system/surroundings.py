@@ -1,4 +1,4 @@
-"""What a process takes from the program that starts it, so that one started earlier can be told to fit, or not."""
+"""Comparison of what processes inherit, to tell whether a process started earlier fits this program."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from atune.system.paths import working_folder
 from atune.system.tilelang_cache import VARIABLE, is_own
 
 _TILELANGS = frozenset({"TVM_LIBRARY_PATH", "TL_CUTLASS_PATH", "TL_TEMPLATE_PATH"})
-"""Set by tilelang's import, where they are not: a process that imports it has them, too."""
+"""Variables that tilelang's import sets if they are unset."""
 _PASSING = frozenset({"PYTEST_CURRENT_TEST"})
-"""Another one in each test; nothing that is compiled or measured depends on it."""
+"""Variables that differ in each test. Neither compiling nor measuring depends on them."""
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 
 def surroundings() -> tuple[object, ...]:
-    """Return what a process that is started now inherits: equal for two that can stand for each other.
+    """Return what a process started now inherits. Processes with equal values are interchangeable.
 
-    Environment, working folder, umask, limits, niceness and cores. What tilelang's own import puts into the environment
-    does not count: a process started before that import fits after it.
+    It covers environment, working folder, umask, limits, niceness and cores. Variables that tilelang's own import sets
+    do not count, so a process started before that import fits after it.
     """
     return (
         tuple(sorted(_environment())),
@@ -49,7 +49,7 @@ def _environment() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def _tilelang_folder() -> str:
-    """Return the folder of the tilelang that this program has or would import, with a slash; empty without one."""
+    """Return the folder of the tilelang that this program has or would import, with a slash. Empty without one."""
     with suppress(ImportError, ValueError):
         found = importlib.util.find_spec("tilelang")
         if found is not None and found.origin is not None:
@@ -58,7 +58,7 @@ def _tilelang_folder() -> str:
 
 
 def _umask() -> str:
-    """Return this process's umask, as /proc says it: to ask for it otherwise is to set it."""
+    """Return this process's umask from /proc. The system call would change it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):

@@ -1,4 +1,4 @@
-"""tilelang's cache folder, which its import makes: another one where the home folder cannot be written."""
+"""A replacement for tilelang's cache folder if the home folder is not writable. tilelang's import makes the folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _said = False
 
 
 def substitute() -> dict[str, str]:
-    """Return the variable that has tilelang use another folder; nothing where it is set, or the home can be written.
+    """Return the variable that makes tilelang use another folder. Empty if it is set or the home is writable.
 
-    The folder is this user's below ``$TMPDIR``. A warning says so, once a program.
+    The folder is this user's below ``$TMPDIR``. A warning says so, once per program.
     """
     if os.environ.get(VARIABLE) or _can_be_made(Path(os.path.expanduser("~/.tilelang/cache"))):
         return {}
@@ -27,19 +27,19 @@ def substitute() -> dict[str, str]:
 
 
 def before_import() -> None:
-    """Set that variable in this program, where tilelang is yet to be imported here and could not be."""
+    """Set that variable in this program if tilelang is not imported yet and its import would fail."""
     if "tilelang" not in sys.modules:
         os.environ.update(substitute())
 
 
 def is_own(folder: str) -> bool:
-    """Tell whether `folder` is the one that `substitute` names, and not a choice of the user's."""
+    """Tell whether `folder` comes from `substitute` and not from the user."""
     path = Path(folder)
     return path.name == NAME and path.parent.name == f"atune-{os.getuid()}"
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Tell whether this process may make `folder` or, where it exists, write into it. Makes nothing."""
+    """Tell whether this process may make `folder`, or write into it if it exists. Makes nothing."""
     there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
     return there is not None and os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
 

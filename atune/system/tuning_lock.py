@@ -1,4 +1,4 @@
-"""A lock that processes take to tune one thing once."""
+"""A lock that lets one process tune a key while the others wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from atune.system.paths import make_private_folder
 
 
 class TuningLock:
-    """One process's claim to tune what a key names. It ends with the process, however that dies."""
+    """One process's claim to tune a key. It ends with the process, in any case."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = str(path)
         self._fd = -1
 
     def acquire(self) -> bool:
-        """Take the lock where it is free. Raises `OSError` where the folder cannot be written."""
+        """Take the lock if it is free. Raises `OSError` if the folder is not writable."""
         make_private_folder(os.path.dirname(self.path))
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -26,12 +26,12 @@ class TuningLock:
                 self._fd = fd
                 return True
         except (BlockingIOError, FileNotFoundError):
-            pass  # held, or removed by who held it: the caller asks again
+            pass  # held, or removed by its holder: the caller tries again
         os.close(fd)
         return False
 
     def release(self) -> None:
-        """Let go of the lock and remove its file."""
+        """Release the lock and remove its file."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

@@ -1,4 +1,4 @@
-"""The versions that are installed of atune and of what decides its results."""
+"""Installed versions of atune and of the packages that affect its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSIONED = ("tilelang", "torch", "anyio", "msgspec", "apache-tvm-ffi")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of atune and of what decides its results: those at the first call, as modules stay too."""
+    """Return the versions of atune and of the packages that affect its results, as of the first call."""
     return dict(_installed_versions())
 
 

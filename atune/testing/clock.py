@@ -29,7 +29,7 @@ class FakeClock:
         self._joined = anyio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep `seconds` of virtual time; for ever where it is infinite."""
+        """Sleep `seconds` of virtual time, forever if infinite."""
         end, event = self.now + seconds, anyio.Event()
         self._started += 1
         self._activity += 1

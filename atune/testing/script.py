@@ -1,4 +1,4 @@
-"""What the fakes do: a script by configuration or by candidate index."""
+"""Scripts for the fakes, by configuration or by candidate index."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A kernel with its space, inputs and reference: how it is named, fingerprinted and carried to a worker."""
+"""A kernel with its space, inputs and reference: naming, fingerprints and transport to workers."""

@@ -1,4 +1,4 @@
-"""The work of a problem, as a user tells it: numbers, or functions of the problem's arguments."""
+"""Operations and bytes of a problem, given by the user as numbers or as functions of the arguments."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Amount = float | Callable[..., float] | None
 
 
 def amount(label: str, given: Amount, arguments: Mapping[str, Any]) -> float | None:
-    """Return `given`, or what it returns of those of `arguments` that it names.
+    """Return the number `given`, or call the function `given` with those of `arguments` that it names.
 
-    Raises `WorkloadError` where it names others, raises, or returns no number.
+    Raises `WorkloadError` if the function names other arguments, raises, or returns no number.
     """
     if not callable(given):
         return given

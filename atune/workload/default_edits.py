@@ -1,4 +1,4 @@
-"""Default values of a function's parameters, written anew in the text of its file; everything else stays as it is."""
+"""Edit the default values of a function's parameters in its source text, and leave the rest unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Change(NamedTuple):
-    """A default value before and after, as source text; `before` is None where there was none."""
+    """A default value before and after, as source text. `before` is None for a new default."""
 
     name: str
     before: str | None
@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
 
 class _Parameter(NamedTuple):
-    """A parameter and its default. `blocked_by`: one after it that has no default, so that it can have none either."""
+    """A parameter and its default. `blocked_by`: a later parameter without default, which forbids one here."""
 
     arg: ast.arg
     default: ast.expr | None
@@ -32,7 +32,7 @@ class _Parameter(NamedTuple):
 
 
 class _Edit(NamedTuple):
-    """A span of the file, in bytes of UTF-8, and what replaces it."""
+    """A span of the file, in bytes of UTF-8, and its replacement."""
 
     start: int
     end: int
@@ -42,11 +42,11 @@ class _Edit(NamedTuple):
 def write_defaults(
     text: str, name: str, line: int, values: Mapping[str, Any], *, in_decorator: bool = False
 ) -> tuple[str, list[Change]]:
-    """Return `text` with `values` as the defaults of the function `name` that begins in `line`, and what changes.
+    """Return `text` with `values` as defaults of the function `name` that begins in `line`, and the changes.
 
-    Only the spans of default values are touched; where a parameter has none and may have one, it is added. A value that
-    is there already stays as it is written. `in_decorator`: write them into the decorator's ``default=``, too.
-    Raises `UsageError`, listing why, where a value has no place; then nothing is changed.
+    Only the spans of default values change. A missing default is added where Python allows it. A value that is
+    already right keeps its spelling. `in_decorator`: also write them into the decorator's ``default=``.
+    Raises `UsageError` with the reasons if a value has no place. Nothing is changed then.
     """
     source = _Source(text)
     function = source.function(name, line)
@@ -67,7 +67,7 @@ def write_defaults(
 
 
 def literal(value: Any) -> str:
-    """Return plain data as Python source, in ASCII, with double quotes where they do."""
+    """Return plain data as Python source in ASCII, with double quotes if possible."""
     if isinstance(value, str):
         plain = value.isascii() and value.isprintable() and not re.search(r"[\"\\]", value)
         return f'"{value}"' if plain else ascii(value)
@@ -81,7 +81,7 @@ def literal(value: Any) -> str:
 
 
 class _Source:
-    """The text of a file, and the edits of it that were decided."""
+    """The text of a file, and its planned edits."""
 
     def __init__(self, text: str) -> None:
         self._bytes = text.encode()
@@ -97,10 +97,10 @@ class _Source:
                 continue
             if line in (node.lineno, *(decorator.lineno for decorator in node.decorator_list)):
                 return node
-        raise UsageError(f"line {line} of the file does not begin a function {name!r}: was it edited meanwhile?")
+        raise UsageError(f"line {line} of the file does not begin a function {name!r}: reload the file, and try again")
 
     def set_default(self, parameter: _Parameter, value: Any) -> str:
-        """Decide on the edit that makes `value` the default; return why there is none."""
+        """Plan the edit that makes `value` the default. Returns the reason if there is none."""
         arg, default, blocked_by = parameter
         if default is not None:
             return self._replace(arg.arg, default, value)
@@ -112,17 +112,17 @@ class _Source:
         return ""
 
     def set_in_decorator(self, function: _Function, values: Mapping[str, Any]) -> Iterator[str]:
-        """Decide on the edits of ``default={…}`` in the decorator that tunes; yield why one cannot be made."""
+        """Plan the edits of ``default={…}`` in the tuning decorator. Yields the reasons of impossible edits."""
         calls = [one for one in function.decorator_list if isinstance(one, ast.Call) and tunes(one)]
         given = next((k.value for one in calls for k in one.keywords if k.arg == "default"), None)
         if not isinstance(given, ast.Dict):
-            yield "the decorator's default= overrides these, and is no dict that is written there: remove it"
+            yield "the decorator's default= overrides these and is not a literal dict: remove it"
             return
         there = {key.value: value for key, value in zip(given.keys, given.values, strict=True)
                  if isinstance(key, ast.Constant)}  # fmt: skip
         for name, value in values.items():
             if name not in there:
-                yield f"the decorator's default= overrides these, and lacks {name!r}: add it there, or remove default="
+                yield f"the decorator's default= overrides these and lacks {name!r}: add it there, or remove default="
             elif why := self._replace(name, there[name], value):
                 yield why
 
@@ -132,9 +132,7 @@ class _Source:
         try:
             was = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return (
-                f"the default of {name} is {' '.join(before.split())}, which is no literal: set it to {literal(value)}"
-            )
+            return f"the default of {name} is {' '.join(before.split())}, not a literal: set it to {literal(value)}"
         if not _same(was, value):
             after = literal(list(value) if isinstance(was, list) and isinstance(value, tuple) else value)
             self._edits.append(_Edit(start, end, after))
@@ -153,7 +151,7 @@ class _Source:
 
 
 def _parameters(function: _Function, values: Mapping[str, Any]) -> dict[str, _Parameter]:
-    """Return a function's parameters by name; those with `values` are to have a default."""
+    """Return a function's parameters by name. Those in `values` shall have a default."""
     args = function.args
     positional = [*args.posonlyargs, *args.args]
     defaults = [*[None] * (len(positional) - len(args.defaults)), *args.defaults]
@@ -178,7 +176,7 @@ def _no_parameter(function: _Function, name: str, value: Any) -> str:
 
 
 def _check(text: str, name: str, line: int, values: Mapping[str, Any]) -> None:
-    """Read the edited text once more: it must say what was to be written."""
+    """Check that the edited text has the wanted defaults."""
     found = _parameters(_Source(text).function(name, line), {})
     for wanted, value in values.items():
         default = found[wanted].default
@@ -186,8 +184,8 @@ def _check(text: str, name: str, line: int, values: Mapping[str, Any]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether values are the same for a kernel: of one type, where lists and tuples count as one."""
+    """Tell whether a kernel sees the same value. Types count, except that lists equal tuples."""
     try:
         return msgspec.json.encode(one, order="deterministic") == msgspec.json.encode(other, order="deterministic")
     except (TypeError, ValueError, OverflowError):
-        return False  # what is there is no data that a space can hold
+        return False  # a space cannot hold the present value

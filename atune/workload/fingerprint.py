@@ -1,4 +1,4 @@
-"""What tells one workload from another: a hash over its kernel's source, closure and globals, and its checks."""
+"""Fingerprints of workloads: a hash over the kernel's source, closure and globals, and the checks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions are told apart by name: their versions are known, and their sources are deep."""
+"""Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
 _verbatim = ContextVar("_verbatim", default=False)
-"""Whether sources are taken as they are written, as they were before comments ceased to count."""
+"""Whether sources count verbatim, as they did when comments counted."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True, verbatim: bool = False) -> str:
-    """Return a SHA-256 over the kernel's source and closure, the problem, and how results are checked.
+    """Return a SHA-256 over the kernel's source and closure, the problem, and the checks of results.
 
-    Comments, docstrings and formatting do not count. `problem`: False leaves the problem's arguments out, for who has a
-    key of the problem beside it. `verbatim`: return what stands in journals and caches of before, where they did count.
+    Comments, docstrings and formatting do not count. `problem`: False omits the problem's arguments, for callers
+    with a separate key of the problem. `verbatim`: return the fingerprint of older journals and caches, in which
+    comments counted.
     """
     asked = _verbatim.set(verbatim)
     try:
@@ -47,7 +48,7 @@ def fingerprint(workload: Workload, *, problem: bool = True, verbatim: bool = Fa
 
 def _fingerprint(workload: Workload, problem: bool) -> str:
     digest = hashlib.sha256()
-    # Without the constraints: the space is told apart by its candidates, and may grow while the kernel stays.
+    # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
         digest.update(f"\0{label}\0".encode())
         digest.update(_identity(function))
@@ -65,7 +66,7 @@ def _fingerprint(workload: Workload, problem: bool) -> str:
 
 
 def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = (), verbatim: bool = False) -> str:
-    """Return a SHA-256 over a kernel's source and closure alone; `verbatim` as for `fingerprint`.
+    """Return a SHA-256 over a kernel's source and closure alone. `verbatim` is as for `fingerprint`.
 
     `without_defaults`: parameters whose default values do not count.
     """
@@ -83,7 +84,7 @@ def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ())
     if (function.__module__ or "").partition(".")[0] in LIBRARIES:
         return f"{function.__module__}.{function.__qualname__}".encode()
     try:
-        # A lambda's source is the whole statement around it, such as the workload's with its space.
+        # A lambda's source is the whole statement around it, for example a workload with its space.
         if function.__name__ == "<lambda>":
             text = _lambda_text(function.__code__)
         else:
@@ -103,7 +104,7 @@ def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ())
 
 
 def _defaults(function: Any, without: Collection[str]) -> list[Any]:
-    """Return the values of a function's parameters' defaults, but for those of `without`."""
+    """Return the default values of a function's parameters, except those in `without`."""
     values = function.__defaults__ or ()
     if _verbatim.get():
         return list(values)
@@ -113,22 +114,22 @@ def _defaults(function: Any, without: Collection[str]) -> list[Any]:
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
-    """Tell data apart by value, tensors by what describes them, functions inside by their source.
+    """Return a text that identifies data: values by content, tensors by metadata, functions by source.
 
-    Of other objects their type and fields count; their `repr` may hold an address.
+    For other objects, the type and the fields count, because a `repr` may hold an address.
     """
-    if isinstance(part, bytes) and len(part) >= LARGE_BYTES:  # its text would be four times as long
+    if isinstance(part, bytes) and len(part) >= LARGE_BYTES:  # its `repr` would be four times as long
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
     if part is None or isinstance(part, (str, bytes, int, float, complex)):
         return repr(part).encode()
     if isinstance(part, type):
         return _class_identity(part)
     if part is os.environ:
-        return b"os.environ"  # its values differ between a run's own workers
+        return b"os.environ"  # its values differ between the workers of one run
     if type(part).__module__.partition(".")[0] == "torch":
         return _torch_identity(part)
     if isinstance(own := getattr(type(part), "cache_identity", None), str):
-        return own.encode()  # what it holds stands in the key already
+        return own.encode()  # the key already covers its content
     if isinstance(part, MethodType):
         return _identity(part.__func__, depth + 1) + b"@" + _identity(part.__self__, depth + 1)
     if isinstance(part, BuiltinFunctionType | MethodDescriptorType):
@@ -146,14 +147,14 @@ def _data_identity(part: Any, depth: int) -> bytes:
         items = sorted(_identity(k, depth + 1) + b"=" + _identity(v, depth + 1) for k, v in part.items())
     elif depth < 4 and isinstance(fields := getattr(part, "__dict__", None), dict):
         called = inspect.getattr_static(type(part), "__call__", None)
-        public = {name: value for name, value in fields.items() if not name.startswith("_")}  # the others are caches
+        public = {name: value for name, value in fields.items() if not name.startswith("_")}  # other fields are caches
         items = [_identity(public, depth + 1), _identity(called, depth + 1) if inspect.isfunction(called) else b""]
         items.append(_class_identity(type(part)))
     return b"(" + b",".join([repr(type(part)).encode(), *items]) + b")"
 
 
 def _class_identity(kind: type) -> bytes:
-    """Tell classes apart by their source; those of the libraries and of Python by name."""
+    """Return a text that identifies a class: its source, or its name for classes of libraries and of Python."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
         return name.encode()
@@ -165,7 +166,7 @@ def _class_identity(kind: type) -> bytes:
 
 
 def _without_tuning(text: str) -> str:
-    """Return a function's source without a decorator that tunes it: its space is no part of the kernel."""
+    """Return a function's source without tuning decorators, whose space is not part of the kernel."""
     if "autotune" not in text.partition("def ")[0]:
         return text
     try:
@@ -182,21 +183,21 @@ def _without_tuning(text: str) -> str:
 
 
 def _torch_identity(part: Any) -> bytes:
-    """Tell torch's objects apart: tensors by dtype, shape, strides and device, not by their data."""
+    """Return a text that identifies a torch object: a tensor by dtype, shape, strides and device, not by its data."""
     if all(hasattr(part, name) for name in ("dtype", "shape", "stride", "device")):
         return repr((str(part.dtype), tuple(part.shape), part.stride(), str(part.device))).encode()
     return str(part).encode() if type(part).__name__ in ("dtype", "device", "Size") else repr(type(part)).encode()
 
 
 def _lambda_text(code: CodeType) -> str:
-    """Return parameters and body of a lambda, which tell it from others."""
+    """Return a lambda's parameters and body, which identify it."""
     text = lambda_body(code)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return f"lambda {names}: {text if _verbatim.get() else normalised_expression(text)}"
 
 
 def lambda_body(code: CodeType) -> str:
-    """Return the body of a lambda as it stands in its file. Raises `OSError` where there is no source."""
+    """Return the body of a lambda as written in its file. Raises `OSError` if there is no source."""
     found = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     lines = [line.encode() for line in linecache.getlines(code.co_filename)]
     if not found or not lines:
@@ -212,13 +213,13 @@ def lambda_body(code: CodeType) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Tell code apart whose source is nowhere. Its own `repr` holds an address."""
+    """Return a text that identifies code without source. Its `repr` holds an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Return the global names that `code` and the functions inside it, such as the PrimFunc's, use."""
+    """Return the global names that `code` and its inner functions use, such as the PrimFunc's."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):

@@ -1,4 +1,4 @@
-"""The functions that a workload is made of, without the wrappers around them."""
+"""Access to the functions of a workload, without the wrappers around them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 def function_of(kernel: Any) -> Any:
     """Return the Python function inside `@tilelang.jit`'s wrapper, or `kernel` itself."""
     inner = getattr(kernel, "func", None)
-    own = getattr(kernel, "orig_func", None)  # of a PrimFunc, or of a macro
+    own = getattr(kernel, "orig_func", None)  # a PrimFunc or a macro
     if inspect.isfunction(own) or isinstance(kernel, functools.partial):
         return own or kernel
     return getattr(inner, "orig_func", None) or (inner if inspect.isfunction(inner) else kernel)
 
 
 def annotation_names(function: Any) -> list[str]:
-    """Return the names in the annotations of `function` and of what stands inside it, read off its source.
+    """Return the names in the annotations of `function` and of its inner functions, from their source.
 
-    Under ``from __future__ import annotations`` no code uses them, but tilelang evaluates them.
+    Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -39,7 +39,7 @@ def annotation_names(function: Any) -> list[str]:
 
 
 def signature_of(kernel: Any) -> inspect.Signature:
-    """Return what `kernel` is called with: its own word, or its function's signature."""
+    """Return the parameters of `kernel`: those that it declares, or those of its function's signature."""
     own = getattr(kernel, "workload_signature", None)
     return own if isinstance(own, inspect.Signature) else inspect.signature(function_of(kernel))
 

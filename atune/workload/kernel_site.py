@@ -1,4 +1,4 @@
-"""Where a kernel is defined, and what tells it from another: what `atune apply` asks a worker."""
+"""Location and fingerprints of a kernel, which a worker finds for `atune apply`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from atune.workload.workload import Workload
 class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel by file, name and first line, as Python compiled it.
 
-    `workload`: its name as a workload's. `path`: empty where the kernel is no function. `kernel`: as in a journal's
-    header. `fingerprints`: the workload's, as journals may have it; none where a kernel was named.
+    `workload`: the workload's name. `path`: empty if the kernel is not a function. `kernel`: the fingerprint as in
+    a journal's header. `fingerprints`: those of the workload that journals may hold; empty if a kernel was named.
     """
 
     workload: str
@@ -28,23 +28,23 @@ class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     line: int = 0
     what: str = ""
-    """What the kernel is where it is no function."""
+    """The kind of kernel, such as a lambda, if it is not a function defined with def."""
     arguments: dict[str, Any] | None = None
-    """The problem, where a workload was named."""
+    """The problem, if a workload was named."""
     fingerprints: tuple[str, ...] = ()
     default_in_decorator: bool = False
     """Whether the decorator's ``default=`` overrides the kernel's own."""
 
 
 class Sought(msgspec.Struct, frozen=True):
-    """The kernel that is asked for. `names`: what its space sets, as far as the journal tells."""
+    """The kernel to find. `names`: parameters that its space sets, as far as the journal shows."""
 
     ref: FileRef
     names: tuple[str, ...]
 
 
 def locate(sought: Sought) -> KernelSite:
-    """Load what is sought: a `Workload`, a kernel under a decorator, or a kernel. Raises `WorkloadError`."""
+    """Load the named object: a `Workload`, a decorated kernel, or a kernel. Raises `WorkloadError`."""
     named = load_named(sought.ref)
     if isinstance(named, Workload):
         prints = (fingerprint(named), fingerprint(named, verbatim=True))
@@ -53,14 +53,14 @@ def locate(sought: Sought) -> KernelSite:
     options = getattr(named, "options", None)  # of a kernel under @atune.autotune
     kernel = getattr(named, "kernel", named) if options is not None else named
     if not callable(kernel):
-        raise WorkloadError(f"{sought.ref.origin} is a {type(named).__name__}, and no Workload and no kernel")
+        raise WorkloadError(f"{sought.ref.origin} is a {type(named).__name__}: give a Workload or a kernel")
     chosen: dict[str, Any] = getattr(options, "workload", {})
     site = site_of(kernel, str(chosen.get("name") or getattr(kernel, "__name__", "")), sought.names)
     return msgspec.structs.replace(site, default_in_decorator=chosen.get("default") is not None)
 
 
 def site_of(kernel: Any, name: str, names: Collection[str]) -> KernelSite:
-    """Return where `kernel` is defined; `names` as for `Sought`."""
+    """Return the definition of `kernel`. `names` is as for `Sought`."""
     function, digest = function_of(kernel), kernel_fingerprint(kernel, without_defaults=names)
     name = name or str(getattr(function, "__name__", ""))
     if not inspect.isfunction(function):

@@ -1,4 +1,4 @@
-"""A workload's candidates: listed in order, or, of a space that is too large to list, looked up by their place."""
+"""A workload's candidates: listed in order, or looked up by place if the space is too large to list."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
 MOST_LISTED = 4_000_000
-"""Points up to which a space is enumerated for a journal whose run listed it."""
+"""Most points of a space that is enumerated for a journal whose run listed it."""
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What describes a workload's space: its configurations, or only how many points it has."""
+    """Description of a workload's space: its configurations, or only its number of points."""
 
     configs: tuple[Config, ...] = ()
     space: str = ""
-    """SHA-256 that tells the space from another: over the candidates' keys, or over the axes of a large space."""
+    """SHA-256 that identifies the space: over the candidates' keys, or over the axes of a large space."""
     default: int | None = None
     size: int | None = None
-    """Points of a space that is too large to list; its constraints refuse some of them."""
+    """Points of a space that is too large to list, before its constraints."""
     remarks: tuple[str, ...] = ()
-    """What the user should know of it."""
+    """A remark on the space for the user."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
+    """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     axes: tuple[AxisValues, ...] = ()
-    """Of a large space that is a product of axes."""
+    """Axes of a large space that is a product of axes."""
 
 
 class Candidates:
-    """The candidates of `workload`, of whose functions nothing was asked before.
+    """The candidates of `workload`. Creating this object calls none of its functions.
 
-    A space of more than `LARGE` points is `large`: it is not enumerated, and a candidate's index is its place in the
-    product of the axes. `whole` lists it all the same, as far as `MOST_LISTED` points, and `SpaceError` says so
-    beyond. Raises `SpaceError` and `WorkloadError` for what does not fit the kernel.
+    A space of more than `LARGE` points is `large`. It is not enumerated, and a candidate's index is its place in the
+    product of the axes. `whole` lists it up to `MOST_LISTED` points, and raises `SpaceError` above. Raises
+    `SpaceError` and `WorkloadError` for configurations that do not fit the kernel.
     """
 
     def __init__(self, workload: Workload, *, whole: bool = False) -> None:
@@ -73,7 +73,7 @@ class Candidates:
             self._fit.check(self.points.plain(0), f"Workload {workload.name}, config 0")
 
     def listed(self) -> Iterator[Candidate]:
-        """Yield every candidate, in order. Raises `SpaceError` for one that occurs twice, and where there is none."""
+        """Yield every candidate, in order. Raises `SpaceError` for duplicates and for an empty space."""
         seen: dict[str, int] = {}
         for _, config in self.points.walk():
             index = len(seen)
@@ -89,7 +89,7 @@ class Candidates:
             raise self.workload.space.empty(self.workload.arguments)
 
     def at(self, place: int) -> Candidate | None:
-        """Return the candidate of a large space at `place`; None where a constraint refuses it."""
+        """Return the candidate of a large space at `place`, or None if a constraint refuses it."""
         config = self.points.at(place)
         return None if config is None else self._made(place, config, place)
 
@@ -98,7 +98,7 @@ class Candidates:
         return self._fit.default_key(candidate.config) == candidate.key
 
     def overview(self) -> Listing:
-        """Describe a large space without enumerating it. Raises `WorkloadError` where it lacks the default given."""
+        """Describe a large space without enumerating it. Raises `WorkloadError` if it lacks the given default."""
         points, default = self.points, None
         config = self._fit.default(points.plain(0))
         if config is not None and (isinstance(points, Product) or self.workload.default is not None):
@@ -109,14 +109,14 @@ class Candidates:
         return Listing((), points.identity, default, points.size, self.remarks(), self.kernel(), kept)
 
     def check_default(self, default: int | None) -> None:
-        """Raise `WorkloadError` where a default was given and the space does not hold it."""
+        """Raise `WorkloadError` if a default was given and the space lacks it."""
         if default is None and self.workload.default is not None:
             raise WorkloadError(
                 f"Workload {self.workload.name}: the default {self.workload.default} is not in the space"
             )
 
     def remarks(self) -> tuple[str, ...]:
-        """Return what the user should know of the space."""
+        """Return the remark on the space for the user, or an empty text."""
         if not self.points.cut:
             return ()
         return (
@@ -125,7 +125,7 @@ class Candidates:
         )
 
     def kernel(self) -> str:
-        """Return what tells the kernel from another, whatever the defaults of what the configurations seen set."""
+        """Return the kernel's fingerprint without the defaults of parameters that the configurations set."""
         return kernel_fingerprint(self.workload.kernel, without_defaults=self._fit.names)
 
     def _made(self, index: int, config: Config, place: int) -> Candidate:
@@ -134,7 +134,7 @@ class Candidates:
 
 
 def listing(workload: Workload, *, whole: bool = False) -> Listing:
-    """Enumerate the space of `workload`, or describe it where it is large. Raises `SpaceError` and `WorkloadError`."""
+    """Enumerate the space of `workload`, or describe a large one. Raises `SpaceError` and `WorkloadError`."""
     candidates = Candidates(workload, whole=whole)
     if candidates.large:
         return candidates.overview()
@@ -146,7 +146,7 @@ def listing(workload: Workload, *, whole: bool = False) -> Listing:
 
 
 class _Fit:
-    """Whether configurations fit the kernel's parameters, and which one is the default."""
+    """Checks that configurations fit the kernel's parameters, and finds the default among them."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -171,7 +171,7 @@ class _Fit:
         return {name for names in self._fitting for name in names}
 
     def check(self, config: Config, where: str) -> None:
-        """Raise `SpaceError`, naming `where`, for a configuration that the kernel does not take."""
+        """Raise `SpaceError`, naming `where`, for a configuration that does not fit the kernel."""
         if (names := tuple(config)) not in self._fitting:
             self._check_names(config, where)
             self._fitting.add(names)
@@ -193,14 +193,14 @@ class _Fit:
             )
 
     def default(self, config: Mapping[str, Any]) -> Config | None:
-        """Return the default among configurations of `config`'s names; None where it is no plain data.
+        """Return the default among configurations with the names of `config`, or None if it is not plain data.
 
-        Of ways to give no pass configuration it has that of `config`.
+        An empty pass configuration has several spellings; the one of `config` is used.
         """
         given = self._workload.default
         if given is None:
             given = {n: self._parameters[n].default for n in config if n in self._parameters}
-            # Nothing of its own: None, or a pass configuration without an option.
+            # These mean the same: None, and a pass configuration without options.
             nothing: dict[str, Any] = {PASS_CONFIGS: config.get(PASS_CONFIGS) and {}, COMPILE_FLAGS: None}
             given |= {n: value for n, value in nothing.items() if n in config}
         try:
@@ -209,7 +209,7 @@ class _Fit:
             return None
 
     def default_key(self, config: Config) -> str:
-        """Return the key of what `default` returns; empty where that is None."""
+        """Return the key of the result of `default`, or an empty text for None."""
         alike = (config.get(PASS_CONFIGS) is None, *config)
         if alike not in self._default_keys:
             default = self.default(config)

@@ -1,7 +1,7 @@
-"""Pickling in which what is large is neither copied nor held in the stream: tensors, arrays and byte strings.
+"""Pickling that keeps large tensors, arrays and byte strings out of the stream, and does not copy them.
 
-`pack` returns a short stream and the large parts as they lie in memory. `write` puts both into a file, which a thread
-can do beside an event loop; `unpack` maps that file, so that processes share its pages until they write to them.
+`pack` returns a short stream and references to the large parts. `write` puts both into a file, and may run in a
+thread. `unpack` maps that file, so that processes share its pages until they write to them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import msgspec
 
 LARGE_BYTES = 1 << 20
-"""What is smaller stays in the stream."""
+"""Least bytes of a part outside the stream."""
 SLICE_BYTES = 8 << 20
-"""Bytes that are written at a time."""
+"""Bytes per write."""
 BYTES, PART, STORAGE = "bytes", "part", "torch storage"
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What was pickled: the stream, and its large parts. Either by value, or in the file `path`.
+    """A pickled value: the stream and its large parts, by value or in the file `path`.
 
-    `buffers`: which of the parts are the stream's own out-of-band buffers, in order. `spans`: offset and size in the
-    file of the stream and of each part.
+    `buffers`: the parts that are out-of-band buffers of the stream, in order. `spans`: offset and size in the file,
+    in bytes, of the stream and of each part.
     """
 
     stream: bytes
@@ -40,12 +40,12 @@ class Packed(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes by value."""
+        """Size by value, in bytes."""
         return len(self.stream) + sum(memoryview(part).nbytes for part in self.parts)
 
 
 class Part:
-    """A large part of something that is packed inside of something else."""
+    """A large part of a value that is packed inside another value."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -55,9 +55,9 @@ class Part:
 
 
 def pack(value: Any) -> Packed:
-    """Pickle `value` with its functions and classes. Raises whatever pickling raises.
+    """Pickle `value` with its functions and classes. Raises what pickling raises.
 
-    What is large is referred to and not copied: what it holds when it is written counts.
+    Large parts are referenced and not copied. Their contents at the time of writing count.
     """
     apart = _Apart()
     with io.BytesIO() as stream:
@@ -66,16 +66,16 @@ def pack(value: Any) -> Packed:
 
 
 class _Apart:
-    """What a packer keeps out of its stream."""
+    """The parts that a packer keeps out of its stream."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
         self.buffers: list[int] = []
         self._places: dict[int, int] = {}
-        """Where the memory at an address is in `parts`: tensors that share it go on sharing it."""
+        """Index in `parts` of the memory at an address. Tensors that share memory still share it after unpacking."""
 
     def place_of(self, one: Any) -> tuple[Any, ...] | None:
-        """Return what the stream has in place of `one`; None where it is in the stream itself."""
+        """Return the stream's reference to `one`, or None if `one` stays in the stream."""
         if type(one) is bytes and len(one) >= LARGE_BYTES:
             return BYTES, self._placed(id(one), one)
         if type(one) is Part:
@@ -85,9 +85,9 @@ class _Apart:
         return None
 
     def stays(self, buffer: pickle.PickleBuffer) -> bool:
-        """Tell whether a buffer stays in the stream, and take it out where it does not."""
+        """Tell whether a buffer stays in the stream. If not, add it to the parts."""
         raw = buffer.raw()
-        # CPython crashes where it collects a view of a view that is part of a cycle.
+        # CPython crashes when it collects a view of a view that is part of a cycle.
         if raw.nbytes < LARGE_BYTES or isinstance(raw.obj, memoryview):
             return True
         self.buffers.append(len(self.parts))
@@ -103,7 +103,7 @@ class _Apart:
 
 @functools.cache
 def _packer_class() -> Any:
-    """Make the class on first use: importing cloudpickle takes time, and not every program needs it."""
+    """Make the class on first use, because importing cloudpickle takes time and not every program needs it."""
     import cloudpickle
 
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -118,7 +118,7 @@ def _packer_class() -> Any:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return what was packed. It can be written to as the original could; nobody else sees that."""
+    """Return the packed value. It is as writable as the original, and no other process sees the writes."""
     if packed.path:
         stream, *parts = _mapped(packed.path, packed.spans)
     else:
@@ -127,12 +127,12 @@ def unpack(packed: Packed) -> Any:
 
 
 def unpack_parts(stream: bytes | memoryview, parts: Sequence[Any], buffers: Sequence[int]) -> Any:
-    """Return what was packed into `stream`, on top of the memory of `parts`."""
+    """Return the value that was packed into `stream`. It uses the memory of `parts`."""
     return _Unpacker(io.BytesIO(stream), parts, buffers).load()
 
 
 def write(packed: Packed, path: str) -> Packed:
-    """Write what is packed into the new file `path`, and return it as that file. Raises OSError."""
+    """Write a packed value into the new file `path`, and return the value as that file. Raises `OSError`."""
     spans: list[tuple[int, int]] = []
     with open(path, "xb", buffering=0) as file:
         for part in (packed.stream, *packed.parts):
@@ -163,7 +163,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _memory(storage: Any) -> memoryview | None:
-    """Return the memory of a torch storage; None where it is small, or not this process's own."""
+    """Return the memory of a torch storage, or None if it is small or does not belong to this process."""
     torch: Any = sys.modules["torch"]
     untyped = storage._untyped_storage
     if untyped.device.type != "cpu" or untyped.nbytes() < LARGE_BYTES:
@@ -172,7 +172,7 @@ def _memory(storage: Any) -> memoryview | None:
 
 
 def _mapped(path: str, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """Map a file privately: what is written stays in this process."""
+    """Map a file privately. Writes stay in this process."""
     with open(path, "rb") as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return [whole[offset : offset + size] for offset, size in spans]

@@ -1,6 +1,6 @@
-"""How a workload reaches the workers: as a file and a name, or as its pickled functions with their source text.
+"""Transport of a workload to the workers: as file and name, or as pickled functions with their source text.
 
-tilelang reads the source of a kernel, also of one typed into a notebook.
+tilelang reads the source of every kernel, even of one typed into a notebook.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class FileRef(msgspec.Struct, frozen=True, tag="file"):
-    """A workload by file and name; loading it runs the file."""
+    """A workload by file and name. Loading it runs the file."""
 
     path: str
     name: str
     modules: dict[str, Module] = {}
-    """The file itself and what it imports, as the run's first worker read them; empty for that one."""
+    """The file and its imports as the run's first worker read them. Empty for that worker."""
 
     @property
     def origin(self) -> str:
@@ -48,25 +48,25 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
-    """A workload by value. Only ever between a program and its own workers; never in a journal."""
+    """A workload by value. It passes only between a program and its own workers, and never enters a journal."""
 
     packed: Packed
     sources: dict[str, str]
-    """Text of the functions' files, by the name that code objects know them under."""
+    """Text of the functions' files, by the file name in code objects."""
     sys_path: tuple[str, ...]
     cwd: str
     origin: str = ""
     modules: dict[str, Module] = {}
-    """What the workers will import of the program's own, as it was when the workload was packed."""
+    """The program's own modules that workers will import, as they were when the workload was packed."""
     loaded_as: str = ""
-    """The program's own fingerprint of the workload, where that of a worker must be the same."""
+    """The program's own fingerprint of the workload, if a worker's must equal it."""
 
 
 WorkloadRef = FileRef | PickleRef
 
 
 def parse_file_ref(text: str) -> FileRef:
-    """Read ``FILE.py:NAME``; NAME defaults to WORKLOAD. Raises `WorkloadError` when there is no such file."""
+    """Parse ``FILE.py:NAME``. NAME defaults to WORKLOAD. Raises `WorkloadError` if there is no such file."""
     path, colon, name = text.rpartition(":")
     if not colon:
         path, name = text, "WORKLOAD"
@@ -75,7 +75,7 @@ def parse_file_ref(text: str) -> FileRef:
             f"{text}: there is no file {path!r}; give FILE.py:NAME, such as examples/gemm_cpu.py:WORKLOAD"
         )
     if not name.isidentifier():
-        raise WorkloadError(f"{text}: {name!r} is no Python name; give FILE.py:NAME")
+        raise WorkloadError(f"{text}: {name!r} is not a Python name; give FILE.py:NAME")
     return FileRef(os.path.abspath(path), name)
 
 
@@ -84,13 +84,13 @@ _RELATIVE = (
     "with the package's parent folder on PYTHONPATH, or import the workload and give it itself: atune.run(WORKLOAD)"
 )
 _by_value = threading.Lock()
-"""Which modules cloudpickle takes by value is one setting of the whole process."""
+"""cloudpickle's list of modules to pickle by value is one setting of the whole process."""
 
 
 def ship(workload: Workload) -> PickleRef:
-    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, for what cannot be pickled.
+    """Pack `workload` for the workers. Raises `WorkloadError`, naming the culprit, if pickling fails.
 
-    Large tensors, arrays and byte strings are referred to: what they hold when they are sent counts.
+    Large tensors, arrays and byte strings are referenced. Their contents at the time of sending count.
     """
     import cloudpickle
 
@@ -113,11 +113,11 @@ def ship(workload: Workload) -> PickleRef:
             for module in by_value:
                 cloudpickle.unregister_pickle_by_value(module)
     own_files = {f.__code__.co_filename for f in functions if hasattr(f, "__code__")}
-    # A copy, which is made in one step: other threads put in what they show or trace.
+    # Copied in one step, because other threads add entries.
     names = own_files | {n for n in linecache.cache.copy() if not os.path.exists(n)}
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     modules = mentioned((*_named_in(packed.stream), *(f.__module__ or "" for f in functions)), sources.values())
-    for module in by_value:  # a worker does not import these; that they are edited is to be told
+    for module in by_value:  # workers do not import these, but later edits are still reported
         modules.pop(module.__name__, None)
         modules |= file_of(module)
     known = fingerprint(workload) if all(_comes_by_name(part) for _, part in parts_of(workload)) else ""
@@ -131,20 +131,20 @@ def _named_in(blob: bytes) -> set[str]:
 
 
 def _without_kernels(workload: Workload) -> Workload:
-    """Return `workload` without what `@tilelang.jit` compiled and traced for earlier calls, which does not travel."""
+    """Return `workload` without the kernels that `@tilelang.jit` compiled earlier, which cannot be sent."""
     jit: Any = workload.kernel
     if not hasattr(jit, "_kernel_cache") or not hasattr(getattr(jit, "func", None), "p1_cache"):
         return workload
     fresh, shipped = copy.copy(jit), copy.copy(workload)
     fresh.func = copy.copy(jit.func)
     for part in (fresh, fresh.func):
-        part.__post_init__()  # makes the caches anew
+        part.__post_init__()  # makes empty caches
     shipped.kernel = fresh
     return shipped
 
 
 def ship_function(function: Callable[..., Any], where: str) -> bytes:
-    """Pack a function beside a workload's own. Raises `UsageError`, naming `where`, for what cannot be pickled."""
+    """Pack a function outside a workload. Raises `UsageError`, naming `where`, if pickling fails."""
     import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")
@@ -172,7 +172,7 @@ def load_function(packed: bytes) -> Callable[..., Any]:
 
 
 def load(ref: WorkloadRef) -> Workload:
-    """Return the workload that `ref` names, running its file or unpickling it. Raises `WorkloadError`."""
+    """Return the workload that `ref` names. Runs its file or unpickles it. Raises `WorkloadError`."""
     from atune.workload.workload import Workload  # it imports this module
 
     if isinstance(ref, PickleRef):
@@ -186,13 +186,13 @@ def load(ref: WorkloadRef) -> Workload:
     else:
         workload = load_named(ref)
         if not isinstance(workload, Workload):
-            raise WorkloadError(f"{ref.origin} is a {type(workload).__name__}, and must be an atune.Workload")
+            raise WorkloadError(f"{ref.origin} is a {type(workload).__name__} and must be an atune.Workload")
     assert isinstance(workload, Workload)
     return workload
 
 
 def load_named(ref: FileRef) -> Any:
-    """Run a file and return what it has under the name. Raises `WorkloadError`."""
+    """Run a file and return its object of the given name. Raises `WorkloadError`."""
     from atune.workload.workload import Workload  # it imports this module
 
     module = _run_file(ref.path)
@@ -214,7 +214,7 @@ def _pickles(part: Any) -> bool:
 def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
     """Return the globals that only annotations name.
 
-    Under ``from __future__ import annotations`` these are strings, which pickling by value does not look into.
+    Under ``from __future__ import annotations`` these are strings, and pickling by value does not parse them.
     """
     from atune.workload.workload import Workload  # it imports this module
 
@@ -241,7 +241,7 @@ def _annotation_globals(functions: Sequence[Any]) -> dict[str, Any]:
 
 
 def _place(function: Any, annotations: Mapping[str, Any]) -> None:
-    """Give a function that came by value the globals and the module in which its annotations are looked up."""
+    """Give an unpickled function the globals and the module that its annotations need."""
     for name, value in annotations.items():
         function.__globals__.setdefault(name, value)
     name = function.__module__
@@ -252,7 +252,7 @@ def _place(function: Any, annotations: Mapping[str, Any]) -> None:
 
 
 def _stands_in(module: ModuleType, function: Any) -> bool:
-    """Tell whether `function` is what its module has under its name; a decorator may have taken its place."""
+    """Tell whether a module's attribute is `function` itself, and not a decorator's replacement."""
     found: Any = module
     for name in function.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -260,7 +260,7 @@ def _stands_in(module: ModuleType, function: Any) -> bool:
 
 
 def _comes_by_name(part: Any) -> bool:
-    """Tell whether workers get `part` by importing it, and not by value."""
+    """Tell whether workers import `part` instead of receiving it by value."""
     function = function_of(part)
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not isinstance(function, FunctionType) or not _importable(module):
@@ -269,11 +269,11 @@ def _comes_by_name(part: Any) -> bool:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether a worker that imports the module's name gets it: not one that was loaded from a path alone."""
+    """Tell whether a worker can import the module by name. A module loaded from a path alone cannot be imported."""
     if module.__name__ == "__main__":
         return False
     top = sys.modules.get(module.__name__.partition(".")[0], module)
-    try:  # not importlib.util.find_spec, which believes what is loaded already
+    try:  # importlib.util.find_spec would trust loaded modules
         found = next((s for f in sys.meta_path if (s := f.find_spec(top.__name__, None)) is not None), None)
     except (ImportError, ValueError):
         return False
@@ -298,9 +298,9 @@ def _run_file(path: str) -> ModuleType:
         return sys.modules[name]
     spec = spec_of(name, path)
     if spec is None or spec.loader is None:
-        raise WorkloadError(f"{path} is no Python file")
+        raise WorkloadError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and inspect look it up here
+    sys.modules[name] = module  # for pickle and inspect
     folder = str(Path(path).parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -1,7 +1,7 @@
-"""Callbacks that are opened only where they are called.
+"""Callbacks that are unpickled only in the process that calls them.
 
-Workers get a workload by value. What only a device's process needs, such as a reference, is opened there alone: a CUDA
-tensor in a callback's closure must not make a CUDA context in every compile worker.
+Workers get a workload by value. Only device workers unpickle parts such as the reference. A CUDA tensor in a
+callback's closure must not make a CUDA context in every compile worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atune.workload.packing import Part, pack, unpack_parts
 
 
 class Sealed:
-    """A callback that is opened where it is first called. `func` is the caller's own, in the caller's process only."""
+    """A callback that is unpickled at its first call. `func` is the original, in the caller's process only."""
 
     func: Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""Source text without what decides nothing: comments, docstrings and formatting."""
+"""Source text without comments, docstrings and formatting, which do not affect a kernel."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ast
 from collections.abc import Collection
 
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree that say how something is written: a string's prefix, comments, a template's own text."""
+"""Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
-    """Return a text that is the same for sources that differ in comments, docstrings and formatting alone.
+    """Return a text that ignores comments, docstrings and formatting.
 
-    `text`: a function or a class, as `inspect` cuts it out of its file; what is not Python comes back as it is. A
-    decorator that tunes is left out: its space is no part of the kernel. So are the defaults of those of the function's
-    own parameters that are in `without_defaults`. All versions of Python return the same.
+    `text`: source of a function or a class, as `inspect` returns it. Text that is not Python is returned unchanged.
+    Tuning decorators are removed, because their space is not part of the kernel. Defaults of the function's
+    parameters in `without_defaults` are removed too. All versions of Python return the same text.
     """
     try:
         [top] = parsed(text).body
@@ -29,7 +29,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
 
 
 def normalised_expression(text: str) -> str:
-    """Do what `normalised` does for one expression, such as a lambda's body."""
+    """Normalise one expression, such as a lambda's body, like `normalised`."""
     try:
         return _written(ast.parse(f"({text}\n)", mode="eval").body)
     except _NO_TREE:
@@ -37,23 +37,23 @@ def normalised_expression(text: str) -> str:
 
 
 def parsed(text: str) -> ast.Module:
-    """Return the syntax tree of a piece of a file, however far it is indented. Raises `SyntaxError`."""
+    """Return the syntax tree of a piece of a file with any indentation. Raises `SyntaxError`."""
     if not text[:1].isspace():
         return ast.parse(text)
-    # Not textwrap.dedent: a string of several lines may begin further to the left, and its content would change.
+    # textwrap.dedent would change the content of multi-line strings that begin further left.
     [block] = ast.parse(f"if 1:\n{text}").body
     assert isinstance(block, ast.If)
     return ast.Module(block.body, [])
 
 
 def tunes(decorator: ast.expr) -> bool:
-    """Tell whether a decorator is atune's, or another tuner's, by its name."""
+    """Tell by its name whether a decorator is atune's or another tuner's."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] == "autotune"
 
 
 def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
-    """Take the defaults of `names` away. Those that are left go by their parameter's name, not by its place."""
+    """Remove the defaults of `names`. Map the other defaults to parameter names instead of positions."""
     positional = [*arguments.posonlyargs, *arguments.args]
     with_default = positional[len(positional) - len(arguments.defaults) :]
     kept = [(arg.arg, value) for arg, value in zip(with_default, arguments.defaults, strict=True)]
@@ -63,7 +63,7 @@ def _drop_defaults(arguments: ast.arguments, names: Collection[str]) -> None:
 
 
 def _written(node: object) -> str:
-    """Write a tree down, like `ast.dump`, but without what `_SILENT` names, docstrings, and fields that are empty."""
+    """Return a tree as text, like `ast.dump`, without docstrings, empty fields and the fields in `_SILENT`."""
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!a}"
     if isinstance(node, ast.AST):
@@ -77,5 +77,5 @@ def _written(node: object) -> str:
 
 
 def _is_text(node: object) -> bool:
-    """Tell whether a node is a statement that is text alone, such as a docstring: Python and tilelang pass over it."""
+    """Tell whether a node is a bare string, such as a docstring. Python and tilelang ignore it."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

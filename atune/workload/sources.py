@@ -1,9 +1,9 @@
-"""The Python files that a workload is loaded from: read once, and the same text for every worker of a run.
+"""Python files of a workload: read once, so that every worker of a run gets the same text.
 
-A run's workers load the workload at different times, and its files may be edited meanwhile. The first worker reads them
-from the disk and reports what it read; the later ones, and inspect in all of them, get that text.
+Workers load the workload at different times, and the user may edit its files during the run. The first worker reads
+the files from disk and reports their text. Later workers load that text, and so does `inspect` in all workers.
 
-Covered are the user's own modules. Those in the folders of installed packages are left to Python.
+This covers the user's own modules. Python itself loads the modules of installed packages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from atune.workload.fingerprint import LIBRARIES
 
 MOST_BYTES = 4 << 20
-"""Text that travels to each worker at most; what is mentioned first goes first."""
+"""Most text sent to each worker. Modules that are mentioned first have precedence."""
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class _Keeper(SourceFileLoader):
-    """Loads a module from text, never from compiled files: those are told from older ones by whole seconds alone."""
+    """Loads a module from text, never from compiled files, whose time stamps only have whole seconds."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         super().__init__(name, path)
@@ -53,7 +53,7 @@ class _Keeper(SourceFileLoader):
 
 
 class _Finder:
-    """Finds the user's own modules: the kept ones as they are kept, others on the disk, which are kept from then on."""
+    """Finds the user's own modules. Returns a kept module from its text; reads and keeps others from disk."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Module] = {}
@@ -78,14 +78,14 @@ _finder = _Finder()
 
 
 def pin(kept: Mapping[str, Module]) -> None:
-    """Have this process, a worker, load `kept` as they are, and keep what else of the user's it imports."""
+    """Make this worker process load `kept` from their texts, and keep the user's other modules that it imports."""
     _finder.kept.update(kept)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def pinned() -> dict[str, Module]:
-    """Return the modules that this process loads as they are kept, in the order in which they were first read."""
+    """Return the modules that this process keeps, in the order of their first reading."""
     room, found = MOST_BYTES, {}
     for name, module in _finder.kept.items():
         if len(module.text) <= room:
@@ -95,26 +95,26 @@ def pinned() -> dict[str, Module]:
 
 
 def spec_of(name: str, path: str) -> ModuleSpec | None:
-    """Return how to load the module `name` from the file `path`: in a worker, as it is kept."""
+    """Return the spec to load the module `name` from the file `path`. A worker loads a kept module's text."""
     if _finder not in sys.meta_path or not path.endswith(".py"):
         return importlib.util.spec_from_file_location(name, path)
     return _spec(name, _finder.kept.get(name) or _finder.keep(name, path, False))
 
 
 def show(texts: Mapping[str, str]) -> None:
-    """Have inspect, by which tilelang reads kernels, and tracebacks show `texts` as the files that they name."""
+    """Make inspect and tracebacks use `texts` as contents of the named files. tilelang reads kernels by inspect."""
     for name, text in texts.items():
-        # mtime None marks the entry as not backed by a file, so that checkcache() keeps it.
+        # mtime None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
 def changed(kept: Mapping[str, Module]) -> list[str]:
-    """Return the files, sorted, whose text is not what was kept; those that are gone, too."""
+    """Return the files, sorted, whose text differs from the kept text or that are missing."""
     return sorted({module.path for module in kept.values() if _text(module.path) != module.text})
 
 
 def written_since(when: float, kept: Mapping[str, Module]) -> list[str]:
-    """Return the files beside the kept ones that were written after `when`, but for journals."""
+    """Return other files in the folders of the kept ones that were written after `when`, except journals."""
     found = []
     for folder in {os.path.dirname(module.path) for module in kept.values()}:
         with suppress(OSError), os.scandir(folder) as entries:
@@ -123,10 +123,10 @@ def written_since(when: float, kept: Mapping[str, Module]) -> list[str]:
 
 
 def mentioned(names: Iterable[str], texts: Iterable[str] = ()) -> dict[str, Module]:
-    """Return the user's own modules among `names`, in `texts`, and in those modules in turn, as they are on the disk.
+    """Return the user's own modules among `names`, in `texts`, and in those modules in turn, as now on disk.
 
-    Of the modules that this process has loaded; one is mentioned where its name's last part occurs as a word. Too
-    many do no harm: a module that nobody imports is not loaded.
+    Only modules that this process has loaded count. A text mentions a module if the last part of its name occurs as
+    a word. Extra modules do no harm, because a worker loads only those that it imports.
     """
     loaded = sys.modules.copy()
     own = {name: module for name, module in loaded.items() if _is_own(name, getattr(module, "__file__", None))}
@@ -152,14 +152,14 @@ def mentioned(names: Iterable[str], texts: Iterable[str] = ()) -> dict[str, Modu
 
 
 def file_of(module: ModuleType) -> dict[str, Module]:
-    """Return the file of a module that is not imported by name, such as a script, under a name that no import has."""
+    """Return the file of a module that is not imported by name, such as a script, under a name of no import."""
     path = os.path.abspath(getattr(module, "__file__", None) or "")
     text = _text(path)
     return {} if text is None else {path: Module(path, False, text)}
 
 
 def _spec(name: str, module: Module) -> ModuleSpec | None:
-    with suppress(SyntaxError, UnicodeError):  # loading it will say so
+    with suppress(SyntaxError, UnicodeError):  # loading the file will report the error
         show({module.path: importlib.util.decode_source(module.text)})
     places = [os.path.dirname(module.path)] if module.package else None
     loader = _Keeper(name, module.path, module.text)
@@ -178,7 +178,7 @@ def _text(path: str) -> bytes | None:
 
 
 def _is_own(name: str, path: str | None) -> bool:
-    """Tell whether a module is the user's: Python, importable, and in no folder of installed packages."""
+    """Tell whether a module is the user's own: Python, importable, and outside the folders of installed packages."""
     if name == "__main__" or name.partition(".")[0] in LIBRARIES or not path or not path.endswith(".py"):
         return False
     return os.path.isabs(path) and not path.startswith(_library_folders())

@@ -1,4 +1,4 @@
-"""A space counted before anything is compiled: how many candidates it has, and which constraint refuses the others."""
+"""Count of a space before compiling: its candidates, and the points that each constraint refuses."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
 MOST_POINTS = 100_000
-"""Points that are looked at."""
+"""Most points examined."""
 MOST_S = 20.0
-"""Seconds after which no further point is looked at."""
+"""Seconds after which no further point is examined."""
 
 
 class Refusals(msgspec.Struct, frozen=True):
-    """Points that a constraint is the first to refuse, in the order in which constraints are asked."""
+    """Number of points that a constraint refuses first. Constraints are asked in order."""
 
     constraint: str
     count: int
 
 
 class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload's space holds.
+    """Contents of a workload's space.
 
-    `points`: before constraints; None where a generator has more than were looked at. `looked_at`: points of which
-    constraints were asked: all, where `exact`, else some; of a large space with axes, drawn evenly.
+    `points`: number before constraints; None if a generator has more than were examined. `looked_at`: points for
+    which constraints were asked: all if `exact`, else a part. For a large space with axes, they are drawn evenly.
     """
 
     workload: str
     arguments: dict[str, Any]
     fingerprints: tuple[str, ...]
-    """As journals may have it."""
+    """Fingerprints that journals may hold."""
     prints: tuple[str, ...]
-    """The same without the problem, as the result cache may have it."""
+    """Fingerprints without the problem, which the result cache may hold."""
     points: int | None
     looked_at: int
     admitted: int
     exact: bool
     refusals: tuple[Refusals, ...] = ()
     keys: tuple[str, ...] = ()
-    """Of the candidates, in their order; empty where not all were looked at."""
+    """Keys of the candidates, in their order. Empty if not all were examined."""
 
     @property
     def candidates(self) -> int | None:
-        """How many there are: counted where `exact`, else estimated by the share of those looked at."""
+        """Number of candidates: counted if `exact`, else estimated from the share among the examined points."""
         if self.exact:
             return self.admitted
         return None if self.points is None else round(self.points * self.admitted / max(1, self.looked_at))
 
 
 def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) -> SpaceSurvey:
-    """Count the space of `workload`, looking at `most` points at most, and for `most_s` seconds at most.
+    """Count the space of `workload`. Examines at most `most` points, for at most `most_s` seconds.
 
-    Raises `SpaceError` where a configuration does not fit the kernel, as tuning does, as far as it looks.
+    Raises `SpaceError` like tuning if an examined configuration does not fit the kernel.
     """
     points = workload.space.points(workload.arguments, most)
     size, until = None if points.cut else points.size, time.monotonic() + most_s
@@ -75,7 +75,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
             refused[first] += 1
     exact = looked_at == size
     if exact and keys:
-        workload.candidates()  # says what does not fit the kernel
+        workload.candidates()  # raises if a candidate does not fit the kernel
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,
@@ -91,7 +91,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
 
 
 def words_of(constraint: Callable[..., Any]) -> str:
-    """Return a constraint as people know it: a lambda by its text, others by name and place."""
+    """Return a constraint as readable text: a lambda's source, or another function's name and place."""
     code = getattr(constraint, "__code__", None)
     name = getattr(constraint, "__name__", type(constraint).__name__)
     if code is None:

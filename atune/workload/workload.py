@@ -1,7 +1,7 @@
-"""What to tune: a kernel factory, its space, the problem, inputs, and the reference to check against.
+"""The work to tune: a kernel factory, its space, the problem, inputs and a reference.
 
-A workload reaches the workers as a `WorkloadRef`: the file and name it came from, or its pickled functions together
-with their source text (tilelang reads the source of a kernel, also of one typed into a notebook).
+A workload reaches the workers as a `WorkloadRef`: its file and name, or its pickled functions with their source text.
+tilelang reads the source of every kernel, even of one typed into a notebook.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
-"""tilelang's `TensorSupplyType`, by name."""
+"""Names of tilelang's `TensorSupplyType`."""
 
 
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
@@ -55,7 +55,7 @@ _ELSEWHERE = {
     **{name: f"BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
     "where": "atune.Space(…, where=…)",
 }
-"""Where options stand that are no workload's."""
+"""Where to put options that do not belong to a workload."""
 
 
 class Workload:
@@ -64,50 +64,51 @@ class Workload:
     Parameters
     ----------
     kernel
-        A function of the problem's arguments and the configuration that returns a TileLang PrimFunc, plain or under
-        `@tilelang.jit`.
+        A function that returns a TileLang PrimFunc, plain or under `@tilelang.jit`. Its parameters are the problem's
+        arguments and the configuration.
     space
         `Space`, or what `Space(...)` takes as its first argument.
     arguments
         The problem: values of the kernel's other parameters, such as ``{"M": 1024, "N": 1024}``.
     inputs
-        Tensors for the kernel's input parameters, or a function that returns them, called with those of the problem's
-        arguments that it names (torch is seeded before), and with the kernel's input parameters, dtypes and shapes,
-        where it names ``parameters``. Without it they are drawn by the parameters' shapes and dtypes.
+        Tensors for the kernel's input parameters, or a function that returns them. The function gets the arguments
+        of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters with dtypes
+        and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' shapes and
+        dtypes.
     reference
         A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked.
-        One that takes every parameter writes into the outputs, or judges them: it returns a bool, or raises
-        AssertionError.
+        A reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool
+        or raises AssertionError.
     out_idx
-        Positions of the output parameters; by default `@tilelang.jit`'s `out_idx`, else the last parameter.
+        Positions of the output parameters. The default is `@tilelang.jit`'s `out_idx`, else the last parameter.
     check
-        A function that judges the outputs and returns false, or raises, where they are wrong. With a
-        reference it gets ``(outputs, reference_outputs)``, as tilelang's `manual_check_prog` does; without one
+        A function that judges the outputs. It returns false, or raises, if they are wrong. With a reference it gets
+        ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one it gets
         ``(inputs, outputs)``. All are lists of tensors.
     supply
-        How inputs are drawn: the name of one of tilelang's supply types, such as ``"integer"`` or ``"uniform"``.
+        The name of a supply type of tilelang, such as ``"integer"`` or ``"uniform"``, for drawing inputs.
     setup
-        A function of the inputs, called once they are made on a device, that may change them in place.
+        A function of the inputs. It is called after they are made on a device, and may change them in place.
     restore, zero
-        Positions of parameters to restore, or to set to zero, before each call. Inputs that a kernel writes into are
-        found out and restored without being named.
+        Positions of parameters to restore, or to set to zero, before each call. Inputs that the kernel writes into
+        are detected and restored without this.
     flops, bytes
-        Operations, and bytes moved to and from memory, of one call at least: numbers, or functions of those of the
-        problem's arguments that they name. Rooflines are reckoned with them. A figure faster than the device's peak
-        allows is then measured once more in a fresh process.
+        The least operations of one call, and the least bytes moved to and from memory. Give numbers, or functions of
+        arguments of the problem, by name. Rooflines are computed from them. A timing faster than the device's peak is
+        then measured again in a fresh process.
     rtol, atol
-        Tolerances of the check, as in `torch.testing.assert_close`; by default by output dtype.
+        Tolerances of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.
     max_mismatched_ratio
         Share of elements that may lie outside the tolerances.
     default
-        The configuration to compare the winner with; by default the kernel's own parameter defaults.
+        The configuration to compare the winner with. The default is the kernel's own parameter defaults.
     pass_configs
         TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``.
     source
-        The kernel module's source text, for kernels made by `exec` whose source Python cannot find.
+        The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.
 
-    Raises `WorkloadError` or `SpaceError` for what cannot work, such as an axis that the kernel does not take, and
-    `UsageError`, which is a TypeError too, for an option that there is not.
+    Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
+    take. Raises `UsageError`, which is a TypeError too, for an unknown option.
     """
 
     @named_options("Workload", _ELSEWHERE)
@@ -167,7 +168,7 @@ class Workload:
         self.reference = reference
         self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
         self.kernels_out_idx = self.out_idx is None
-        """Whether `out_idx` is the kernel's own: tilelang counts it from the front once the kernel was called."""
+        """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
         if self.out_idx is None:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
@@ -179,11 +180,11 @@ class Workload:
         self.source = source
 
     def candidates(self) -> list[Candidate]:
-        """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
+        """Enumerate the space. Raises `SpaceError` if a configuration does not fit the kernel."""
         return list(Candidates(self, whole=True).listed())
 
     def default_config(self, candidates: Sequence[Candidate]) -> int | None:
-        """Return the index of the default configuration, or None where the space does not hold it."""
+        """Return the index of the default configuration, or None if the space lacks it."""
         known = Candidates(self, whole=True)
         found = next((candidate.index for candidate in candidates if known.is_default(candidate)), None)
         known.check_default(found)
@@ -191,13 +192,13 @@ class Workload:
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
-    """All that the engine needs to know about a workload: plain data, no code."""
+    """Description of a workload for the engine: plain data without code."""
 
     name: str
     origin: str
     arguments: dict[str, Any]
     configs: tuple[Config, ...]
-    """The space in order; empty where it is large."""
+    """The space in order. Empty for a large space."""
     default: int | None
     fingerprint: str
     has_reference: bool
@@ -205,34 +206,34 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     flops: float | None = None
     bytes: float | None = None
     former: str = ""
-    """The fingerprint as journals of before have it, where comments counted."""
+    """The fingerprint in older journals, in which comments counted."""
     kernel: str = ""
-    """SHA-256 of the kernel's source and closure alone, without the defaults of what the space sets."""
+    """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
-    """SHA-256 that tells the space from another; empty for that of the configurations' keys in order."""
+    """SHA-256 that identifies the space. Empty if it is that of the configurations' keys in order."""
     size: int | None = None
-    """Points of a large space, refused ones included: a candidate's index is its place among them."""
+    """Points of a large space, including refused ones. A candidate's index is its place among them."""
     remarks: tuple[str, ...] = ()
-    """What the user should know of the space."""
+    """A remark on the space for the user."""
     axes: tuple[AxisValues, ...] = ()
-    """Of a large space that is a product of axes."""
+    """Axes of a large space that is a product of axes."""
 
     @property
     def total(self) -> int:
-        """Candidates; of a large space at most."""
+        """Number of candidates. An upper bound for a large space."""
         return len(self.configs) if self.size is None else self.size
 
     def identity(self) -> str:
-        """Return what tells the space from another."""
+        """Return the fingerprint of the space."""
         return self.space or space_hash(config_key(config) for config in self.configs)
 
     def listing(self, found: Listing) -> WorkloadSpec:
-        """Return the description with that of the space in it."""
+        """Return this description completed with that of the space."""
         return msgspec.structs.replace(self, **{name: getattr(found, name) for name in found.__struct_fields__})
 
 
 def head(workload: Workload, origin: str = "") -> WorkloadSpec:
-    """Describe `workload` but for its space: none of its functions is called. Raises `WorkloadError`."""
+    """Describe `workload` without its space, and call none of its functions. Raises `WorkloadError`."""
     return WorkloadSpec(
         name=workload.name,
         origin=origin,
@@ -251,7 +252,7 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
 def describe(workload: Workload, origin: str = "", *, whole: bool = False) -> WorkloadSpec:
     """Enumerate and fingerprint `workload`. Raises `SpaceError` and `WorkloadError`.
 
-    A large space is not enumerated, but for `whole`: see `atune.workload.listing`.
+    A large space is enumerated only if `whole` is set: see `atune.workload.listing`.
     """
     found = listing(workload, whole=whole)
     return head(workload, origin).listing(found)

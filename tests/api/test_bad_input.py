@@ -179,7 +179,7 @@ async def test_what_is_no_workload(workload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("nowhere.py", "no file 'nowhere.py'"), (f"{__file__}:", "'' is no Python name")]
+    ("text", "message"), [("nowhere.py", "no file 'nowhere.py'"), (f"{__file__}:", "'' is not a Python name")]
 )
 async def test_files_that_are_not_there(text: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
@@ -261,7 +261,7 @@ class TestReal:
             ("raise KeyError('oops')", r"work\.py cannot be loaded: KeyError: 'oops'"),
             ("import os; os._exit(3)", r"loading .*work\.py:WORKLOAD failed: .*exit"),
             ("x = 1", r"the file has no 'WORKLOAD'; it has no Workload at all"),
-            ("WORKLOAD = 1", r"WORKLOAD is a int, and must be an atune\.Workload"),
+            ("WORKLOAD = 1", r"WORKLOAD is a int and must be an atune\.Workload"),
             ("import atune; WORKLOAD = atune.Workload(lambda a: a, {'b': [1]})", r"takes no argument 'b'; it takes a"),
         ],
     )

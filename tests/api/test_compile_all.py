@@ -36,7 +36,7 @@ def test_each_kernel_computes_its_own_and_stands_in_order() -> None:
 
 def test_what_fails_is_told_after_the_others_are_compiled() -> None:
     configs = [{"block": block} for block in (8, 12, 16, 24)]
-    with pytest.raises(atune.CompileFailed, match="2 of 4 configurations could not be compiled") as caught:
+    with pytest.raises(atune.CompileFailed, match="2 of 4 configurations failed to compile") as caught:
         atune.compile_all(picky, configs, target="c")
     assert [config for config, _ in caught.value.failures] == [{"block": 12}, {"block": 24}]
     assert "1 × lower: ValueError: block 12 is no power of two" in str(caught.value)

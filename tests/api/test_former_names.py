@@ -140,7 +140,7 @@ def test_the_command_line_takes_a_former_option_and_says_so_on_stderr(
     assert main(["resume", str(journal), "--force-part", "kernel", "--accept", "space", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["measured"] == 4
-    assert "atune: warning: --force-part is called --accept now\n" in err
+    assert "atune: warning: --force-part is called --accept now: use the new name\n" in err
     assert main(["resume", str(journal), "--accept", "space", "--force-part", "everything"]) == 2
     assert "accept: give some of kernel, space" in capsys.readouterr().err  # it counts as the present one does
     assert main(["resume", "--help"]) == 0

@@ -111,7 +111,7 @@ def test_the_diff_is_shown_and_write_makes_it(file: Path, capsys: Any) -> None:
     file.chmod(0o640)
     assert main(["apply", journal, "tuned.py:WORKLOAD"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("--- tuned.py\n+++ tuned.py\n@@ ") and "nothing is written yet: --write does it" in err
+    assert out.startswith("--- tuned.py\n+++ tuned.py\n@@ ") and "nothing was written: add --write to write it" in err
     assert "-def kernel(N, *, block=16, stages: int = 1):  # tuned by hand\n" in out
     assert "+def kernel(N, *, block=64, stages: int = 2):  # tuned by hand\n" in out
     assert file.read_text() == KERNEL
@@ -137,7 +137,7 @@ def test_applying_once_more_changes_nothing(file: Path, capsys: Any) -> None:
     capsys.readouterr()
     assert main(["apply", journal, str(file), "--write", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "has these defaults already" in err
+    assert "already has these defaults" in err
     assert json.loads(out) == {"file": str(file), "changes": {}, "written": False, "left": {}, "forced": []}
 
 
@@ -148,7 +148,7 @@ def test_json_is_the_last_line(file: Path, capsys: Any) -> None:
     said = json.loads(out.splitlines()[-1])
     assert said["changes"] == {"block": {"from": "16", "to": "64"}, "stages": {"from": "1", "to": "2"}}
     assert said["written"] and said["left"] == {"pass_configs": {"tl.fast": True}}
-    assert "give it to @tilelang.jit: pass_configs={'tl.fast': True}" in err
+    assert "pass it to @tilelang.jit: pass_configs={'tl.fast': True}" in err
 
 
 @pytest.mark.parametrize("name", ["WORKLOAD", "kernel"])
@@ -156,8 +156,8 @@ def test_a_journal_of_another_kernel_is_refused_and_can_be_forced(file: Path, ca
     journal = journal_of(file)
     file.write_text(KERNEL.replace("N * block", "N + block").replace('"N": 64', '"N": 128'))
     said = refused(capsys, journal, f"{file}:{name}", "--write")
-    assert "is of another kernel than" in said and "--force applies it still" in said
-    assert "the kernel's source, or what it uses, is not what was tuned" in said
+    assert "was tuned for another kernel than" in said and "--force applies it anyway" in said
+    assert "the kernel's source, or what it uses, changed since it was tuned" in said
     assert ("N was 64 and is 128" in said) == (name == "WORKLOAD")
     assert "block=16" in file.read_text()
     assert main(["apply", journal, f"{file}:{name}", "--write", "--force"]) == 0
@@ -182,11 +182,11 @@ def test_comments_do_not_make_it_another_kernel(file: Path, capsys: Any) -> None
 def test_old_journals_go_by_the_workload(file: Path, capsys: Any) -> None:
     journal = journal_of(file, old=True)
     assert main(["apply", journal, str(file)]) == 0
-    assert "does not tell the kernel's own source" in refused(capsys, journal, f"{file}:kernel")
+    assert "lacks the kernel's own source" in refused(capsys, journal, f"{file}:kernel")
     assert main(["apply", journal, f"{file}:kernel", "--force"]) == 0
     capsys.readouterr()
     file.write_text(KERNEL.replace("N * block", "N + block"))
-    assert "the problem, or the tolerances are not what was tuned" in refused(capsys, journal, str(file))
+    assert "problem or tolerances changed since the kernel was tuned" in refused(capsys, journal, str(file))
 
 
 def test_a_journal_without_a_winner_is_refused(file: Path, capsys: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_journal_without_a_winner_is_refused(file: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "why"),
     [
-        ("LAMBDA", WINNER, "the kernel of LAMBDA is a lambda, and has no default arguments to write: make it a def"),
+        ("LAMBDA", WINNER, "the kernel of LAMBDA is a lambda and has no default arguments: define it with def"),
         ("PARTIAL", {"block": 16}, "the kernel of PARTIAL is a partial"),
     ],
 )
@@ -207,7 +207,7 @@ def test_kernels_that_are_no_def_are_refused(file: Path, capsys: Any, name: str,
 
 def test_what_is_no_kernel_is_refused(file: Path, capsys: Any) -> None:
     journal = journal_of(file)
-    assert "tuned.py:NUMBER is a int, and no Workload and no kernel" in refused(capsys, journal, f"{file}:NUMBER")
+    assert "tuned.py:NUMBER is a int: give a Workload or a kernel" in refused(capsys, journal, f"{file}:NUMBER")
     assert "has no 'NOTHING'; it has LAMBDA, PARTIAL, WORKLOAD" in refused(capsys, journal, f"{file}:NOTHING")
 
 
@@ -233,7 +233,7 @@ def test_a_file_that_is_edited_meanwhile_stays_as_it_is(
         return site
 
     monkeypatch.setattr(apply, "locate_kernel", edited)
-    assert "was edited meanwhile, and is left as it is" in refused(capsys, journal, str(file), "--write")
+    assert "changed during this command and was not written" in refused(capsys, journal, str(file), "--write")
     assert file.read_text() == f"{KERNEL}# more\n"
 
 

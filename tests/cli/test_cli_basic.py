@@ -192,7 +192,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--target metal", "target 'metal' is not supported"),
         ("--target cuda --devices cpu", "target cuda does not run on device cpu"),
         ("--target c --device 0", "target c does not run on device 0"),
-        ("--devices cpu,0", "in one run"),
+        ("--devices cpu,0", "one run cannot tune"),
         ("--devices 0,0", "device 0 is given twice"),
         ("--devices 0,x", "device 'x' is unknown"),
         ("--devices 0 --device 1", "--devices and --device"),
@@ -382,7 +382,7 @@ def test_a_signal_gives_130_after_cleaning_up_and_a_second_one_disturbs_nothing(
     assert out.startswith("clean\n")
     said = json.loads(out.splitlines()[-1])
     assert (said["measured"], said["remaining"], said["best_config"], said["journal"]) == (1, 8, {"block": 0}, journal)
-    assert err == f"atune: interrupted; 1 measured are kept in {journal}; atune resume {journal} goes on\n"
+    assert err == f"atune: interrupted; 1 measured are kept in {journal}; continue with atune resume {journal}\n"
 
 
 def test_under_nohup_a_closed_terminal_interrupts_nothing(workload: str, tmp_path: Path) -> None:

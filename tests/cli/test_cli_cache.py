@@ -64,13 +64,13 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path, capsys: pytest.Ca
     said(capsys, "export", "--kernel", "gemm", "-o", str(file))
     assert said(capsys, "import", str(file), "--folder", other) == "1 new results imported\n"
     assert as_json(capsys, "import", str(file), "--folder", other) == {"imported": 0}
-    assert "It was imported" in said(capsys, "show", key().text, "--folder", other)
+    assert "The result was imported" in said(capsys, "show", key().text, "--folder", other)
     assert json.loads(said(capsys, "export", "--folder", other)) == json.loads(file.read_text())
     assert as_json(capsys, "export", "-o", str(file)) == {"exported": 2, "file": str(file)}
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no file of exported results" in said(capsys, "import", __file__, status=2)
+    assert "not a file of exported results" in said(capsys, "import", __file__, status=2)
     assert "cannot read" in said(capsys, "import", str(tmp_path / "none"), status=2)
     assert "cannot write" in said(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     assert "required" in said(capsys, status=2)

@@ -75,13 +75,16 @@ def found(**changes: Any) -> DryRun:
 def test_people_are_told_what_the_figures_rest_on() -> None:
     text = "\n".join(lines_of(found(), "exhaustive"))
     assert "4 points, of which 3 are candidates" in text and "1 refused by fits (toy.py, line 3)" in text
-    assert "no estimate: no journal of an earlier run of this workload is known" in text
+    assert "no estimate: this workload has no earlier journal" in text
     pace = Pace("j.jsonl", 20, 6.0, 0.5, same=False)
     begun = Begun("j.jsonl", False, 2, {"measured": 2, "failed": 0})
     text = "\n".join(lines_of(found(pace=pace, seconds=67.5, begun=begun, cached=({"block": 64},)), "random"))
-    assert "about 1 min 08 s\n           by 20 candidates in j.jsonl: 6.0 s to begin and end, 0.5 s a candidate" in text
-    assert "its source has changed since" in text and "tuning would refuse it" in text
-    assert "the result cache has a winner: block=64; atune tune measures all the same" in text
+    assert (
+        "about 1 min 08 s\n           from 20 candidates in j.jsonl: 6.0 s to begin and end, 0.5 s per candidate"
+        in text
+    )
+    assert "the kernel's source has changed since" in text and "tuning would refuse it" in text
+    assert "the result cache has a winner: block=64; atune tune would measure again" in text
 
 
 def test_estimates_are_called_so() -> None:

@@ -51,7 +51,9 @@ def test_a_configuration_is_read_from_words(text: str, config: dict[str, object]
     assert parse_config(text) == config
 
 
-@pytest.mark.parametrize(("text", "wrong"), [("128", "'128' is no name=value"), ("a=1,a=2", "a is given twice")])
+@pytest.mark.parametrize(
+    ("text", "wrong"), [("128", "'128' is not of the form name=value"), ("a=1,a=2", "a is given twice")]
+)
 def test_what_is_no_configuration_is_refused(text: str, wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong):
         parse_config(text)
@@ -60,9 +62,9 @@ def test_what_is_no_configuration_is_refused(text: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ([WEIGHTED, "3"], "an INDEX goes with a journal"),
+        ([WEIGHTED, "3"], "an INDEX needs a journal"),
         ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
-        ([WEIGHTED, "--fragment", "held_s"], "give --svg FILE"),
+        ([WEIGHTED, "--fragment", "held_s"], "add --svg FILE"),
         ([str(ROOT / "tests/data/schema-1.jsonl"), "--config", "a=1"], "give the candidate's INDEX"),
         ([str(ROOT / "tests/data/schema-1.jsonl"), "12345"], "has no candidate 12345"),
     ],
@@ -84,7 +86,7 @@ def test_of_two_configurations_only_what_differs_is_told() -> None:
     lines = list(difference_lines(one, other))
     assert "-b" in lines and "+c" in lines and "-a" not in lines
     assert "the generated source is the same" in list(difference_lines(one, one))
-    assert "no fact that is known differs" in list(difference_lines(one, one))
+    assert "no known fact differs" in list(difference_lines(one, one))
 
 
 def test_a_part_of_a_large_fragment_is_drawn_and_says_so() -> None:

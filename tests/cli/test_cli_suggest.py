@@ -46,7 +46,7 @@ def test_what_an_axis_does_is_said_in_a_line() -> None:
     )
     assert list(lines_of(found))[1:] == [
         "  m: changes the code: 1, 3",
-        "      2 is the code of 1",
+        "      2 gives the same code as 1",
         "  n: changes nothing",
         "  k: has no other value that lowers",
         "      2 does not lower: odd",

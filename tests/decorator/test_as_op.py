@@ -85,7 +85,7 @@ def test_a_call_whose_gradient_would_be_lost_is_refused(tuned: Any) -> None:
 
 
 def test_what_has_no_winner_makes_no_operator(tuned: Any) -> None:
-    with pytest.raises(UsageError, match="'block' is given, and there is no winner"):
+    with pytest.raises(UsageError, match="'block' is given, so there is no winner"):
         tuned(shift).as_op("atune_decorated::given", torch.randn(256), block=16)
     with pytest.raises(CacheMiss):
         tuned(shift, on_miss="error").as_op("atune_decorated::missing", torch.randn(96))

@@ -209,7 +209,7 @@ def test_setup_and_check(tuned: Any) -> None:
 
 def test_tuning_on_the_tensors_of_the_call(tuned: Any) -> None:
     assert tuned(shift, inputs="call", check=same_as_call).tune(torch.arange(64.0)).measured == 2
-    with pytest.raises(UsageError, match="there are none"):
+    with pytest.raises(UsageError, match="this call has none"):
         tuned(scale_jit, inputs="call", hints={"factor": 2}).tune(64)
 
 

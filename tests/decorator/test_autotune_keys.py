@@ -370,7 +370,7 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     assert imported.best_config(64) == {"block": 64} and imported._tunings.known.popitem()[1].source == "cache"
     assert not imported.tune(64).cache_hit  # a whole tuning was asked for, and there is none
     file.write_text("{}")
-    with pytest.raises(UsageError, match="no file of exported results"):
+    with pytest.raises(UsageError, match="not a file of exported results"):
         shipped().best_config(64)
 
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_prepared_is_told_by_the_call(tuned: Decorate) -> None:
     """The tuning itself went well, and its result is returned."""
     kernel = tuned(scale_jit, {"factor": [2]}, reference=doubled, tune_on=lambda n, block: {"n": 64, "block": 16})
     assert kernel.tune(64, block="wrong").best_config == {"factor": 2}
-    with pytest.raises(AtuneError, match="1 of 1 configurations could not be compiled"):
+    with pytest.raises(AtuneError, match="1 of 1 configurations failed to compile"):
         kernel(64, block="wrong")
 
 

@@ -57,8 +57,8 @@ class Attempts:
         (OSError(errno.EMFILE, "x"), "no further file can be opened", "ulimit -n"),
         (RemoteError("files: x", kind="ShortOf"), "no further file can be opened", "ulimit -n"),
         (WorkerError("compile-0-1 did not start: cannot fork: [Errno 11] x"), "no further process", "ulimit -u"),
-        (OSError(errno.ENFILE, "x"), "too many files open", "end what has them"),
-        (RemoteError("all files: x", kind="ShortOf"), "too many files open", "end what has them"),
+        (OSError(errno.ENFILE, "x"), "too many files open", "end the programs that hold them"),
+        (RemoteError("all files: x", kind="ShortOf"), "too many files open", "end the programs that hold them"),
         (RemoteError("memory: x", kind="ShortOf"), "memory ran out", "fewer compile workers"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_to_its_end(tmp_path: Path, how: signal.Signals) ->
     run = command("resume", str(journal), "--quiet", "--json", tmp_path=tmp_path)
     out, err = run.communicate(timeout=120)
     assert run.returncode == 0, err
-    assert f"atune: going on with {file}:WORKLOAD, " in err
+    assert f"atune: resuming {file}:WORKLOAD, " in err
     said = json.loads(out.splitlines()[-1])
     assert (said["total"], said["measured"], said["failed"], said["remaining"]) == (12, 6, 6, 0)
     assert said["best_config"]["factor"] == 2

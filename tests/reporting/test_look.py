@@ -236,7 +236,7 @@ def test_the_page_of_a_run_without_a_measurement_has_no_curve(tmp_path: Path) ->
 
 def test_too_few_candidates_are_said_on_the_page(tmp_path: Path) -> None:
     page = report(write(tmp_path / "j", Stream(total=1).candidate(0, 1.0).finished().events))
-    assert "Too few candidates are measured to tell." in without_script(page)
+    assert "Too few candidates were measured to tell." in without_script(page)
 
 
 def test_words_of_a_journal_are_no_place_of_the_page(tmp_path: Path) -> None:

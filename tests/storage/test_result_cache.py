@@ -160,7 +160,7 @@ def test_export_and_import(cache: ResultCache, tmp_path: Path) -> None:
     found = other.find(key())
     assert found is not None and found.latency_ms == 5.0  # what was tuned here stays
     for bad in (b"", b"[]", b'{"format": "else", "schema": 1, "entries": []}', b"\xff\xfe"):
-        with pytest.raises(UsageError, match="no file of exported results"):
+        with pytest.raises(UsageError, match="not a file of exported results"):
             other.merge(bad)
     with pytest.raises(UsageError, match="update atune"):
         other.merge(data.replace(b'"schema": 1', b'"schema": 9'))

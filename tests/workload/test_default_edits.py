@@ -63,8 +63,8 @@ def test_a_value_that_is_there_stays_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "values", "why"),
     [
-        ("def kernel(N, block=BLOCK): pass", {"block": 64}, "the default of block is BLOCK, which is no literal: set "),
-        ("def kernel(N, block=32 * 2): pass", {"block": 64}, r"is 32 \* 2, which is no literal: set it to 64"),
+        ("def kernel(N, block=BLOCK): pass", {"block": 64}, "the default of block is BLOCK, not a literal: set "),
+        ("def kernel(N, block=32 * 2): pass", {"block": 64}, r"is 32 \* 2, not a literal: set it to 64"),
         ("def kernel(N, **config): pass", {"block": 64}, r"block is taken by \*\*config, .* write block=64 out"),
         ("def kernel(N, M): pass", {"block": 64}, "there is no parameter block; there is N, M"),
         ("def kernel(*config): pass", {"config": 1}, "there is no parameter config; there is none"),
@@ -89,10 +89,10 @@ def test_the_decorators_default_is_written_too() -> None:
     expected = text.replace('"block": 32', '"block": 64').replace('"stages": 1', '"stages": 2')
     expected = expected.replace("block=16, stages=3", "block=64, stages=2")
     assert written(text, {"block": 64, "stages": 2}, in_decorator=True) == expected
-    with pytest.raises(UsageError, match="default= overrides these, and lacks 'stages'"):
+    with pytest.raises(UsageError, match="default= overrides these and lacks 'stages'"):
         written(text.replace(', "stages": 1', "").replace(',  # safe\n "stages": 1', ""),
                 {"block": 64, "stages": 2}, in_decorator=True)  # fmt: skip
-    with pytest.raises(UsageError, match="is no dict that is written there: remove it"):
+    with pytest.raises(UsageError, match="is not a literal dict: remove it"):
         written(text.replace('{"block": 32,  # safe\n "stages": 1}', "DEFAULT"), {"block": 64}, in_decorator=True)
 
 

@@ -126,9 +126,9 @@ def problem(space: Any, **options: Any) -> Any:
         ),
         (lambda: problem([]), "Space is empty"),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py:NAME"),
-        (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is no Python name"),
+        (lambda: parse_file_ref(f"{__file__}:a-b"), "'a-b' is not a Python name"),
         (lambda: load(FileRef(__file__, "Nothing")), "the file has no 'Nothing'"),
-        (lambda: load(FileRef(str(HERE / "event_streams.py"), "Stream")), "is a type, and must be an atune.Workload"),
+        (lambda: load(FileRef(str(HERE / "event_streams.py"), "Stream")), "is a type and must be an atune.Workload"),
     ],
 )
 def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:

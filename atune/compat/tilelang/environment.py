@@ -1,4 +1,4 @@
-"""What the environment variables of tilelang's tuner mean here.
+"""Meaning of tilelang's tuner's environment variables in atune.
 
 | variable | means |
 |---|---|

@@ -1,4 +1,4 @@
-"""What the drop-in tells its caller: warnings, each once a program, and errors that old code catches too."""
+"""Warnings of the drop-in, each shown once per program, and errors that old code catches too."""
 
 from __future__ import annotations
 

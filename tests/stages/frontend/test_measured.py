@@ -175,7 +175,7 @@ def test_the_store_is_asked_before_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_kernel_that_no_compiler_takes_says_why() -> None:
-    with pytest.raises(AtuneError, match=r"could not be compiled:\n.*Cannot convert type bfloat16"):
+    with pytest.raises(AtuneError, match=r"failed to compile:\n.*Cannot convert type bfloat16"):
         measured(kernels.copied, [-1], dtype="bfloat16")
 
 
