@@ -144,8 +144,7 @@ class Measuring:
         return bool(outliers)
 
     async def _measure(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Measure one candidate, twice if the first answer is doubtful. Returns False if the device is lost for
-        good."""
+        """Measure one candidate, twice if the first answer is doubtful. Returns False if the device is gone."""
         emit, index = self.emit, artifact.index
         while True:
             if not worker.alive:

@@ -342,8 +342,7 @@ T = TypeVar("T")
 
 
 async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:
-    """Return the result of `compute`, which runs in a thread if it may take long, and so never blocks the event
-    loop."""
+    """Return the result of `compute`. It runs in a thread if it may take long, to keep the event loop free."""
     if len(spec.configs) <= AT_ONCE and quick:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)

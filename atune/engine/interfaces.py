@@ -49,8 +49,7 @@ class CompileWorker(Protocol):
         ...
 
     async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        """Return the user's prior for candidates, by index. Raises `UsageError` if it fails or its values are
-        invalid."""
+        """Return the user's prior for candidates, by index. Raises `UsageError` if it fails or is invalid."""
         ...
 
     async def find(self, lowered: Lowered) -> Artifact | None:

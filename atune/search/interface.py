@@ -43,14 +43,14 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Searched:
-    """What there is to search, by the candidates' indices.
+    """The space to search, by the candidates' indices.
 
-    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
-    milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
-    candidates beside their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`:
-    how many times as long as the best a candidate took on other problems or devices, for those known there; it may be
-    wrong here. `grid`: of a space that is too large to list, the places of which `configs` are some; a strategy may
-    propose others, and is not told of those that constraints refuse.
+    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
+    or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates beside
+    their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: how many times as
+    long as the best a candidate took on other problems or devices, for those known there; it may be wrong here. `grid`:
+    of a space that is too large to list, the places of which `configs` are some; a strategy may propose others, and is
+    not told of those that constraints refuse.
     """
 
     configs: Mapping[int, Config]
