@@ -167,7 +167,7 @@ class JournalReader:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
         return JournalError(
             f"{self.path}, line {number}: damaged: it does not match its checksum. The {number - 1} lines before it "
-            "are whole, and `atune replay --salvage` reads all lines that are"
+            "are whole, and `atune replay --salvage` skips damaged lines"
         )
 
 
