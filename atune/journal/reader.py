@@ -166,7 +166,7 @@ class JournalReader:
         if number == 1:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
         return JournalError(
-            f"{self.path}, line {number}: damaged: it does not match its checksum. The {number - 1} lines before it "
+            f"{self.path}, line {number}: damaged, it does not match its checksum; the {number - 1} lines before it "
             "are whole, and `atune replay --salvage` skips damaged lines"
         )
 
