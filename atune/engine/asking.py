@@ -1,4 +1,4 @@
-"""The strategy in a run: told and asked in turn, by one task, and no further ahead than what it learns allows."""
+"""Tells a run's strategy of outcomes and asks it for candidates, in one task."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atune.search.recording import reason_of
 
 
 class Asking:
-    """Tells the strategy of outcomes, and asks it for candidates. What is not known to be quick works in a thread."""
+    """Tells the strategy of outcomes, and asks it for candidates. Strategies not known to be quick run in a thread."""
 
     strategy: Guarded | None = None
-    """Set once it is made, which may take as long as surveying the space."""
+    """None until it is made, which may wait until the space is surveyed."""
 
     def __init__(self, run: Run, plan: Plan, scheduled: CompileState) -> None:
         self._run, self._scheduled = run, scheduled
@@ -30,12 +30,12 @@ class Asking:
         self._news = deque[Outcome]()
         state = run.recorder.state
         self.heard = state.last_seq if self.learns and state.resumed else 0
-        """`seq` up to which the strategy was told, where it learns."""
+        """`seq` of the last outcome that a learning strategy was told of."""
         self.expected_ms: float | None = None
-        """The best latency that it expected when it was asked last."""
+        """The best latency, ms, that the strategy expected when it was last asked."""
 
     def take_note(self, outcome: Outcome) -> None:
-        """Tell of an outcome before the strategy is asked again."""
+        """Queue an outcome, which the strategy is told of before it is asked again."""
         self._news.append(outcome)
         self._outstanding.discard(outcome.index)
         self._run.wake()
@@ -44,7 +44,7 @@ class Asking:
         self._outstanding.add(index)
 
     async def turn(self) -> None:
-        """Wait until the strategy may be asked, or the run is stopping. Whatever is proposed is compiled meanwhile."""
+        """Wait until the strategy may be asked, or the run is stopping. Workers compile meanwhile."""
         assert self.strategy is not None
         self.tell()
         while self.learns and not self._run.stopping and len(self._outstanding) >= self.strategy.limit(self._most):
@@ -69,7 +69,7 @@ class Asking:
         return index
 
     def tell(self) -> None:
-        """Tell the strategy what is new. Raises `StrategyError`."""
+        """Tell the strategy of the queued outcomes. Raises `StrategyError`."""
         while self._news and self.strategy is not None:
             outcome = self._news.popleft()
             reason = "" if outcome.latency_ms is not None else reason_of(self._run.recorder.state, outcome.index)

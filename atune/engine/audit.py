@@ -1,4 +1,4 @@
-"""Likely losers under a budget: skipped, and some of them tried after all others to see how often that was wrong."""
+"""Likely losers under a budget: they are skipped. An audit tries some at the end, to see how often that was wrong."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atune.model.candidate import Candidate
 
 
 def sample_of(state: State, share: float | None, seed: int) -> list[int]:
-    """Return which of the skipped candidates are to be tried: one of each code, in the space's order.
+    """Return which skipped candidates to try, in the space's order: one for each distinct code.
 
-    All of them where no other worked; else the `share` that an audit asks for, `AUDITED_LEAST` at least.
+    Returns all of them if no other candidate worked, else the audit's `share`, but at least `AUDITED_LEAST`.
     """
     codes = {state.first(index).index: index for index in sorted(state.skipped, reverse=True)}
     skipped = sorted(codes.values())
@@ -30,7 +30,8 @@ def sample_of(state: State, share: float | None, seed: int) -> list[int]:
 
 
 class Audit:
-    """Which likely losers a run skips, and which of these it tries at its end. `share`, `seed`: see `sample_of`."""
+    """Decides which likely losers a run skips, and which of these it tries at its end. `share`, `seed`: see
+    `sample_of`."""
 
     def __init__(self, run: Run, share: float | None, seed: int) -> None:
         self._run, self._share, self._seed = run, share, seed
@@ -43,7 +44,7 @@ class Audit:
     async def serve(
         self, scheduled: CompileState, candidates: Mapping[int, Candidate], send: Callable[[Candidate], Awaitable[None]]
     ) -> None:
-        """Once all others have an outcome, `send` those that are to be tried and were not."""
+        """Wait until all other candidates have an outcome, then `send` the sampled ones that were not tried."""
         run, state = self._run, self._run.recorder.state
         scheduled.auditing = True
         run.wake()

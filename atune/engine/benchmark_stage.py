@@ -1,4 +1,4 @@
-"""The device side of a run: start devices, hand them candidates, doubt figures, leave out and give up devices."""
+"""The device side of a run: starts devices, hands them candidates, repeats doubtful timings, and excludes devices."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ BETWEEN = "its process ended between two candidates"
 
 
 class Measuring:
-    """Measures artifacts on all device workers. `pipeline`: from the first artifact on, while others compile."""
+    """Measures artifacts on all device workers. `pipeline`: whether measuring begins while others still compile."""
 
     def __init__(self, run: Run, workers: Sequence[DeviceWorker], *, pipeline: bool = True) -> None:
         self.run, self.workers, self.pipeline = run, workers, pipeline
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._in_use = len(workers)
-        """Devices that are neither given up nor left out."""
+        """The number of devices that are neither given up nor excluded."""
         self._again: deque[Artifact] = deque()
-        """What a device could not finish, or what it measured before it was left out."""
+        """Artifacts to measure again: their device was lost, or was excluded after it measured them."""
         self._repeated: set[int] = set()
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
         self._speeds: dict[str, float] = {}
-        """The reference's latency by device, ms, of those in use."""
+        """The reference's latency, ms, on each device in use."""
         self._fastest: dict[str, float] = {}
-        """The best first timing by device, ms."""
+        """The best first timing on each device, ms."""
         here = {worker.name for worker in workers}
-        for measured in self.state.ranked():  # of an earlier part of the run, the best first
+        for measured in self.state.ranked():  # measured by an earlier part of the run; sorted, so the first is the best
             if measured.device in here:
                 self._fastest.setdefault(measured.device, measured.timing.latency_ms)
 
     def usable(self) -> list[DeviceWorker]:
-        """Return the workers of the devices that are neither given up nor left out."""
+        """Return the workers of the devices that are neither given up nor excluded."""
         return [worker for worker in self.workers if worker.name not in self._excluded | self._given_up]
 
     async def serve(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
-        """Measure on all devices what comes, until nothing more does."""
+        """Measure the stream's artifacts on all devices, until the stream ends."""
         async with anyio.create_task_group() as tasks:
             with artifacts:
                 for worker in self.workers:
@@ -78,7 +78,7 @@ class Measuring:
             prepared = False
             while (artifact := await self._next(worker, artifacts)) is not None:
                 if self.run.stopping:
-                    continue  # drained, so that no compile worker waits for ever
+                    continue  # drain the stream, or a compile worker blocks on it
                 self.run.measuring += 1
                 try:
                     if not prepared and not await self._prepare(worker, artifact):
@@ -92,21 +92,21 @@ class Measuring:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return what to measure next: what another device left, else the stream's next; None at the end of all."""
+        """Return the next artifact: one that another device left, else the stream's next; None once all is measured."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
             try:
                 return await artifacts.receive()
             except anyio.EndOfStream:
-                if self.run.measuring:  # that device may yet be lost, and leave its candidate
+                if self.run.measuring:  # that device may be lost, and its candidate put back
                     await self.run.changed()
                 elif not self._leave_out():
                     return None
         return None
 
     async def _prepare(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Have the inputs made and the reference timed; False once the device is given up, or left out."""
+        """Make the inputs and time the reference. Returns False if the device was given up or excluded."""
         for _ in range(DEVICE_STARTS):
             try:
                 reference = await worker.prepare(artifact)
@@ -125,7 +125,7 @@ class Measuring:
         return False
 
     def _leave_out(self) -> bool:
-        """Leave out devices that are not as fast as the others; what they measured is measured again."""
+        """Exclude devices that are slower than the others. Other devices measure their candidates again."""
         outliers = speed_outliers(self._speeds)
         for name, factor in outliers.items():
             measured = [m.index for m in self.state.ranked() if m.device == name]
@@ -136,7 +136,7 @@ class Measuring:
             self._fastest.pop(name, None)
             again = [self.run.artifacts.pop(index) for index in measured if index in self.run.artifacts]
             self._again.extend(again)
-            if len(again) < len(measured):  # this part of the run has no libraries of theirs
+            if len(again) < len(measured):  # their libraries were built by an earlier part of the run, and are gone
                 message = f"{len(measured) - len(again)} candidates that device {name} measured in an earlier part"
                 self.emit(Warned, message=f"{message} are measured again when the run is resumed once more")
             self._in_use -= 1
@@ -144,7 +144,7 @@ class Measuring:
         return bool(outliers)
 
     async def _measure(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Measure one candidate, and once more where there is a doubt; False once the device is not to be used."""
+        """Measure one candidate, twice if the first answer is doubtful. Returns False if the device is gone."""
         emit, index = self.emit, artifact.index
         while True:
             if not worker.alive:
@@ -155,10 +155,10 @@ class Measuring:
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             try:
                 answer = await worker.measure(artifact, min(self._fastest.values(), default=None))
-            except WorkerLost as error:  # while its inputs were made
+            except WorkerLost as error:  # lost while it made the inputs
                 answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
                 if isinstance(error, ServerLost):
-                    self._repeated.discard(index)  # whatever it was repeated for before: that is another doubt
+                    self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:
@@ -179,7 +179,7 @@ class Measuring:
             return False
 
     def _doubt(self, worker: DeviceWorker, answer: Measurement | Failure) -> str:
-        """Say why `answer` should be had once more, from a fresh process; empty where it counts."""
+        """Return why `answer` is doubtful and a fresh process must measure again; empty if it counts."""
         if isinstance(answer, Failure):
             return answer.doubt
         state, latency = self.state, answer.timing.latency_ms
@@ -217,7 +217,7 @@ class Measuring:
         self.run.outcomes.settled(answer.index, latency, best if best != before else None, worker.name)
 
     async def start(self, worker: DeviceWorker) -> bool:
-        """Start a device's process; False once it is given up. Raises `DevicesLost` for the last one."""
+        """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` for the last one."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:
@@ -235,7 +235,7 @@ class Measuring:
         return False
 
     def _give_up(self, worker: DeviceWorker, reason: str) -> None:
-        """Use a device no more. Raises `DevicesLost` for the last one."""
+        """Stop using a device. Raises `DevicesLost` for the last one."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)
@@ -245,7 +245,7 @@ class Measuring:
             raise DevicesLost(f"device {worker.name} is given up: {reason}; no device is left")
 
     async def again(self, artifact: Artifact) -> bool:
-        """Check, time and record a candidate that was measured, with another library; False where no device is left."""
+        """Check, time and record a candidate again, with another library. Returns False if no device is left."""
         before = self.run.artifacts.pop(artifact.index)
         self._repeated.discard(artifact.index)
         with suppress(DevicesLost):
@@ -258,7 +258,7 @@ class Measuring:
         return False
 
     async def restarted(self, worker: DeviceWorker, reason: str) -> bool:
-        """Try to get a device back whose process ended before or in the final."""
+        """Try to restart a device whose process ended before or during the final."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
         try:
             return await self.start(worker)

@@ -1,4 +1,4 @@
-"""When a compile is hopeless: a deadline that follows what the others of the run took."""
+"""The deadline of a compile, derived from how long the run's other compiles took."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from atune.journal.state import State
 from atune.model.artifact import Lowered
 
 LEAST = 8
-"""Libraries that must have been compiled before anything is called hopeless."""
+"""Number of libraries that must have been compiled before a compile can be hopeless."""
 QUANTILE = 0.95
 FACTOR = 10.0
-"""How many times longer than that quantile of the others a compile may take."""
+"""A compile may take this many times the quantile of the others' times."""
 FLOOR_S = 10.0
-"""No compile is given less: the machine may be busy for so long."""
+"""The shortest deadline, because a busy machine may delay any compile by this long."""
 
 
 def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) -> float | None:
-    """Return the seconds that compiling `group` may take; None where the user's `most_s` decides.
+    """Return the seconds that compiling `group` may take; None if the user's limit `most_s` applies.
 
-    A pure function of the events so far: the seconds a candidate of each library that was compiled. A group may take
-    as much for each member, and one with many accumulators as many times more as such compiles do.
+    A pure function of the events so far, namely of the seconds for each candidate in each compiled library. The limit
+    grows with the number of members. Many accumulators multiply it by the factor that such compiles take longer.
     """
     seen = state.compile_s
     if len(seen) < LEAST or any(state.first(one.index).built for one in group):
-        return None  # one that an earlier part of the run compiled is not hopeless
+        return None  # an earlier part of the run compiled one, so it is not hopeless
     usual_s = seen[math.ceil(QUANTILE * len(seen)) - 1]
     limit_s = max(FLOOR_S, FACTOR * usual_s * sum(map(_weight, group)))
     return round(limit_s, 1) if limit_s < most_s else None

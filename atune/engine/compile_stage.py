@@ -1,6 +1,6 @@
-"""The compile side of a run: what a free compile worker does next, and what becomes of the answer.
+"""The compile side of a run: gives free compile workers their next step, and handles the answers.
 
-It knows no device and no journal: where answers go is its `Answers`' part.
+It knows no device and no journal: `Answers` decides where answers go.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate
 
 Ahead = Callable[[CompileWorker], Awaitable[None]]
-"""Work for a worker that has nothing else to do."""
+"""Work for an idle worker."""
 
 
 class Answers(Protocol):
-    """What becomes of the candidates. `worker` is the name of the worker that had one."""
+    """Receives what happened to candidates. `worker` is the name of the worker that handled one."""
 
     def lowered(self, worker: str, lowered: Lowered) -> Verdict:
-        """Take note of a lowered candidate, and judge it."""
+        """Record a lowered candidate, and return the screen's verdict."""
         ...
 
     def same(self, worker: str, index: int, same_as: int) -> None:
-        """Take note that a candidate has the code of another: it needs no more work."""
+        """Record that a candidate has the same code as another, and needs no more work."""
         ...
 
     def pruned(self, worker: str, index: int, why: str) -> None: ...
@@ -40,19 +40,19 @@ class Answers(Protocol):
     def failed(self, worker: str, failure: Failure) -> None: ...
 
     def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
-        """Take note that candidates are lowered or compiled once more: their worker was lost, not by their doing."""
+        """Record that candidates are lowered or compiled again. Their worker was lost, not by their fault."""
         ...
 
     def split(self, worker: str, group: Sequence[Lowered], message: str) -> None:
-        """Take note that a group failed as a whole."""
+        """Record that a group failed as a whole."""
         ...
 
     async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
-        """Take a library with `members` in it, and hand them on as soon as there is room."""
+        """Record a library of `members`, and hand them on as soon as the artifact stream has room."""
         ...
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
-        """Return the seconds after which compiling `group` is hopeless; None where the user's deadline decides."""
+        """Return the seconds after which compiling `group` is hopeless; None if the user's deadline applies."""
         ...
 
     def settled(self, index: int) -> bool:
@@ -60,15 +60,15 @@ class Answers(Protocol):
         ...
 
     def end(self) -> None:
-        """Take note that no more will be built."""
+        """Record that nothing more will be built."""
         ...
 
 
 class Compiling:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
-    `hints` tells what scheduling should know while so many devices measure. `ahead` returns what a worker may do that
-    nothing else needs. `codes`: candidates by the key of their code, as far as an earlier part of the run knew them.
+    `hints` returns the compilers' hints for a number of measuring devices. `ahead` returns optional work for an idle
+    worker. `codes`: candidates by the key of their code, as earlier parts of the run found them.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Compiling:
         self._proposals, self._hints, self._ahead = proposals, hints, ahead
         self._codes = dict(codes)
         self._likely: set[int] = set()
-        """Candidates that may well lead and were not measured when last looked at."""
+        """Likely winners that were not measured at the last look."""
         self._back: deque[Candidate] = deque()
-        """Put back: to be lowered once more."""
+        """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
-        """Candidates that lost a worker once, not by their doing; the second time it is."""
+        """Candidates that lost a worker once, which is not held against them. A second loss is."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler says, and what the final will need where that is nothing; until all is measured."""
+        """Do what the scheduler decides, until all is measured. An idle worker prepares the final."""
         while True:
             self.look()
             work = self._next(worker)
@@ -105,7 +105,7 @@ class Compiling:
                 await self.signals.changed()
 
     async def ended(self) -> None:
-        """Wait until nothing is left to compile and all of it is handed on; then tell."""
+        """Wait until everything is compiled and handed on, then report it."""
         self.look()
         while not self.state.finished or self.state.counts.busy:
             await self.signals.changed()
@@ -170,7 +170,7 @@ class Compiling:
         return self._back.popleft() if self._back else self._proposals.receive_nowait()
 
     def _again(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Tell whether these are to be had once more for `doubt`: whoever was not yet, with all that were beside it."""
+        """Tell whether to repeat these because of `doubt`: yes, if any member was not repeated yet."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)

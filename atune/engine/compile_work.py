@@ -1,4 +1,4 @@
-"""How long compiles take, beside each other: estimates from what lowering tells."""
+"""How long compiles take, relative to each other: estimates from the facts that lowering finds."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from atune.engine.screen import SPILL_REGISTERS
 from atune.model.artifact import Lowered
 
 HEAVY_REGISTERS = 512
-"""Accumulators, in registers a thread, that make a compile one of the longest: nobody knows how long, and headers are
-a small part of it."""
+"""Accumulators, in registers a thread, from which a compile is among the longest. Its time cannot be predicted, and
+parsing headers is a small part of it."""
 WORK = ((HEAVY_REGISTERS, 6.0), (SPILL_REGISTERS, 2.5))
-"""Accumulators, in registers a thread, and how long the compile of a kernel with so many takes beside one with fewer:
-2.3 s (1.3 to 4) and 0.9 s were seen for 0.35 s."""
+"""Pairs of accumulators, in registers a thread, and the relative compile time from that number on. Measured: 2.3 s (1.3
+to 4) and 0.9 s, where fewer accumulators took 0.35 s."""
 LONG = 4.0
-"""How many times longer than the median a device source is that takes far longer than others: one such kernel was
-compiled for 51 s beside four neighbours."""
+"""A device source this many times longer than the median compiles far longer than others. One such kernel took 51 s."""
 LONG_BYTES = 32_000
-"""Shorter sources are compiled quickly, however short their neighbours are."""
+"""Shorter sources compile quickly, even if their neighbours are much shorter still."""
 
 
 @dataclass
 class CompileWork:
-    """Estimates compiles. The unit is the compile of a kernel with a short source and few accumulators."""
+    """Estimates compile times, in units of one kernel with a short source and few accumulators."""
 
     lengths: list[int] = field(default_factory=list)
-    """Lengths of the device sources seen, in order."""
+    """Lengths of the device sources seen, in bytes, sorted."""
 
     def saw(self, lowered: Lowered) -> None:
-        """Learn of a further candidate."""
+        """Add a candidate's source length."""
         if lowered.facts.source_bytes is not None:
             bisect.insort(self.lengths, lowered.facts.source_bytes)
 
@@ -41,14 +40,14 @@ class CompileWork:
         return length >= LONG_BYTES and length >= LONG * self._median
 
     def of(self, lowered: Lowered) -> float:
-        """Return what compiling one candidate takes."""
+        """Return the time to compile one candidate, in compiles."""
         by_registers = next((work for registers, work in WORK if accumulators(lowered) >= registers), 1.0)
         if not self.is_long(lowered):
             return by_registers
         return max(by_registers, (lowered.facts.source_bytes or 0) / max(1, self._median))
 
     def of_all(self, queue: Sequence[Lowered], enough: float = math.inf) -> float:
-        """Sum up the compiles that `queue` takes, one for all that share it, as far as `enough`."""
+        """Sum up the compile times of `queue`, counting a shared compile once. Stops at `enough`."""
         compiles: set[str | int] = set()
         work = 0.0
         for lowered in queue:
@@ -69,5 +68,5 @@ def accumulators(lowered: Lowered) -> int:
 
 
 def compile_of(lowered: Lowered) -> str | int:
-    """Return what is equal for candidates that take one compile together."""
+    """Return a key that is equal for candidates that share one compile."""
     return lowered.compile_key or lowered.index

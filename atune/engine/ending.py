@@ -1,4 +1,4 @@
-"""What ends a run before all is tried: its time, the time of its devices, and a gain that is no longer likely."""
+"""What ends a run early: its time budget, its devices' time budget, or `until` (a further gain is unlikely)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from atune.search.until import Until
 
 
 def until_of(budget: Budget, plan: Plan, state: State) -> Until | None:
-    """Return what tells when a gain is unlikely, as earlier parts of the run left it; None where nobody asked.
+    """Return the fold that tells when a further gain is unlikely, with earlier parts' outcomes; None without `until`.
 
-    Raises `UsageError` where the space is not listed, or scikit-learn is missing.
+    Raises `UsageError` if the space is not listed, or scikit-learn is missing.
     """
     if budget.until is None:
         return None
     if not plan.listed:
         raise UsageError(
-            "until needs a space that is listed, to say what is left: give a budget, fewer axes, or fewer values"
+            "until needs a space that is listed, to know what is left: give a budget, fewer axes, or fewer values"
         )
     until = Until({index: candidate.config for index, candidate in plan.candidates.items()}, budget.until)
     outcomes = sorted(
@@ -37,20 +37,20 @@ def until_of(budget: Budget, plan: Plan, state: State) -> Until | None:
 
 
 def _latency(state: State, index: int) -> float | None:
-    """Return a candidate's latency as strategies are told it."""
+    """Return the latency that strategies are told for a candidate."""
     outcome = state.outcome(index)
     return None if reason_of(state, index) else getattr(outcome, "timing").latency_ms  # noqa: B009
 
 
 def _leave_out_surveyed(until: Until, state: State) -> None:
-    """Tell of what the survey found to fail; it is over before any candidate has an outcome."""
+    """Add the candidates that failed in the survey, which ends before any candidate has an outcome."""
     for entry in state.entries.values():
         if entry.surveyed:
             until.tell(entry.index, None)
 
 
 class Ending:
-    """Stops `run` once `budget` is used up. `until`: told of outcomes in their order; None where nothing is learnt."""
+    """Stops `run` once `budget` is used up. `until` is told of outcomes in their order."""
 
     def __init__(self, run: Run, budget: Budget, until: Until | None = None) -> None:
         self._run, self._budget, self._until = run, budget, until
@@ -58,7 +58,7 @@ class Ending:
         self._knows_surveyed = False
 
     def telling(self, tell: Tell) -> Tell:
-        """Return what takes note of an outcome, and tells `tell` of it."""
+        """Return a callback that passes each outcome to `until` and then to `tell`."""
 
         def both(outcome: Outcome) -> None:
             if self._until is not None:
@@ -68,7 +68,7 @@ class Ending:
         return both
 
     async def watch(self) -> None:
-        """Stop the run when it is time to; return once all is measured."""
+        """Stop the run when its end is due. Returns once all is measured."""
         async with anyio.create_task_group() as tasks:
             if self._budget.seconds is not None:
                 tasks.start_soon(self._keep_time, self._budget.seconds)

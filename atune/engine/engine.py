@@ -2,9 +2,9 @@
 
     strategy ─▶ proposals ─▶ compile workers ─▶ artifacts ─▶ device workers ─▶ final
 
-Proposals and artifacts are bounded memory object streams; what a free compile worker does next is the scheduler's
-decision. The engine itself never compiles, loads or runs anything: `compile_stage` and `benchmark_stage` serve the
-workers, `final` holds the final, and `proof` has its winner compiled plain.
+Proposals and artifacts are bounded memory object streams. The scheduler decides what a free compile worker does next.
+The engine itself never compiles, loads or runs anything. `compile_stage` and `benchmark_stage` serve the workers,
+`final` runs the final, and `proof` compiles its winner plain.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ from atune.workload.workload import WorkloadSpec
 PROPOSALS_PER_LANE = 2
 """Proposed candidates that wait for each compile worker."""
 ARTIFACTS_PER_DEVICE = 64
-"""Artifacts that wait for each device before the compile workers have to."""
+"""Artifacts that may wait for each device. When there are more, compile workers wait."""
 
 AT_ONCE = 500
-"""Configurations that are planned for in the event loop."""
+"""Up to this many configurations, planning runs in the event loop; above, in a thread."""
 
 Keep = Callable[[Artifact], Artifact]
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
-"""Returns advice from elsewhere, and what the user should know of it. Raises `UsageError`."""
+"""Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
 class Engine:
-    """One run. `run` does it all; `stop` ends it early, in order, with what was measured."""
+    """One run. `run` does everything; `stop` ends it early and keeps what was measured."""
 
     def __init__(
         self,
@@ -104,19 +104,19 @@ class Engine:
         self.compile, self.benchmark = compile, benchmark
         self.strategy, self.prior, self.seed = strategy, prior, seed
         self.strategy_name = ""
-        """As the header has it, once the space is known."""
+        """The strategy's name as in the header, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept, self.advise = find, accept, advise
         self._run = Run(recorder)
         self._ended_by = "exhausted"
         self._strategy: Guarded | None = None
-        """None until it is made, which is once the space is surveyed, where it is."""
+        """None until it is made, which waits for the survey of the space if there is one."""
         self._figures: Figures | None = None
         self._counted: int | None = None
-        """Candidates of a large space, once all of it was looked at."""
+        """The number of candidates of a large space, once all its places were looked up."""
 
     def stop(self, reason: str = "stopped") -> None:
-        """Propose and start nothing more; what is under way ends, then comes the final."""
+        """Propose and start nothing more. Calls under way end, then the final follows."""
         self._run.stop(reason)
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class Engine:
         await self.recorder.sync()
 
     async def _work(self, plan: Plan) -> None:
-        """Compile and measure what is left to do, hold the final, and prove its winner."""
+        """Compile and measure the work that is left, run the final, and prove its winner."""
         run, machine = self._run, self.machine
         compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
         machine.on_change(run.wake)
@@ -186,10 +186,10 @@ class Engine:
             syncing.cancel_scope.cancel()
 
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
-        """Learn what to tune and on what, and record the start; no plan where nothing is left of a run before."""
+        """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""
         specs: list[WorkloadSpec] = []
         state = self.recorder.state
-        listed = state.header is not None and not state.header.large  # also by a version that listed every space
+        listed = state.header is not None and not state.header.large  # older versions listed every space
 
         async def describe() -> None:
             specs.append(await self.machine.describe(whole=listed))
@@ -205,7 +205,7 @@ class Engine:
         return spec, plan
 
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
-        """Plan and record the start; None where nothing is left of a run before."""
+        """Plan and record the start. Returns None if a resumed run has no work left."""
         state, budget = self.recorder.state, self.budget
         self._figures = figures_for(target, devices)
         prior, own_prior = spec.size is None and there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
@@ -241,11 +241,11 @@ class Engine:
             return None
         self._resume(state, plan, header["versions"])
         if self.advise is not no_advice and not state.header.advice:
-            self.recorder.emit(Warned, message="the run began without advice and goes on so: warm is left out")
+            self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan
 
     async def _pool(self, spec: WorkloadSpec) -> dict[int, Candidate]:
-        """Return what a strategy begins to learn from in a large space; where it is too little, draw."""
+        """Return the candidates of a large space from which a strategy begins to learn. Draws more if needed."""
         header = self.recorder.state.header
         seed = self.seed if header is None else int(header.settings.get("seed") or 0)
         pool = await drawn_pool(spec, self.strategy_name, seed, self.machine.look_up)
@@ -254,9 +254,9 @@ class Engine:
         return pool or {}
 
     async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
-        """Make the strategy, where it need not wait for the survey."""
+        """Make the strategy, if it need not wait for the survey."""
         if not plan.to_survey:
-            quick = plan.name in QUICK  # others may import libraries, and fit models
+            quick = plan.name in QUICK  # other strategies may import libraries, and fit models
             self._strategy = await _computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class Engine:
         }
 
     def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
-        """Record that a further part begins, and settle what needs no work."""
+        """Record that a further part begins, and settle the candidates that need no work."""
         emit, journal = self.recorder.emit, self.recorder.journal
         if journal is not None and journal.torn_bytes:
             emit(JournalRepaired, cut_bytes=journal.torn_bytes)
@@ -333,7 +333,7 @@ class Engine:
         )
 
     async def _until(self, plan: Plan) -> Until | None:
-        """Return what tells when a gain is unlikely, with what earlier parts were told; None where nobody asked."""
+        """Return the fold that tells when a further gain is unlikely, with earlier outcomes; None without `until`."""
         make = partial(until_of, self.budget, plan, self.recorder.state)
         return await anyio.to_thread.run_sync(make) if self.budget.until is not None else None
 
@@ -342,14 +342,14 @@ T = TypeVar("T")
 
 
 async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:
-    """Return what `compute` does: in a thread where that may take long, so that the event loop goes on meanwhile."""
+    """Return the result of `compute`. It runs in a thread if it may take long, to keep the event loop free."""
     if len(spec.configs) <= AT_ONCE and quick:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that matters in a task group's exception group, else the group itself."""
+    """Return the one error that matters in a task group's exception group, or the group if there are several."""
     found: list[BaseException] = []
     queue: list[BaseException] = [group]
     while queue:
@@ -359,7 +359,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             found.append(error)
     ours = [e for e in found if isinstance(e, AtuneError)]
-    # On trio a cancellation may come once from each task; beside an error it only follows from it.
+    # On trio each task may raise a cancellation; beside an error, it is only the error's consequence.
     cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
     others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
     return ours[0] if ours else others[0] if len(others) == 1 else group

@@ -1,4 +1,4 @@
-"""The end of a run's measuring: the best few timed in turn, until their order is settled."""
+"""The final: re-benchmarks the best few candidates in turn, until their order is settled."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 
-NO_FINAL = "no final: no device is left to time it on"
+NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
-"""Seconds after which the final takes no further look at an order that is not settled."""
+"""Seconds after which the final times no further round, even if the order is not settled."""
 
 Find = Callable[[Artifact], Artifact | None]
 
 
 class _FinalistsFailed(Exception):
-    """Finalists were wrong once they had been timed: what was timed beside them does not count."""
+    """Finalists gave wrong results after they were timed: the timings of that round do not count."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         super().__init__(failures)
@@ -36,10 +36,10 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Times finalists on one device, and gets libraries for those that an earlier part of the run measured.
+    """Re-benchmarks finalists on one device. Gets libraries for those that an earlier part of the run measured.
 
-    `candidates`: those of the space, by index. `find` looks a library up where an earlier run kept it. `finalists`
-    has those whose code was made for others, too, compiled as tilelang does it, before they are timed.
+    `candidates`: the space's, by index. `find` looks a library up in the artifact store. Some candidates share code
+    with others; `finalists` compiles these as tilelang does, before they are timed.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class FinalStage:
         self.compile_workers, self.candidates, self.find = compile_workers, candidates, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._tried: set[int] = set()
-        """Finalists whose library as tilelang makes it was tried on a device."""
+        """Finalists whose library, compiled as tilelang does, was tried on a device."""
 
     async def hold(self) -> None:
-        """Time the best few in turn, with the default and the slowest beside them, while nothing compiles.
+        """Re-benchmark the best few in turn, with the default and the slowest beside them, while nothing compiles.
 
-        Where one turns out to be wrong, it is a failure, and the others are timed again. A final that stands is not
-        held again: then the winner's library is got, as far as it is missing.
+        A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
+        holds is kept; then only a missing library of the winner is compiled.
         """
         while await self._hold():
             await self.run.outcomes.acknowledge()
 
     async def _hold(self) -> bool:
-        """Hold the final; return whether it is to be held again, without a finalist that failed in it."""
+        """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
         contenders = self.finalists.fastest(max(2, self.benchmark.n_final))
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
             await self._get_winner()
@@ -93,7 +93,7 @@ class FinalStage:
         return await self._time(worker, chosen, contenders)
 
     def _chosen(self, leaders: Sequence[int]) -> list[int]:
-        """Return the leaders, the slowest, and the default where it was measured."""
+        """Return the leaders, the slowest, and the default if it was measured."""
         chosen, header, slowest = list(leaders), self.state.header, self.state.slowest
         default = None if header is None or header.default is None else self.state.outcome(header.default)
         beside = (one.index for one in (slowest, default) if isinstance(one, CandidateMeasured))
@@ -109,7 +109,7 @@ class FinalStage:
             await self._build_exact(workers[0], [winner])
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
-        """Time and record the final, once more where the device is lost in it; return whether finalists failed."""
+        """Time and record the final; repeat it if its device is lost. Returns whether finalists failed."""
         for attempt in range(2):
             try:
                 entries, reference = await self._rounds(worker, chosen, contenders)
@@ -127,7 +127,7 @@ class FinalStage:
         return False
 
     async def _drop(self, worker: DeviceWorker, failures: Sequence[Failure]) -> None:
-        """Record finalists as failures, and get the device back where they cost it its process."""
+        """Record finalists as failures, and restart the device if they killed its process."""
         for one in failures:
             where = {"worker": worker.name, "index": one.index, "device": worker.name}
             self.emit(BenchmarkFailed, **where, kind=one.kind, message=one.message, detail=one.detail)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ class FinalStage:
     async def _rounds(
         self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]
     ) -> tuple[list[FinalEntry], Timing | None]:
-        """Time all in turn, then those whose order is open, until it is settled or a limit is reached."""
+        """Time all in turn, then only those whose order is open, until it is settled or a limit is reached."""
         rounds = self.benchmark.n_final_rounds
         looks = max(1, self.benchmark.n_final_limit // rounds)
         began, timings = self.run.recorder.elapsed_s, dict[int, Timing]()
@@ -162,7 +162,7 @@ class FinalStage:
         return [one for one in found if isinstance(one, FinalEntry)], reference
 
     async def _build_exact(self, worker: DeviceWorker, contenders: Sequence[int]) -> bool:
-        """Put libraries as tilelang makes them in the place of others, where they work; False if the device is lost."""
+        """Replace shared libraries by tilelang's own, if these work. Returns False if the device is lost."""
         artifacts, made = self.run.artifacts, self.finalists.made
         await self.finalists.complete(self.compile_workers, contenders)
         for index in contenders:
@@ -188,14 +188,14 @@ class FinalStage:
 
     @staticmethod
     async def _measured(worker: DeviceWorker, artifact: Artifact) -> Measurement | Failure:
-        """Check and time `artifact` once more: it is another library than the one that was measured."""
+        """Check and time `artifact` again, because it is not the library that was measured."""
         try:
             return await worker.measure(artifact)
         except WorkerError as error:
             return Failure(artifact.index, "worker_lost", str(error))
 
     async def _recover(self, wanted: Sequence[int]) -> None:
-        """Get the libraries of candidates that an earlier part measured: from the store, else by compiling again."""
+        """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""
         state = self.state
         missing = [index for index in wanted if index not in self.run.artifacts]
         if missing and state.kept is not None and state.kept.index in missing:
@@ -218,7 +218,7 @@ class FinalStage:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
-        """Compile one candidate again; return why not, where that fails."""
+        """Compile one candidate again. Returns why that failed, or an empty text."""
         lowered = await worker.lower(candidate)
         if isinstance(lowered, Failure) and lowered.doubt:
             lowered = await worker.lower(candidate)

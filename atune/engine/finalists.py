@@ -1,4 +1,4 @@
-"""Libraries of the leaders as tilelang itself makes them: by workers that are free, ahead of the final."""
+"""Compiles the leaders as tilelang itself does, on idle workers, ahead of the final."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 
 KEPT = 256
-"""Lowered candidates that are kept, so that a leader is not lowered again: about 25 MB of them."""
+"""Number of lowered candidates to keep, about 25 MB, so that a leader need not be lowered again."""
 
 
 def share(missing: Sequence[int], failed: Collection[int], workers: int, n_final: int) -> tuple[int, ...]:
-    """Return which of `missing`, the fastest first, a free worker compiles into one library.
+    """Return which of `missing` an idle worker compiles into one library, the fastest first.
 
-    Its share of `n_final`, when there are `workers` workers: nothing else keeps them busy for long.
+    That is its share of `n_final` among `workers` workers.
 
-    Those that `failed` come last, and alone: the fault may have been another's in the same library, or the worker's.
+    Those that `failed` come last, and alone, because another member or the worker may have caused the failure.
     """
     fresh = [index for index in missing if index not in failed]
     if not fresh:
@@ -34,37 +34,37 @@ def share(missing: Sequence[int], failed: Collection[int], workers: int, n_final
 
 
 class Finalists:
-    """Has those that would be in the final compiled as tilelang does it, where they were not for the first timing.
+    """Compiles likely finalists as tilelang does, if their first timing used shared code.
 
-    `candidates`: those of the space, by index. `n_final`: how many leaders; 0 has none compiled. `workers`: workers.
+    `candidates`: the space's, by index. `n_final`: how many leaders to compile; 0 compiles none. `workers`: how many.
     """
 
     def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, workers: int) -> None:
         self.run, self.candidates, self.n_final, self.workers = run, candidates, n_final, workers
         self.made: dict[int, Built] = {}
-        """What was made of a candidate; a failure once it failed twice."""
+        """Each candidate's artifact, or its failure once it failed twice."""
         self._failed: set[int] = set()
         self._under_way: list[tuple[tuple[int, ...], anyio.CancelScope]] = []
         self._lowered: dict[int, Lowered] = {}
 
     def leaders(self) -> list[int]:
-        """Return who would contend in the final if it began now, the fastest first; none where none would be held."""
+        """Return who would be in the final if it began now, the fastest first; empty if there would be no final."""
         ranked = self.fastest(max(2, self.n_final))
         return ranked[: self.n_final] if len(ranked) > 1 and self.run.recorder.state.final is None else []
 
     def fastest(self, most: int) -> list[int]:
-        """Return up to `most` of those that are measured, the fastest first."""
+        """Return up to `most` measured candidates, the fastest first."""
         return [measured.index for measured in self.run.recorder.state.ranked(most)]
 
     def next(self) -> Ahead | None:
-        """Return work for a worker that has nothing else to do."""
+        """Return work for an idle worker."""
         part = self.next_part()
         return partial(self.make, part) if part else None
 
     def next_part(self, leaders: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return which of `leaders`, by default those of now, a free worker should compile; nothing where none is left.
+        """Return which of `leaders` (default: the current ones) an idle worker should compile; empty if none is left.
 
-        Left are those that are neither made nor under way.
+        Leaders that are compiled or being compiled are not among them.
         """
         if not self.n_final:
             return ()
@@ -74,7 +74,7 @@ class Finalists:
         return share(missing, self._failed, self.workers, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
-        """Keep what a candidate was lowered to whose code is not tilelang's own, until it is plainly no finalist."""
+        """Keep a lowered candidate with shared code, until it is clearly no finalist."""
         if not self.n_final or artifact.exact:
             return
         self._lowered[lowered.index] = lowered
@@ -85,7 +85,7 @@ class Finalists:
             self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
 
     async def make(self, part: tuple[int, ...], worker: CompileWorker) -> None:
-        """Compile `part` into one library. Cancelling, as `drop_overtaken` does, leaves nothing of it."""
+        """Compile `part` into one library. Cancelling (see `drop_overtaken`) leaves nothing behind."""
         began, answers = self.run.recorder.elapsed_s, list[Built]()
         with anyio.CancelScope() as scope:
             self._under_way.append((part, scope))
@@ -96,7 +96,7 @@ class Finalists:
                 answers += [Failure(index, "lower", GONE) for index in part if index not in self.candidates]
             except MachineError:
                 raise
-            except AtuneError as error:  # nothing that was measured depends on it
+            except AtuneError as error:  # no measurement depends on it
                 answers = [Failure(index, "worker_lost", str(error)) for index in part]
             finally:
                 self._under_way.remove((part, scope))
@@ -112,14 +112,14 @@ class Finalists:
             self.run.built(worker.name, good, "compiled as tilelang does, for the final", seconds)
 
     def drop_overtaken(self) -> None:
-        """Cancel what is under way of candidates of which none is a leader now: the final does not wait for it."""
+        """Cancel compiles of groups without a current leader, so that the final does not wait for them."""
         leaders = self.leaders()
         for part, scope in self._under_way:
             if not set(part) & set(leaders):
                 scope.cancel()
 
     async def complete(self, workers: Sequence[CompileWorker], leaders: Sequence[int]) -> None:
-        """Compile what is missing of `leaders`, on all `workers`."""
+        """Compile the missing `leaders` on all `workers`."""
 
         async def work(worker: CompileWorker) -> None:
             while part := self.next_part(leaders):

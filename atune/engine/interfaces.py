@@ -1,4 +1,4 @@
-"""What the engine asks of the stages. `atune.local` keeps it with processes, `atune.testing` with scripted fakes."""
+"""The engine's protocols. `atune.local` implements them with processes, `atune.testing` with scripted fakes."""
 
 from __future__ import annotations
 
@@ -17,156 +17,157 @@ from atune.workload.workload import WorkloadSpec
 
 
 class CompileHints(msgspec.Struct, frozen=True):
-    """What the compilers tell the scheduler."""
+    """Hints from the compilers to the scheduler."""
 
     row: int = 1
-    """Candidates that follow each other and that one worker lowers one after the other: they may share work."""
+    """How many candidates in a row one worker lowers, because neighbours may share work."""
     builds: Literal["all", "first", "none"] = "all"
-    """Which groups may be begun: ``first`` are those that devices wait for; building will soon be cheaper."""
+    """Which groups may start. ``first``: only those that devices wait for, because building will soon be cheaper."""
     resting: int = 0
-    """Workers that start nothing new: devices that measure need their cores."""
+    """How many workers start nothing new, because measuring devices need their cores."""
 
 
 class CompileWorker(Protocol):
-    """One compile worker. One call at a time; cancelling a call kills what it started."""
+    """One compile worker. It takes one call at a time; cancelling a call kills what the call started."""
 
     name: str
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
-        """Lower `candidate`. A crash or a deadline is a `Failure`, and the worker has a fresh worker afterwards.
+        """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
 
-        One with a `doubt` may not be the candidate's own: the engine lowers it once more. `build` answers so, too.
-        Raises `MachineError` where the machine is short of something for long, as all methods do.
+        A failure with a `doubt` may not be the candidate's fault: the engine lowers it again. `build` answers likewise.
+        Raises `MachineError` if the machine lacks memory or disk for long, as all methods do.
         """
         ...
 
     async def elaborate(self, candidates: Sequence[Candidate]) -> Sequence[Elaborated | Failure]:
-        """Elaborate `candidates`: an answer for each of the first of them, in order, and for one at least.
+        """Elaborate `candidates`. Returns answers for the first one or more of them, in order.
 
-        A failure with a `doubt` may not be the candidate's own. Where several come to nothing together, raises
-        `GroupFailed`; the engine asks again for each alone.
+        A failure with a `doubt` may not be the candidate's fault. Raises `GroupFailed` if several fail together; the
+        engine then asks for each alone.
         """
         ...
 
     async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        """Return what a user's prior says of candidates, by index. Raises `UsageError` for what it does wrong."""
+        """Return the user's prior for candidates, by index. Raises `UsageError` if it fails or is invalid."""
         ...
 
     async def find(self, lowered: Lowered) -> Artifact | None:
-        """Return the artifact of the same code where an earlier run left it."""
+        """Return the artifact of the same code from the artifact store; None if there is none."""
         ...
 
     async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
-        """Compile `group` into one library: an answer for each member, in order.
+        """Compile `group` into one library. Returns an answer for each member, in order.
 
-        `limit_s`: a deadline below the user's, past which the compile is hopeless beside the others'.
+        `limit_s`: a deadline below the user's; past it, the compile counts as hopeless.
 
-        When a whole group of several fails, raises `GroupFailed`; the engine builds it again in parts.
+        Raises `GroupFailed` if a group of several fails as a whole; the engine builds it again in parts.
         """
         ...
 
     async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        """Compile `candidates` as tilelang itself would, where `build` may have done otherwise.
+        """Compile `candidates` as tilelang itself does, without the sharing that `build` may use.
 
-        `known`: by index, what `lower` made of them, where that is at hand; the others are lowered again.
+        `known`: lowered candidates at hand, by index; the others are lowered again.
         """
         ...
 
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
         """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 
-        Raises `WorkerLost` where that says nothing of the candidate.
+        Raises `WorkerLost` if the worker ends through no fault of the candidate.
         """
         ...
 
 
 class DeviceWorker(Protocol):
-    """One device's process. One call at a time; cancelling a call kills it."""
+    """One device's process. It takes one call at a time; cancelling a call kills it."""
 
     name: str
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there; it may end at any time."""
+        """Whether the process runs; it may end at any time."""
         ...
 
     @property
     def took_over(self) -> bool:
-        """Whether the process stood by before it was needed."""
+        """Whether the process was a standby, started before it was needed."""
         ...
 
     async def start(self) -> DeviceInfo:
-        """Start the device's process and make its context, or take the one that stands by. Raises `WorkerError`.
+        """Start the device's process and make its context, or take the standby. Raises `WorkerError`.
 
-        Where inputs had been made before, for an earlier process, they are made again: it is ready to measure.
+        If an earlier process had inputs, they are made again, so that the new one is ready to measure.
         """
         ...
 
     async def prepare(self, artifact: Artifact) -> Timing | None:
-        """Make the inputs, run the reference, and time it. Raises `WorkloadError` where the user's functions fail."""
+        """Make the inputs, run the reference, and time it. Raises `WorkloadError` if the user's functions fail."""
         ...
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
-        """Check and time one candidate. After a failure that cost the process, `alive` is false.
+        """Check and time one candidate. After a failure that killed the process, `alive` is false.
 
-        Raises `WorkerLost` where the process ended for another reason, and `ServerLost` where all processes did.
+        Raises `WorkerLost` if the process ended for another reason, and `ServerLost` if all processes did.
 
-        `best_ms` is the best so far: one that is plainly slower needs few samples. None takes all.
+        `best_ms` is the best latency so far: a clearly slower candidate gets few samples. None takes all samples.
         """
         ...
 
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry | Failure], Timing | None]:
-        """Time `artifacts` and, if asked for, the reference, in turn: sample r of all is from round r of `rounds`.
+        """Time `artifacts`, and the reference if asked for, in turn: sample r of each is from round r of `rounds`.
 
-        Then each is checked again; one that is wrong now is a failure. Where that cost the process, `alive` is false.
+        Then each is checked again; a wrong result is a failure. If a failure killed the process, `alive` is false.
         """
         ...
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run; entering starts them, leaving kills every process."""
+    """Compilers and devices of one run. Entering starts them; leaving kills every process."""
 
     def open(self) -> AbstractAsyncContextManager[None]: ...
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
-        """Describe the workload: list its space, or say how many points a large one has; `whole` lists that, too."""
+        """Describe the workload: list its space, or count the points of a large one. `whole` lists a large one, too."""
         ...
 
     async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
-        """Return the candidates at the first of `places` of a large space, one at least; None for one it refuses."""
+        """Return the candidates at the first one or more `places` of a large space; None for refused ones."""
         ...
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Resolve target ``auto`` and find the devices. Raises `TargetError` for what is not there."""
+        """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
         ...
 
     def compile_workers(self, candidates: int | None = None) -> Sequence[CompileWorker]:
-        """Return the compile workers. `candidates`: how many will be compiled at most, where that is known."""
+        """Return the compile workers. `candidates`: how many will be compiled at most, if that is known."""
         ...
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """Decide which accelerators a run of so many candidates uses: ``name@version`` each, and why not the others.
+        """Decide which accelerators a run of `candidates` uses. Returns ``name@version`` of each, and why not the
+        others.
 
-        Asked once, after `discover` and before `compile_workers`.
+        Called once, after `discover` and before `compile_workers`.
         """
         ...
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return what scheduling should know now, while `measuring` devices have a candidate."""
+        """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
         ...
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when `hints` may have changed."""
+        """Register `wake`, to be called when `hints` may have changed."""
         ...
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
-        """Have `warn` called with what a user should know of and no outcome tells."""
+        """Register `warn`, to be called with messages for the user that no outcome carries."""
         ...
 
     def last_words(self) -> Sequence[str]:
-        """Return what a user should know at the run's end, such as that the workload's file is another by now."""
+        """Return messages for the user at the run's end, such as a change of the workload's file during the run."""
         ...
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
@@ -175,7 +176,7 @@ class Machine(Protocol):
 
     @property
     def fork_server(self) -> str:
-        """``resident`` for a session of a resident server, or why there is none; empty where there is no such server.
+        """``resident`` for a session of a resident server, else why there is none; empty if no such server runs.
 
         Known once `discover` has returned.
         """
@@ -189,11 +190,11 @@ class GroupFailed(Exception):
         super().__init__(message)
         self.message = message
         self.doubt = doubt
-        """Why it may be no member's fault, so that the whole group is built once more; empty where it is."""
+        """Why no member may be at fault, so that the whole group is built again; empty if a member is."""
 
 
 HOPELESS = "hopeless: compiling ran past "
-"""How the message of a compile begins that was ended before the user's deadline: an audit may compile it anyway."""
+"""The message of a compile that was ended before the user's deadline begins so. An audit may compile it anyway."""
 
 
 def hopeless(limit_s: float) -> str:

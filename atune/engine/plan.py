@@ -1,6 +1,6 @@
-"""What is left to do: of a new run everything, of one that goes on what its journal does not hold.
+"""Plans the work that is left: everything for a new run, or what the journal of a resumed run lacks.
 
-A pure function from the journal's state and the work at hand to a `Plan`; it starts nothing and reads no file.
+A pure function from the journal's state and the current workload to a `Plan`. It starts nothing and reads no file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from atune.workload.workload import WorkloadSpec
 GONE = "the space does not hold it any more"
 """Why a candidate of an earlier part can be neither compiled nor tried again."""
 PARTS = ("kernel", "space", "target", "device", "versions", "settings")
-"""Parts of the work that may differ when a run goes on; each can be accepted by its name."""
+"""Parts of the work that may differ when a run is resumed; each can be accepted by its name."""
 MOST_REFUSED = 10_000
-"""Points in a row that constraints may have refused."""
+"""How many points in a row constraints may refuse."""
 DEATHS = 2
-"""A candidate is suspect after the whole program died so often while it was being measured."""
+"""A candidate is suspect after the whole program died this many times while it was being measured."""
 
 MEASURING_COMPILE = ("flags", "pass_configs", "backend", "target_host")
 MEASURING_BENCHMARK = (
@@ -44,39 +44,39 @@ MEASURING_BENCHMARK = (
 
 @dataclass
 class Plan:
-    """What a run, or a further part of one, has to do. Indices are the journal's."""
+    """The work of a run, or of a further part of one. Indices are the journal's."""
 
     candidates: dict[int, Candidate]
-    """Those of the space; of a large one, those that were proposed."""
+    """The space's candidates, by index; of a large space, those that were proposed."""
     name: str
     """The strategy's."""
     make: Make
     known: Container[int]
-    """Indices that it may propose."""
+    """Indices that the strategy may propose."""
     proposable: int
-    """Candidates that the strategy may still propose."""
+    """How many candidates the strategy may still propose."""
     to_survey: bool = False
-    """Whether the space is to be surveyed before the strategy is made."""
+    """Whether the space must be surveyed before the strategy is made."""
     redo: list[Candidate] = field(default_factory=list)
-    """Proposed before, without an outcome."""
+    """Candidates that an earlier part proposed and that have no outcome."""
     suspects: dict[int, str] = field(default_factory=dict)
-    """Candidates not to be tried again, with their device."""
+    """Candidates that must not be tried again, with their device."""
     gone: list[int] = field(default_factory=list)
-    """Candidates of the journal that the space does not hold any more."""
+    """Candidates of the journal that the space no longer holds."""
     codes: dict[str, int] = field(default_factory=dict)
-    """Code keys that have an outcome, with the candidate that carries it."""
+    """Code keys that have an outcome, with the candidate that has it."""
     total: int = 0
     accepted: tuple[str, ...] = ()
     listed: bool = True
-    """Whether `candidates` are all of the space."""
+    """Whether `candidates` is the whole space."""
 
     def strategy(self, state: State) -> Guarded:
-        """Return the strategy, not asked yet. Raises `UsageError` where it does not fit the space."""
+        """Return the strategy before its first `ask`. Raises `UsageError` if it does not fit the space."""
         return Guarded(self.make(state), self.known)
 
     @property
     def to_compile(self) -> int:
-        """Candidates that will be compiled, at most."""
+        """How many candidates will be compiled, at most."""
         return len(self.redo) + self.proposable
 
     @property
@@ -93,9 +93,9 @@ def plan_new(
     advice: Sequence[Advice] = (),
     pool: Mapping[int, Candidate] = {},
 ) -> Plan:
-    """Plan a run from its beginning; `prior`: whether it has one, `pool`: as `maker` has it.
+    """Plan a new run. `prior`: whether it has one. `pool`: see `maker`.
 
-    Raises `UsageError` where the strategy does not fit the space.
+    Raises `UsageError` if the strategy does not fit the space.
     """
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
@@ -108,7 +108,7 @@ def plan_new(
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
-    """Raise `JournalError` where the places of a large space are not those of the journal."""
+    """Raise `JournalError` if a large space has other places than the journal's."""
     if header.large and (spec.size is None or spec.identity() != header.space):
         raise JournalError(
             "the journal is of a space that is too large to list, whose axes or lists were others: its candidates "
@@ -117,7 +117,7 @@ def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
 
 
 def proposed(state: State) -> list[Entry]:
-    """Return the candidates that a strategy proposed, in that order."""
+    """Return the candidates that a strategy proposed, in the order of their proposals."""
     return [entry for entry in state.entries.values() if entry.key and not entry.surveyed]
 
 
@@ -138,16 +138,15 @@ def plan_rest(
     prior: bool = False,
     pool: Mapping[int, Candidate] = {},
 ) -> Plan:
-    """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
+    """Plan the work that a run's earlier parts left. `now` is the header that a new run would have.
 
-    `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
-    `own`: the user's own strategy, where the run has one. `prior`: whether there is one for a run that had proposed
-    nothing; what an earlier part found of the space is taken as it is. `pool`: as `maker` has it.
-    Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
+    `known`: candidates proposed before that a large space still holds, by place. `own`: the user's own strategy, if the
+    run has one. `prior`: whether a run without proposals has one; an earlier part's survey is used as it is. `pool`:
+    see `maker`. Raises `JournalError` with the differences if the work differs in a part that is not in `accept`.
     """
     header = state.header
     assert header is not None
-    if header.fingerprint == spec.former:  # of before, when comments counted
+    if header.fingerprint == spec.former:  # from older versions, whose key included comments
         now = msgspec.structs.replace(now, fingerprint=header.fingerprint)
     candidates, gone = _placed(state, header, spec, known)
     size = len(candidates) if spec.size is None else state.total - len(gone)
@@ -186,7 +185,7 @@ def plan_rest(
 
 
 def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
-    """Tell `plan` what is to become of the candidates that were proposed `before`."""
+    """Decide for each candidate that was proposed `before` what `plan` does with it."""
     members: dict[int, list[Entry]] = {}
     for entry in before:
         members.setdefault(state.first(entry.index).index, []).append(entry)
@@ -206,18 +205,18 @@ def _sort_out(plan: Plan, state: State, before: Sequence[Entry]) -> None:
 
 
 def _refuse(found: Sequence[tuple[str, str]]) -> None:
-    """Raise `JournalError` for differences that nobody accepted."""
+    """Raise `JournalError` for differences that the user did not accept."""
     if found:
         lines = "".join(f"\n  {part}: {text}" for part, text in found)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in found))
         raise JournalError(
-            f"the journal is of other work, and cannot be gone on with:{lines}\n"
+            f"the journal is of other work, and cannot be resumed:{lines}\n"
             f"Give another journal, or accept this: {options} (from Python: accept=[…])"
         )
 
 
 def finished(state: State, budget: Budget) -> bool:
-    """Tell whether a run has come to its end and `budget` admits no more."""
+    """Tell whether a run has ended and `budget` admits no more."""
     if state.finished is None or state.finished.reason == "stopped":
         return False
     count = len(proposed(state))
@@ -232,7 +231,7 @@ def finished(state: State, budget: Budget) -> bool:
 
 
 def _enough(state: State, budget: Budget) -> bool:
-    """Tell whether a run ended because a gain was unlikely, and no smaller one is asked for now."""
+    """Tell whether a run ended because a further gain was unlikely, and `until` is not smaller now."""
     if state.finished is None or state.finished.reason != "until" or state.header is None or budget.until is None:
         return False
     return budget.until >= float(state.header.settings.get("budget", {}).get("until", 0.0))
@@ -241,7 +240,7 @@ def _enough(state: State, budget: Budget) -> bool:
 def differences(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
-    """Return (part, sentence) for each way in which the work is not the header's; a larger space is none."""
+    """Return (part, sentence) for each difference between the work and the header. A larger space is no difference."""
     found: list[tuple[str, str]] = []
     if header.arguments != now.arguments:
         found.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
@@ -272,7 +271,7 @@ def differences(
 
 
 def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return `parts` as a tuple. Raises `UsageError` for a name that is none of `PARTS`."""
+    """Return `parts` as a tuple. Raises `UsageError` for a name that is not in `PARTS`."""
     if isinstance(parts, str) or not all(part in PARTS for part in parts):
         raise UsageError(f"accept: give some of {', '.join(PARTS)}, got {parts!r}")
     return tuple(parts)
@@ -281,9 +280,9 @@ def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
 def _placed(
     state: State, header: RunStarted, spec: WorkloadSpec, there: Mapping[int, Candidate]
 ) -> tuple[dict[int, Candidate], list[int]]:
-    """Give each candidate of the space its index in the journal; new ones come after all others.
+    """Give each candidate of the space its index in the journal. New candidates come after all others.
 
-    Returns the candidates, and the journal's candidates that are not in the space.
+    Returns the candidates, and the journal's candidates that the space lacks.
     """
     if header.large:
         same = {e.index: there[e.index] for e in proposed(state) if e.index in there and there[e.index].key == e.key}

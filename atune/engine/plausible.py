@@ -1,4 +1,4 @@
-"""Figures that are too good: measured once more before they are believed."""
+"""Detects latencies that are too good to be true. They are measured again before they count."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from atune.model.candidate import Config
 
 N_NEIGHBOURS = 3
-"""Neighbours that must have been measured before a figure is held against theirs."""
+"""How many neighbours must have been measured before a latency is compared with theirs."""
 FAR = 0.4
-"""Share of the fastest neighbour's latency below which a figure is far from its neighbours."""
+"""A latency below this share of the fastest neighbour's is doubtful."""
 
 
 def implausible(
     latency_ms: float, config: Config, measured: Iterable[tuple[Config, float]], floor_ms: float | None
 ) -> str:
-    """Say why `latency_ms` cannot be believed at once; empty where it can.
+    """Return why `latency_ms` is doubtful; empty if it is plausible.
 
-    `measured` are the configurations measured so far with their latencies; neighbours differ from `config` in the
-    value of one axis. `floor_ms` is what the device's peaks allow at best, None where that is not known.
+    `measured`: the configurations measured so far, with their latencies, ms. Neighbours differ from `config` in one
+    axis. `floor_ms`: the least latency that the device's peaks allow, or None if unknown.
     """
     if floor_ms is not None and latency_ms < floor_ms:
         return f"{latency_ms:.4g} ms is less than the device's peak allows for the workload ({floor_ms:.4g} ms)"

@@ -1,4 +1,4 @@
-"""Candidates of a space that is too large to list, from which strategies that learn begin."""
+"""The pool: candidates of a large space from which learning strategies begin."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from atune.search.spread import spread_places
 from atune.workload.workload import WorkloadSpec
 
 POOL = 2048
-"""Candidates that are drawn."""
+"""How many candidates to draw."""
 LEAST = 64
-"""Candidates from which something can be learnt."""
+"""The least number of candidates to learn from."""
 AT_ONCE = 512
 DRAWS = 16 * POOL
-"""Places that are looked at for them, at most: constraints may refuse nearly all."""
+"""How many places to try at most, because constraints may refuse nearly all."""
 
 
 async def drawn_pool(spec: WorkloadSpec, strategy: str, seed: int, look_up: LookUp) -> dict[int, Candidate] | None:
-    """Draw candidates that are spread over the axes, by place, as `seed` decides; none where no strategy needs them.
+    """Draw candidates by `seed`, spread over the axes. Returns them by place; empty if the strategy needs none.
 
-    None where constraints refuse nearly all places.
+    Returns None if constraints refuse nearly all places.
     """
     if spec.size is None or strategy in ORDERS:
         return {}

@@ -1,7 +1,7 @@
-"""The proof that what wins is tilelang's own code: compiled plain, and compared with what was measured.
+"""The proof that the winner is tilelang's own code: compiles it plain, and compares that with what was measured.
 
-Leaders are proven ahead of the final by workers that have nothing else to do. After it the winner is, where it is not
-yet. Where the plain library differs, it takes the winner's place: it is checked and timed, and the final held again.
+Idle workers prove leaders ahead of the final. After it, the winner is proven if it was not yet. If the plain library
+differs, it replaces the winner's: it is checked and timed, and the final is repeated.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 
 TRIES = 2
-"""Workers that may be lost over one proof."""
+"""How many workers one proof may lose."""
 
 How = Literal["plain", "compared", "replaced"]
 
 
 class Proofs:
-    """Proves libraries, each once.
+    """Proves each library once.
 
-    `candidates`: those of the space, by index. `wanted`: whether anything is to be proven that is not plain. `n_final`:
-    how many leaders the final has. `workers`: workers, of which a third at most prove ahead of the final.
-    `unmeasured`: whether devices have something to measure, beside which a proof costs nothing.
+    `candidates`: the space's, by index. `wanted`: whether libraries that are not plain are proven. `n_final`: how many
+    leaders the final has. `workers`: how many; a third at most prove ahead of the final. `unmeasured`: tells whether
+    devices still have work, so that a proof delays nothing.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Proofs:
         self.wanted, self.unmeasured = wanted, unmeasured
         self._ahead = min(max(1, workers // 3), max(1, n_final))
         self._made: dict[tuple[str, str], Proof | Failure] = {}
-        """What proving a library came to, by its file and symbol; a lost worker counts as a failure the second time."""
+        """The result of each proof, by the library's file and symbol. A second lost worker counts as a failure."""
         self._lost: dict[tuple[str, str], int] = {}
         self._under_way: list[tuple[int, anyio.CancelScope]] = []
 
     def next(self) -> Ahead | None:
-        """Return work for a worker that has nothing else to do: a leader to prove; None once all is measured."""
+        """Return work for an idle worker: a leader to prove. None once all is measured."""
         if not self.wanted or (self.run.compiled.is_set() and not self.unmeasured()):
             return None
         under_way = {index for index, _ in self._under_way}
@@ -69,17 +69,17 @@ class Proofs:
         return None
 
     def drop_overtaken(self) -> None:
-        """Cancel proofs of all but the leader: the final waits for no other's."""
+        """Cancel all proofs but the leader's, because the final waits for no other."""
         leader = self.finalists.fastest(1)
         for index, scope in self._under_way:
             if index not in leader:
                 scope.cancel()
 
     async def proof_of(self, artifact: Artifact, workers: Sequence[CompileWorker]) -> Proof | Failure:
-        """Return what proving `artifact` comes to. While a worker is lost, another is asked."""
+        """Return the proof of `artifact`. If a worker is lost, another one tries."""
         key, asked = _key(artifact), 0
         if isinstance(before := self._made.get(key), Failure) and before.kind in ("timeout", "crash"):
-            del self._made[key]  # it was on a busy machine: once more, on one with nothing else to do
+            del self._made[key]  # the machine was busy: try again when it is idle
         while key not in self._made:
             await self._prove(artifact, workers[asked % len(workers)])
             asked += 1
@@ -103,7 +103,7 @@ class Proofs:
             self._made[key] = await worker.prove(candidate, artifact)
         except MachineError:
             raise
-        except AtuneError as error:  # nothing that was measured depends on it
+        except AtuneError as error:  # no measurement depends on it
             self._lost[key] = self._lost.get(key, 0) + 1
             if self._lost[key] >= TRIES:
                 self._made[key] = Failure(artifact.index, "worker_lost", str(error))
@@ -112,7 +112,7 @@ class Proofs:
         return self.finalists.fastest(self._ahead)
 
     def _library(self, index: int) -> Artifact | None:
-        """Return the library of a leader that will be the final's, where it is known and to be proven."""
+        """Return the library that a leader will have in the final, if it is known and must be proven."""
         artifact = self.run.artifacts.get(index)
         if artifact is not None and not artifact.exact:
             made = self.finalists.made.get(index)
@@ -121,7 +121,7 @@ class Proofs:
 
 
 class ProofStage:
-    """Holds the final, proves who wins it, and has plain libraries take the place of those that differ."""
+    """Runs the final, proves its winner, and replaces libraries that differ by plain ones."""
 
     def __init__(
         self,
@@ -135,17 +135,17 @@ class ProofStage:
         self.hold = hold
         self.emit = run.recorder.emit
         self._replaced: dict[int, float] = {}
-        """Candidates whose plain library took their place, with the seconds that compiling it took."""
+        """Candidates whose library was replaced by a plain one, with the seconds that compiling it took."""
 
     async def settle(self) -> None:
-        """Hold the final until its winner is proven, or cannot be. Each candidate is replaced once at most."""
+        """Repeat the final until its winner is proven, or cannot be. Each library is replaced once at most."""
         settled = False
         while not settled:
             await self.hold()
             settled = await self._prove_winner()
 
     async def _prove_winner(self) -> bool:
-        """Return whether the winner stands; else the final is to be held again."""
+        """Return whether the winner stands; if not, the final must be repeated."""
         winner = self.run.recorder.state.winner
         artifact = None if winner is None else self.run.artifacts.get(winner)
         if artifact is None:
@@ -169,14 +169,14 @@ class ProofStage:
         return True
 
     async def _replace(self, proof: Proof, plain: Artifact, *, exact: bool) -> bool:
-        """Check and time the plain library in the place of the measured one; False where no device is left for it."""
+        """Check and time the plain library instead of the measured one. Returns False if no device is left."""
         index = proof.index
         why = "an accelerator is wrong" if exact else "its compile was shared, and it was not compiled again by itself"
-        message = f"candidate {index} is not what tilelang compiles ({proof.difference}): {why}"
+        message = f"candidate {index} differs from what tilelang compiles ({proof.difference}): {why}"
         self.emit(Warned, message=f"{message}. The plain library takes its place, and is checked and timed")
         self._replaced[index] = proof.seconds
         if not await self.measuring.again(msgspec.structs.replace(plain, index=index, plain=True)):
-            self._unproven(index, "no device is left to time its plain library on")
+            self._unproven(index, "no device is left to time its plain library")
             return False
         await self.run.outcomes.acknowledge()
         return True

@@ -1,4 +1,4 @@
-"""What the strategy proposes, as candidates that the space holds."""
+"""Turns the strategy's proposals into candidates of the space."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from atune.search.guard import Guarded
 from atune.workload.workload import WorkloadSpec
 
 LookUp = Callable[[Sequence[int]], Awaitable[Sequence[Candidate | None]]]
-"""Returns the candidates at the first of some places of a large space, one at least; None for one it refuses."""
+"""Returns the candidates at the first one or more of some places of a large space; None where constraints refuse."""
 
 FEW, MANY = 16, 512
-"""Places of a large space that are looked up at once: few, and more where constraints refuse all of them."""
+"""How many places of a large space are looked up at once: the first number, or the second after all were refused."""
 REFUSED_WORDS = 100_000
-"""Places refused in a row after which the user is told; then after ten times as many."""
+"""A warning follows after this many refused places in a row, and again after ten times as many."""
 
 
 class Asks(Protocol):
-    """The strategy as a run asks it."""
+    """Where a run gets its next candidate from."""
 
     learns: bool
 
@@ -37,9 +37,9 @@ class Listed:
         self.candidates, self._ask = candidates, ask
 
     async def next(self) -> Candidate | None:
-        """Return the next candidate; None where there is none."""
+        """Return the next candidate; None at the end."""
         while (index := await self._ask()) is not None:
-            if index in self.candidates:  # else the space does not hold it any more
+            if index in self.candidates:  # otherwise the space no longer holds it
                 return self.candidates[index]
         self.exhausted = True
         return None
@@ -48,8 +48,9 @@ class Listed:
 class LookedUp:
     """The candidates of a large space: the strategy proposes places, and constraints refuse some of them.
 
-    `known`: candidates by index, to which those found are added. `stopping`: whether nothing more is wanted. One that
-    learns is asked for one place at a time, and not told of refused ones: so a run that goes on asks as before.
+    `known`: candidates by index, to which found ones are added. `stopping`: tells whether the run is stopping. A
+    learning strategy is asked for one place at a time and not told of refused ones. So a resumed run asks as the
+    uninterrupted one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class LookedUp:
         self._at_once, self._refused, self._words = 1 if asking.learns else FEW, 0, REFUSED_WORDS
 
     async def next(self) -> Candidate | None:
-        """Return the next candidate; None where there is none, or the run is stopping."""
+        """Return the next candidate; None at the end, or when the run is stopping."""
         while not self._found:
             if self._stopping() or not await self._more_asked():
                 return None
@@ -106,7 +107,7 @@ class LookedUp:
 
 
 async def looked_up(places: Sequence[int], look_up: LookUp) -> dict[int, Candidate]:
-    """Return the candidates at `places` by their place; those that the space refuses are left out."""
+    """Return the candidates at `places`, by place, without those that the space refuses."""
     found, left = dict[int, Candidate](), deque(places)
     while left:
         for answer in await look_up([left[i] for i in range(min(MANY, len(left)))]):
@@ -117,7 +118,7 @@ async def looked_up(places: Sequence[int], look_up: LookUp) -> dict[int, Candida
 
 
 def endless(spec: WorkloadSpec, budget: Budget) -> list[str]:
-    """Say what it means to try all of a large space, where no budget ends that."""
+    """Return a warning for a large space without a budget, with the time it takes to try all of it."""
     if spec.size is None or budget.limited:
         return []
     days = spec.size / 86_400

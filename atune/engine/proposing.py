@@ -1,4 +1,4 @@
-"""From the strategy to the compile stage: the space is surveyed, the strategy made, and asked for candidates."""
+"""The proposing side of a run: surveys the space, makes the strategy, and asks it for candidates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atune.search.surveyed import columns
 class Proposing:
     """Proposes the candidates of a plan.
 
-    `strategy`: None where it is made once the space is surveyed, with `prior` and `figures`, which are the device's.
+    `strategy`: None if it is made after the survey, with `prior` and the device's `figures`.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Proposing:
         self._seed, self._seconds = seed, seconds
         asking.strategy = strategy
         self.counted: int | None = None
-        """Candidates of a large space, once all of it was looked at."""
+        """The number of candidates of a large space, once all its places were looked up."""
         self.all_budgeted = False
-        """Whether the end was the budget's, and not the space's."""
+        """Whether the budget ended the proposals, and not the space."""
 
     async def serve(
         self,
@@ -61,7 +61,7 @@ class Proposing:
         propose: MemoryObjectSendStream[Candidate],
         audit: Audit | None = None,
     ) -> None:
-        """Propose until the strategy, the budget or the run comes to its end, and then what is audited.
+        """Propose until the strategy, the budget or the run ends. Then propose what the audit tries.
 
         Raises `UsageError` and `SpaceError`.
         """
@@ -113,10 +113,10 @@ class Proposing:
     # ---- the survey
 
     async def _survey(self, workers: Sequence[CompileWorker]) -> None:
-        """Find out what is known of the candidates before they are lowered, and record it.
+        """Survey the candidates before any is lowered, and record the result.
 
-        Those that cannot be elaborated have failed with that: they are never proposed. Raises `UsageError` for what a
-        user's prior does wrong.
+        A candidate that cannot be elaborated has failed, and is never proposed. Raises `UsageError` if the user's prior
+        fails or returns something invalid.
         """
         run, recorder, candidates = self._run, self._run.recorder, self._plan.candidates
         began = recorder.elapsed_s

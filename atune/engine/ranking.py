@@ -1,4 +1,4 @@
-"""The order of finalists, from interleaved timings: when it is settled, and who wins. Pure functions."""
+"""The order of finalists by interleaved timings: whether it is settled, and who wins. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from atune.model.measurement import FinalEntry, Timing, ratio_interval
 
 MISTAKE = 0.05
-"""Chance of one wrong decision in a whole final; split over its comparisons and looks (Bonferroni)."""
+"""Chance of any wrong decision in a whole final, split over its comparisons and looks (Bonferroni)."""
 TIE = 0.002
-"""Two whose ratio is known to lie within this much of 1 are as fast as each other."""
+"""Two finalists are equally fast if their ratio is known to be within this much of 1."""
 CLOSE = 0.005
-"""One that is slower by more than this, by the median of the rounds, never wins on its key."""
+"""A finalist that is slower by more than this, by the median of the rounds, cannot win by its key."""
 SPEED_TOLERANCE = 0.02
-"""Share by which devices of one run may differ on the reference."""
+"""Share by which the reference's latency may differ between devices of one run."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: int) -> list[int]:
-    """Return the contenders, the leader first, whose order is still open: those to time in further rounds.
+    """Return the contenders whose order is still open, the leader first. They are timed in further rounds.
 
-    Empty once each is known to be slower than the leader, or as fast. `looks` is how often the order is looked at
-    at most. Only contenders with the most samples are still in it; the others were found slower before.
+    Empty once each is known to be slower than the leader, or equally fast. `looks`: how often the order is examined at
+    most. Contenders with fewer samples than others were found slower before, and do not count.
     """
     playing = _playing(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
@@ -33,10 +33,10 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: i
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], looks: int
 ) -> list[FinalEntry]:
-    """Return all entries, the winner first, the others by latency.
+    """Return all entries: the winner first, then the others by latency.
 
-    The winner is the leader where its advantage holds. Of those that cannot be told apart from it, or are as fast,
-    it is the one with the smallest config key, so that runs repeat.
+    The leader wins if its advantage is significant. Otherwise the smallest config key wins among the leader and those
+    equally fast or indistinguishable. So repeated runs name the same winner.
     """
     playing = _playing(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -56,9 +56,9 @@ def final_order(
 
 
 def speed_outliers(reference_ms: Mapping[str, float]) -> dict[str, float]:
-    """Return the devices that are off by more than `SPEED_TOLERANCE`, and how many times slower than the others.
+    """Return the devices that are off by more than `SPEED_TOLERANCE`, with how many times slower each is.
 
-    The standard is the median device; of two, or of an even number, the faster one in the middle.
+    The standard is the median device; for an even number, the faster of the two in the middle.
     """
     if len(reference_ms) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""Answers of a run's compile stage: recorded as events, kept for the final, and handed to the devices."""
+"""Handles the compile stage's answers: records them as events, keeps them for the final, hands artifacts to devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atune.model.artifact import Artifact, Failure, Lowered
 class Recorded:
     """The `Answers` of a run that measures. `deliver`: where artifacts go.
 
-    `audit`: where likely losers are skipped, it tells which are tried all the same; None where none is skipped.
+    `audit`: decides which likely losers are skipped; None if none is.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Recorded:
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
-        """Candidates that were handed on and had no outcome when last looked at."""
+        """Candidates that were handed on and had no outcome at the last look."""
 
     def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         verdict, why = screen(lowered.facts, self.run.limits)
@@ -89,7 +89,7 @@ class Recorded:
         return compile_deadline_s(self.run.recorder.state, group, self.compile_timeout_s)
 
     def unmeasured(self) -> bool:
-        """Tell whether devices have something to measure."""
+        """Tell whether devices still have something to measure."""
         self._delivered = {index for index in self._delivered if not self.settled(index)}
         return bool(self._delivered)
 

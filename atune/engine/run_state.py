@@ -1,4 +1,4 @@
-"""What the parts of one run share: where they record, what they wake each other by, and whether the run is to end."""
+"""What the parts of one run share: the recorder, the signals that wake each other, and whether the run is stopping."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from atune.workload.workload import WorkloadSpec
 
 
 class Signals:
-    """What the parts of one run wake each other by, and whether it is to end."""
+    """The signals that a run's parts wake each other by, and whether the run is stopping."""
 
     def __init__(self) -> None:
         self.stopping = ""
-        """Why nothing more is to be started; empty while the run goes on."""
+        """Why nothing more is started; empty unless the run is stopping."""
         self.measuring = 0
-        """Devices that have a candidate now."""
+        """How many devices have a candidate now."""
         self.compiled = anyio.Event()
         """Set once nothing is left to compile."""
         self.measured = anyio.Event()
@@ -30,12 +30,12 @@ class Signals:
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:
-        """Have nothing more started; what is under way ends. The first reason counts."""
+        """Start nothing more; calls under way end. The first reason counts."""
         self.stopping = self.stopping or reason
         self.wake()
 
     def wake(self) -> None:
-        """Have everyone who waits in `changed` look again."""
+        """Wake everyone who waits in `changed`."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -52,13 +52,13 @@ class Run(Signals):
         self.recorder = recorder
         self.outcomes = Outcomes(recorder)
         self.artifacts: dict[int, Artifact] = {}
-        """Libraries of the candidates that were measured: the final's."""
+        """Libraries of the measured candidates, for the final."""
         self.limits = DeviceLimits()
         """Hard limits that every device has."""
         self.spec: WorkloadSpec
 
     def built(self, worker: str, artifacts: Sequence[Artifact], reason: str, seconds: float) -> None:
-        """Record a library that was built, or found, with all of `artifacts` in it."""
+        """Record a library that was built or found, with all its `artifacts`."""
         first = artifacts[0]
         self.recorder.emit(
             ArtifactBuilt,
@@ -76,7 +76,7 @@ class Run(Signals):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate's outcome that is recorded and not yet known to be on the disk. `seq`: its event's, or soon after."""
+    """A recorded outcome that may not be on the disk yet. `seq`: that of its event or soon after."""
 
     index: int
     seq: int
@@ -89,12 +89,12 @@ Tell = Callable[[Outcome], None]
 
 
 class Outcomes:
-    """Acknowledges outcomes: tells the strategy and everyone of them as soon as they are on the disk."""
+    """Acknowledges outcomes: reports them to the strategy and the listeners as soon as they are on the disk."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.tell: Tell
-        """The strategy's, once there is one."""
+        """Tells the strategy of an outcome; set once there is a strategy."""
         self._unsynced: deque[Outcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
@@ -102,7 +102,7 @@ class Outcomes:
     def settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Acknowledge a candidate's outcome as soon as it is on the disk; the worker goes on meanwhile."""
+        """Acknowledge a candidate's outcome as soon as it is on the disk. Does not wait for that."""
         self._unsynced.append(Outcome(index, self.recorder.state.last_seq, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
@@ -113,14 +113,14 @@ class Outcomes:
         self._to_sync.set()
 
     async def keep_synced(self) -> None:
-        """Sync again and again while there is something new: outcomes that come during one sync share the next."""
+        """Sync while there are new outcomes. Those that come during one sync share the next."""
         while True:
             await self._to_sync.wait()
             self._to_sync = anyio.Event()
             await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Sync, then tell the strategy and everyone about the outcomes that were recorded before."""
+        """Sync, then report the outcomes that were recorded before to the strategy and the listeners."""
         async with self._acknowledging:
             count = len(self._unsynced)
             await self.recorder.sync()
@@ -136,6 +136,6 @@ class Outcomes:
                 )
 
     def _still_counts(self, index: int, latency_ms: float) -> bool:
-        """Whether the figure stands; that of a device that was left out meanwhile does not."""
+        """Whether the measurement counts; that of a device excluded since then does not."""
         outcome = self.recorder.state.outcome(index)
         return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == latency_ms

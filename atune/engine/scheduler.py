@@ -1,4 +1,4 @@
-"""What a free compile worker does next: a pure function of the compile stage's state."""
+"""Decides what a free compile worker does next, as a pure function of the compile stage's state."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest group the engine chooses by itself: beyond it the headers' share of a library's cost is small. As all sizes
-here that nobody asked for, it counts compiles of kernels with few accumulators: see `CompileWork`. Candidates of equal
-`compile_key` share a compile."""
+"""Largest group that the engine chooses by itself. Beyond it, parsing headers is a small share of a library's cost.
+Group sizes count compiles of kernels with few accumulators (see `CompileWork`), unless the user gave the size.
+Candidates of equal `compile_key` share a compile."""
 MIN_GROUP = 4
 MAX_MEMBERS = 4 * MAX_GROUP
-"""Most candidates of a group, however few compiles they take."""
+"""Most candidates in a group, however few compiles they take."""
 FEW_WORKERS = 3
-"""Workers that have so much to do each that one heavy compile does not decide when the end comes: the heaviest begin
-with the other likely losers, and share libraries as all do. With more workers each has a library of its own."""
+"""With up to this many workers, each has much to do, and one heavy compile does not delay the end. Heavy compiles then
+wait with the other likely losers, and share libraries. With more workers, each heavy compile has its own library."""
 LOWERING = 1.0
-"""What it takes to lower a candidate, beside such a compile."""
+"""The time to lower a candidate, in compiles."""
 SHARES = 1.5
-"""Groups that would be left for each of several workers if all were as large as the next. More, smaller ones cost what
-each library costs again (half as much as a compile); fewer leave workers idle at the end."""
+"""How many groups of equal size each of several workers should still get. More groups cost more libraries, each half a
+compile. Fewer groups leave workers idle at the end."""
 HEAVY_LEFT = 6
-"""Candidates left to lower for each worker when the compiles that take longest are begun: so few that likely losers
-still come late, and enough work beside them that no worker ends long after the others."""
+"""The longest compiles start when this many candidates for each worker are left to lower. A larger number brings likely
+losers forward. A smaller one lets a worker end long after the others."""
 FIRST_GROUP = 2
-"""Groups are this small until every device has something to do."""
+"""The smallest group, used until every device has something to do."""
 
 
 @dataclass(frozen=True)
 class Lower:
-    """Take `count` proposed candidates and lower them, one after the other."""
+    """Lower `count` proposed candidates, one after the other."""
 
     count: int = 1
 
 
 @dataclass(frozen=True)
 class Build:
-    """Compile these together, for `reason`."""
+    """Compile a group into one library. `reason`: why it has this size."""
 
     group: tuple[Lowered, ...]
     reason: str
@@ -52,10 +52,10 @@ Job = Lower | Build
 
 @dataclass
 class Queues:
-    """Candidates between two steps, the oldest first."""
+    """Candidates that wait for their next step, the oldest first."""
 
     waiting: int = 0
-    """Proposed candidates that nobody has taken yet."""
+    """How many proposed candidates no worker has taken yet."""
     ready: list[Lowered] = field(default_factory=list)
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Queues:
 
 @dataclass
 class Counts:
-    """How far the candidates are, and what the workers do."""
+    """Counts of candidates by progress, and of workers by activity."""
 
     taken: int = 0
     """Proposed candidates that workers have taken."""
@@ -76,24 +76,24 @@ class Counts:
     """Workers that lower or build."""
     building: int = 0
     ahead: int = 0
-    """Workers that compile for leaders ahead of the final, which no candidate waits for: they are not `busy`."""
+    """Workers that work ahead of the final. No candidate waits for them, so they are not `busy`."""
 
 
 @dataclass
 class CompileState:
-    """The compile stage as the scheduler sees it. `workers` counts workers."""
+    """The compile stage as the scheduler sees it. `workers`: how many."""
 
     workers: int
     devices: int
     total: int
-    """Candidates that will be proposed, at most: the space, or the budget."""
+    """How many candidates will be proposed at most, by the space or the budget."""
     group_size: int | None = None
     pipeline: bool = True
     proposing: bool = True
     held: bool = False
-    """Whether nothing is proposed until outcomes come: what is there is compiled now, in whatever groups it makes."""
+    """Whether the strategy proposes nothing until outcomes come. Then all waiting candidates are compiled now."""
     auditing: bool = False
-    """Whether some of what was skipped may be proposed yet, once all others are measured: nothing waits for that."""
+    """Whether an audit may still propose skipped candidates, once all others are measured. Nothing waits for that."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     queues: Queues = field(default_factory=Queues)
     counts: Counts = field(default_factory=Counts)
@@ -111,15 +111,15 @@ class CompileState:
 
     @property
     def spare(self) -> bool:
-        """Whether a worker without a job may work ahead of the final: nothing else will need it but by a failure."""
+        """Whether an idle worker may work ahead of the final, because only a failure could bring more work."""
         return self.pipeline and self._all_begun and self._idle
 
     @property
     def leaders_known(self) -> bool:
-        """Whether a worker may do so before likely losers are compiled: they are all that is left to begin.
+        """Whether an idle worker may work ahead of the final although likely losers wait, because only these are left.
 
-        That all others are measured is seen to elsewhere. A plain compile takes longer than most of the losers', with
-        which half of the workers go on.
+        The caller checks that all others are measured. A plain compile takes longer than most losers', so half of the
+        workers stay with those.
         """
         spare = self._idle and self.counts.ahead < self.workers // 2
         left = bool(self.queues.deferred) and self._only_deferred
@@ -139,11 +139,11 @@ class CompileState:
         return not (self.proposing or queues.waiting or self.counts.lowering or queues.ready or queues.retry)
 
     def next_job(self) -> Job | None:
-        """Return what a free worker should do now, taking it out of the queues; None when it must wait.
+        """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
 
-        Early on, one small group a device gets the devices going. Then groups follow guided self-scheduling
-        (Polychronopoulos and Kuck, IEEE ToC C-36, 1987): a share of the work that is left for each worker, so they
-        shrink towards the end and no worker waits for a late large group.
+        At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
+        Kuck, IEEE ToC C-36, 1987). Each is one worker's share of the work that is left. So groups shrink towards the
+        end, and no worker waits for a late large group.
         """
         queues = self.queues
         if self.counts.busy and self.counts.busy >= self.workers - self.hints.resting:
@@ -158,11 +158,11 @@ class CompileState:
         if queues.waiting:
             return Lower(min(self._row(), queues.waiting))
         if self.hints.builds == "all" and not self._coming and queues.deferred:
-            return self._build_deferred(self.work.of)  # nothing else can be begun
+            return self._build_deferred(self.work.of)  # nothing else can start
         return None
 
     def _build_ready(self) -> Build | None:
-        """Return the next group of likely winners, where it is time for one."""
+        """Return the next group of likely winners; None if it is too early for one."""
         ready, builds = self.queues.ready, self.hints.builds
         if builds != "none" and self.pipeline and self.counts.groups < self.devices and self.group_size is None:
             size = min(FIRST_GROUP, self._even(), self.total)
@@ -184,18 +184,18 @@ class CompileState:
         return self.hints.builds == "all" and late and any(map(self._heavy, self.queues.deferred))
 
     def _heavy(self, lowered: Lowered) -> bool:
-        """Tell whether a candidate's compile may be the last to end: it is begun early, and nothing waits for it."""
+        """Tell whether a compile is so long that it could end last. It starts early, and nothing waits for it."""
         return self.workers > FEW_WORKERS and accumulators(lowered) >= HEAVY_REGISTERS
 
     def _put_long_ones_last(self) -> None:
-        """Have candidates whose source is far longer than their neighbours' wait until nothing else can be begun."""
+        """Defer candidates whose source is far longer than their neighbours', until nothing else can start."""
         queues = self.queues
         if self.group_size is None and any(map(self.work.is_long, queues.ready)):
             queues.deferred += [one for one in queues.ready if self.work.is_long(one)]
             queues.ready = [one for one in queues.ready if not self.work.is_long(one)]
 
     def _build_deferred(self, weight: Callable[[Lowered], float]) -> Build:
-        """Take the longest first, by what is known of them, so that none of those is the last."""
+        """Take the longest known compiles first, so that none of them is the last."""
         deferred = self.queues.deferred
         deferred.sort(key=lambda lowered: (-weight(lowered), -accumulators(lowered)))
         reason = "a long source, alone" if self.work.is_long(deferred[0]) else "deferred by the screen"
@@ -204,15 +204,15 @@ class CompileState:
     def _row(self) -> int:
         """Return how many candidates to lower in a row.
 
-        All workers begin at once with one each; whoever comes second of two neighbours then finds the other's work.
-        Rows end where the space's do.
+        All workers begin at once with one candidate each. The later of two neighbours then finds the other's work. Rows
+        end where the space's rows do.
         """
         row = self.hints.row
         return 1 if self.counts.taken < self.workers else row - self.counts.taken % row
 
     @property
     def _left(self) -> int:
-        """Count the candidates whose lowering has not begun, those to come included."""
+        """Count the candidates whose lowering has not begun, including those not proposed yet."""
         return self.total - self.counts.seen - self.counts.lowering if self._coming else self.queues.waiting
 
     @property
@@ -221,11 +221,11 @@ class CompileState:
 
     @property
     def _coming(self) -> bool:
-        """Whether more is proposed without anything having to be measured first."""
+        """Whether more candidates will be proposed without waiting for measurements."""
         return self.proposing and not self.held
 
     def _ready_share(self) -> float:
-        """Return a worker's share of what is left, for likely winners: the devices are to have some of them soon."""
+        """Return a worker's share of the work that is left, for likely winners, which devices should get soon."""
         earlier = self.counts.groups / self.workers if self.pipeline and self.devices else math.inf
         return min(bounded(self._share(), earlier), self._even())
 
@@ -236,15 +236,15 @@ class CompileState:
         return min(MAX_GROUP, self._left_of(queues.ready + queues.deferred, LOWERING, MAX_GROUP * shares) / shares)
 
     def _even(self) -> int:
-        """Return the largest work of a group that leaves none of the free workers without one, of likely winners."""
+        """Return the largest group, in compiles, that leaves likely winners for each other free worker."""
         counts = self.counts
         free = max(1, self.workers - self.hints.resting - counts.building - counts.ahead)
         return max(1, math.ceil(self._left_of(self.queues.ready, 0.0, MAX_GROUP * free) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float, enough: float) -> float:
-        """Sum up the compiles of `known` and of all that are to be lowered yet, which takes `lowering` each.
+        """Sum up the work, in compiles, of `known` and of candidates still to lower, which take `lowering` more each.
 
-        Those are taken to be as heavy as what is known. What is known counts as far as `enough`.
+        The latter are assumed to be as heavy as the known ones. The sum over `known` stops at `enough`.
         """
         work = self.work.of_all(known, enough)
         each = work / len(known) if known else 1.0
@@ -255,9 +255,9 @@ class CompileState:
         return min(MAX_GROUP, math.ceil(self.work.of_all(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
-        """Take members that compile together, the oldest first: at least one, up to `size`, and all that share these.
+        """Take a group, the oldest first: at least one, up to `size` compiles, and all candidates that share these.
 
-        A size that was asked for is one of candidates.
+        A size that the user gave counts candidates.
         """
         key, alone = queue[0].merge_key, self._stands_alone(queue[0])
         group: list[Lowered] = []
@@ -287,9 +287,9 @@ class CompileState:
 
 
 def bounded(share: float, earlier: float) -> float:
-    """Return the size of a group of likely winners, of a worker's `share` of the work that is left.
+    """Return the size of a group of likely winners, given a worker's `share` of the work that is left.
 
-    `earlier`: groups so far, for each worker, where devices wait for results: then the first ones are small.
+    `earlier`: the groups so far for each worker. The first ones are small, because devices wait for them.
     """
     return max(MIN_GROUP, min(MAX_GROUP, MIN_GROUP * (1 + earlier), share))
 

@@ -1,4 +1,4 @@
-"""What lowering already tells: which candidates cannot run, and which are likely to lose."""
+"""The screen: judges by lowered facts which candidates cannot run, and which are likely to lose."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from atune.model.device import DeviceLimits
 Verdict = tuple[Literal["go", "prune", "defer"], str]
 
 LIKELY = "likely"
-"""What begins the reason of a candidate that was skipped because it will probably lose."""
+"""The reason of a candidate that was skipped as a likely loser begins so."""
 SPILL_REGISTERS = 256
 """A thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities): an array of 256 must spill."""
 
 
 def screen(facts: StaticFacts, limits: DeviceLimits) -> Verdict:
-    """Judge a lowered candidate against its device. Prunes only what cannot launch; what may be bad goes last."""
+    """Judge a lowered candidate against its device. Prunes what cannot launch, and defers what is likely to be slow."""
     if limits.smem_bytes is not None and facts.smem_bytes is not None and facts.smem_bytes > limits.smem_bytes:
         return "prune", f"shared memory: {facts.smem_bytes} bytes a block, the device has {limits.smem_bytes}"
     if limits.threads is not None and facts.threads is not None and facts.threads > limits.threads:

@@ -1,4 +1,4 @@
-"""The strategy of a run: which one it is, and how it is made, also to go on as if never interrupted."""
+"""The strategy of a run: chooses it and makes it. A resumed run's strategy asks as the uninterrupted one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from atune.search.surveyed import told
 from atune.workload.workload import WorkloadSpec
 
 MOST_REFUSED = 10_000
-"""Points in a row that constraints may have refused."""
+"""How many points in a row constraints may have refused."""
 
 Make = Callable[[State], Strategy]
-"""Returns a strategy, by what the state has of the space's survey."""
+"""Returns a strategy, using the survey of the space in the state."""
 
 
 def strategy_name(
     given: str | Strategy | None, header: RunStarted | None, total: int, budget: Budget, **known: bool
 ) -> str:
-    """Return the name of the strategy of a run over `total` candidates, as its header has it.
+    """Return the name that the header records for the strategy of a run over `total` candidates.
 
-    Where none is asked for, a run that goes on has its header's. `known`: as for `chosen`.
+    A resumed run keeps its header's strategy, unless another is given. `known`: see `chosen`.
     """
     if given is not None and not isinstance(given, str):
         return given.name
@@ -48,7 +48,7 @@ def strategy_name(
 
 
 def made(given: str | Strategy, searched: Searched) -> Strategy:
-    """Return the strategy of a space: the user's own, which is told what there is, or the one of that name."""
+    """Return the strategy for a space: the one of that name, or the user's own after its `begin`."""
     if isinstance(given, str):
         return make_strategy(given, searched)
     begin = getattr(given, "begin", None)
@@ -69,10 +69,10 @@ def maker(
     pool: Mapping[int, Candidate] = {},
     keep: int | None = None,
 ) -> tuple[str, Make]:
-    """Return a strategy's name, and what makes it.
+    """Return a strategy's name, and a function that makes it.
 
-    `pool`: of a large space, candidates from which it may begin to learn. `keep`: see `kept_of`.
-    Raises `UsageError` for a space that is too large for it.
+    `pool`: candidates of a large space from which it may begin to learn. `keep`: see `kept_of`. Raises `UsageError` if
+    the space is too large for the strategy.
     """
     if isinstance(strategy, str) and strategy in ORDERS and keep is None:
         configs = [candidate.config for candidate in candidates.values()] if spec.size is None else None
@@ -97,7 +97,7 @@ def maker(
 
 
 def begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int | None) -> Strategy:
-    """Return `order`, begun with what `advice` has tried first."""
+    """Return `order`, preceded by the candidates that `advice` recommends."""
     if not advice:
         return order
     ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
@@ -112,7 +112,7 @@ def _searched(
     advice: Sequence[Advice],
     state: State,
 ) -> Searched:
-    """Return what a strategy is told of the space: all candidates but those that the survey found to fail."""
+    """Return what a strategy is told of the space: all candidates except those that failed in the survey."""
     left = {index: one.config for index, one in candidates.items() if not state.entry(index).surveyed}
     ratios = elsewhere(advice, {index: candidates[index].key for index in left})
     return Searched(left, seed, most, **told(state.surveyed), default=default, elsewhere=ratios)
@@ -131,10 +131,10 @@ def continued(
     refused: bool = False,
     kept: bool = False,
 ) -> Make:
-    """Return what makes the strategy of a run that goes on over `size` candidates.
+    """Return a function that makes the strategy of a resumed run over `size` candidates.
 
-    `before`: what was proposed. `most`: as `maker` has it. `suspects`: what will not be tried again. `refused`: whether
-    it may propose points that constraints refuse. `kept`: whether only the prior's best are searched.
+    `before`: the candidates proposed so far. `most`: see `maker`. `suspects`: candidates that are not tried again.
+    `refused`: whether it may propose points that constraints refuse. `kept`: whether it searches only the prior's best.
     """
 
     def going_on(state: State) -> Strategy:
@@ -155,7 +155,7 @@ def continued(
 def _stages(
     header: RunStarted, state: State, total: int, candidates: Mapping[int, Candidate], spec: WorkloadSpec
 ) -> Iterable[Strategy]:
-    """Yield the header's strategy over the space as it was, then over what was added each time."""
+    """Yield the header's strategy over the original space, then over each later addition."""
     low, seed = 0, int(header.settings.get("seed") or 0)
     if header.large:
         grid = grid_of(spec.axes) if header.spread else None
@@ -164,7 +164,7 @@ def _stages(
     for high in [*state.totals, total]:
         if high > low:
             there = [candidates[index].config for index in range(low, high) if index in candidates]
-            configs = there if header.spread and len(there) == high - low else None  # else some are gone
+            configs = there if header.spread and len(there) == high - low else None  # otherwise the space lost some
             yield _Shifted(make_order(header.strategy, high - low, seed, configs=configs), low)
             low = high
 
@@ -184,11 +184,11 @@ class _Shifted:
 
 
 class _Continued:
-    """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
+    """Asks as the uninterrupted strategy would: it first replays all earlier proposals and outcomes, silently.
 
-    Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
-    the space, the budget or an outcome is another now, is left out. `refused`: whether the strategy proposes points
-    that constraints may refuse, which the journal does not have.
+    Before each replayed proposal, the strategy is told the outcomes that it had heard by then. If the space, the budget
+    or an outcome changed, it may propose a candidate twice; the second proposal is dropped. `refused`: whether it may
+    propose points that constraints refuse, which the journal does not record.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What there is to know of a space before anything is lowered: its candidates are elaborated on all compile workers."""
+"""The survey: elaborates the space's candidates on all compile workers before anything is lowered."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate
 
 MOST = 4096
-"""Candidates that are surveyed at most: of more, so many that the seed draws."""
+"""How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK = 16
-"""Candidates that a worker is given at once; it answers with those that come in its slice of time."""
+"""How many candidates a worker gets at once. It answers with those done in its time slice."""
 SHARE_OF_TIME = 0.1
-"""Of a budget in seconds, after which no more candidates are begun with."""
+"""After this share of a time budget, the survey starts no more candidates."""
 
 
 def drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
-    """Return what to survey, in an order that spreads any beginning of it over the space."""
+    """Return the candidates to survey. Any beginning of their order is spread over the space."""
     order = list(candidates)
     random.Random(seed).shuffle(order)
     return order[:MOST]
 
 
 class Survey:
-    """Elaborates `candidates` in chunks, on all workers at once, while `going_on`.
+    """Elaborates `candidates` in chunks, on all workers, while `going_on` returns true.
 
-    Where a chunk comes to nothing, each of its candidates is elaborated alone, so that the culprit harms itself only.
+    If a chunk fails, each of its candidates is elaborated alone, so that only the culprit fails.
     """
 
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
@@ -39,7 +39,7 @@ class Survey:
         self._going_on = going_on
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
-        """Of candidates that cannot be elaborated, by their own fault."""
+        """Failures of candidates that cannot be elaborated, through their own fault."""
 
     async def run(self, workers: Sequence[CompileWorker]) -> None:
         async with anyio.create_task_group() as tasks:

@@ -18,8 +18,8 @@ from atune.journal.events import (
 class DeviceTime:
     """Sums up, over devices, what candidates took there: loading, checking and timing. The final does not count.
 
-    Of one that was measured that is what its device reports; of any other the seconds from its start to its end, or to
-    the last event where the whole program died.
+    A measured candidate counts the seconds that its device reports. Any other counts from its start to its end, or to
+    the last event if the whole program died.
     """
 
     def __init__(self) -> None:

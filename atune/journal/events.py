@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
-    """What every event has. `seq` counts from 0 without a gap within a run.
+    """The fields of every event. `seq` counts from 0 without a gap within a run.
 
     These fields mean the same in all events that have them. `index`, `indices`: candidates, by their number in the
     space. `device`: the id of a device, such as ``0`` or ``cpu``. `seconds`: wall seconds of the step in its worker.
@@ -88,7 +88,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     bytes: float | None = None
     """Bytes that one call moves to and from memory at least, as the user says."""
     advice: tuple[Advice, ...] = ()
-    """What was taken over from elsewhere: all that the strategy was told of that."""
+    """Advice from other runs: everything that the strategy was told of it."""
     fork_server: str = ""
     """``resident`` where a resident server's session was used, or why it was not; empty where there is none."""
 
@@ -108,10 +108,10 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """What the strategy is told of the space beside its axes: columns, with a value for each of `indices`.
+    """Facts of the space for the strategy, beside its axes: columns with a value for each of `indices`.
 
     `prior`: estimates, in ms or any other unit in which less is better. `facts`: numbers that a model may learn from.
-    All are rounded to six digits; None is what is not known.
+    All are rounded to six digits; None is an unknown value.
     """
 
     indices: tuple[int, ...]
@@ -160,7 +160,7 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     why: str = ""
     """Why that compiler."""
     words: str = ""
-    """What the compilers said, where `CompileSettings.verbose` asks for it."""
+    """The compiler output, if `CompileSettings.verbose` asks for it."""
     machine: tuple[MachineFacts | None, ...] = ()
     """Registers, stack and code of each of `indices`; empty for target ``c``."""
 
@@ -182,7 +182,7 @@ class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):
 
 
 class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
-    """Candidates are lowered or compiled once more, and why: their worker was lost, and not by their doing."""
+    """Candidates are lowered or compiled again, because their worker was lost through no fault of theirs."""
 
     indices: tuple[int, ...]
     reason: str
@@ -197,7 +197,7 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     device: DeviceInfo
     start_s: float = 0.0
     standby: bool = False
-    """Whether a process that stood by took over; else one was started."""
+    """Whether a standby process took over; otherwise a new one was started."""
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
@@ -211,7 +211,7 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
-    """A device is not as fast as the others: what it measured does not count, and is measured again elsewhere."""
+    """A device is slower than the others. Its measurements do not count, and other devices repeat them."""
 
     device: str
     reason: str
@@ -232,7 +232,7 @@ class BenchmarkStarted(Event, frozen=True, kw_only=True, tag="benchmark_started"
 
 
 class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeated"):
-    """A candidate is measured once more, and why: its fault may be another's, or its figure cannot be believed yet."""
+    """A candidate is measured again, because its failure may not be its fault, or its latency is implausible."""
 
     index: int
     device: str
@@ -312,7 +312,7 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     out_idx: tuple[int, ...] = ()
     """Positions of the kernel's output parameters."""
     total: int | None = None
-    """Candidates that a large space was found to hold, once all of it was looked at."""
+    """How many candidates a large space holds, once all its places were looked up."""
 
 
 class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
@@ -323,7 +323,7 @@ class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """A further part of the run began, with what the parts before had left.
+    """A further part of the run began, with the work that earlier parts left.
 
     `versions`, `accelerators`, `unused`: as in `RunStarted`, of this part.
     """
@@ -334,7 +334,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     total: int | None = None
     """Size of the space, where it has grown since."""
     accepted: tuple[str, ...] = ()
-    """What is not as it was and was accepted: a sentence each."""
+    """Accepted differences from earlier parts, a sentence each."""
     accelerators: tuple[str, ...] = ()
     unused: dict[str, str] = {}
     fork_server: str = ""

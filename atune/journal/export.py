@@ -22,7 +22,7 @@ INVALIDITY = {
     "mismatch": "correctness", "non_finite": "correctness", "unwritten": "correctness",
     "out_of_bounds": "correctness", "pruned": "constraints",
 }  # fmt: skip
-"""T4's word for a kind of failure; what is not here is ``runtime``."""
+"""T4's name for each kind of failure; any other kind is ``runtime``."""
 
 
 def export(journal: str | Path, to: str) -> bytes:

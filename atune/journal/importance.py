@@ -1,11 +1,11 @@
-"""Which axes mattered: how much of the variance of the log of the latency each axis explains by itself.
+"""Which axes mattered: the share of the log latency's variance that each axis explains by itself.
 
-The log latencies get an additive model: a level for each value of each axis, by least squares. An axis explains what
-its levels share with the latencies, their covariance (Li and others, Global Sensitivity Analysis for Systems with
-Independent and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). Where every value meets every other equally often
-these are the main effects of a functional analysis of variance (Hutter, Hoos and Leyton-Brown, An Efficient Approach
-for Assessing Hyperparameter Importance, ICML 2014). What as many levels would explain of noise is taken off: together
-the axes explain the adjusted R² (Ezekiel, 1929).
+The log latencies get an additive model: a level for each value of each axis, by least squares. An axis explains the
+covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with Independent
+and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every value meets every other equally often, these are the
+main effects of a functional analysis of variance (Hutter, Hoos and Leyton-Brown, An Efficient Approach for Assessing
+Hyperparameter Importance, ICML 2014). The share that as many levels would explain of pure noise is subtracted. So all
+axes together explain the adjusted R² (Ezekiel, 1929).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from atune.model.candidate import Config
 
 LEAST = 20
-"""Candidates below which nothing is said. There must also be twice as many as the model has levels to choose."""
+"""With fewer candidates, there is no answer. There must also be twice as many as the model has levels to choose."""
 TOLERANCE = 1e-9
 """Of the least squares, relative to where they began."""
 WORTH = 0.05

@@ -46,7 +46,7 @@ KINDS = {
     "CompilationFailedConfig": "compile", "RuntimeFailedConfig": "launch", "InvalidConfig": PRUNED,
     "ErrorConfig": "launch",
 }  # fmt: skip
-"""Our word for T4's kinds of invalidity, and for Kernel Tuner's errors."""
+"""atune's kind of failure for T4's kinds of invalidity, and for Kernel Tuner's errors."""
 FAILED_MS = 1e20
 """Stands for the time of a failure in cache files of old versions of Kernel Tuner."""
 SECONDS = {"milliseconds": 1e-3, "ms": 1e-3, "seconds": 1.0, "s": 1.0, "microseconds": 1e-6, "us": 1e-6}
@@ -55,7 +55,7 @@ SECONDS = {"milliseconds": 1e-3, "ms": 1e-3, "seconds": 1.0, "s": 1.0, "microsec
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one configuration elsewhere. `why`: a kind of failure or `PRUNED`, empty for a measured one."""
+    """One configuration's outcome in another tuner. `why`: a kind of failure or `PRUNED`, empty if it was measured."""
 
     config: Config
     samples_ms: tuple[float, ...]
@@ -70,7 +70,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Foreign:
-    """What a file tells: a kernel on a problem and a device, and its configurations by key."""
+    """A file's contents: a kernel on a problem and a device, and its configurations by key."""
 
     kernel: str
     device: str
@@ -87,8 +87,8 @@ class Foreign:
 def import_journal(file: str | os.PathLike[str], output: str | os.PathLike[str]) -> TuneResult:
     """Write the results in `file` as the journal `output`, and return them. The file may be compressed.
 
-    Raises `UsageError` where `file` cannot be read, is of neither format, or has no measured configuration, and
-    `JournalError` where `output` is there or cannot be written.
+    Raises `UsageError` if `file` cannot be read, has neither format, or has no measured configuration. Raises
+    `JournalError` if `output` exists or cannot be written.
     """
     path = os.fspath(file)
     data = _read(path)

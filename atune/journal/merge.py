@@ -42,13 +42,12 @@ from atune.model.measurement import FinalEntry
 def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None) -> TuneResult:
     """Return one result of all `journals`, and write it as a journal of its own to `output` where that is given.
 
-    The work must be the same: kernel, problem, target. Candidates are matched by their configuration; those that only
-    later journals have come after those of the first. Where several journals measured a candidate, the one that has a
-    measurement counts before one that has a failure, then the later journal in the order given. What was decided so,
-    and what else may not compare (devices, versions), is in `TuneResult.warnings`. Finals are of one journal each, and
-    do not compare with one another: with more than one journal there is none.
+    The work must be the same: kernel, problem, target. Candidates are matched by their configuration. Those of the
+    first journal come first. If several journals have an outcome, a measurement counts before a failure, then the later
+    journal in the given order. `TuneResult.warnings` lists these choices, and other differences (devices, versions).
+    With more than one journal there is no final, because finals of different journals do not compare.
 
-    Raises `JournalError` where a journal cannot be read or is of other work.
+    Raises `JournalError` if a journal cannot be read or is of other work.
     """
     if not journals or isinstance(journals, str):
         raise UsageError("merge: give the journals, as a list of paths")
@@ -75,7 +74,7 @@ class _Part:
     large: bool
 
     def counts(self, index: int) -> bool:
-        """Tell whether what this part says of its candidate `index` is that candidate's outcome."""
+        """Tell whether this part's outcome counts for its candidate `index`."""
         key = self.state.entries[self.state.first(index).index].key
         return self.chosen.get(key, self.number) == self.number
 
@@ -144,7 +143,7 @@ def _one_large_space(states: Sequence[State]) -> bool:
 
 
 def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
-    """Return what the merged run has in place of `event`; None where that is nothing."""
+    """Return the merged run's version of `event`; None if the merged run omits it."""
     own = part.indices
     match event:
         case RunStarted():
@@ -200,7 +199,7 @@ def _state(path: str) -> State:
 
 
 def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
-    """Return what may not compare, and what is left out. Raises `JournalError` where the work is not the same."""
+    """Return warnings about what may not compare, or is omitted. Raises `JournalError` if the work differs."""
     if len(paths) == 1:
         return []
     header = states[0].header

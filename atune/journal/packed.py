@@ -13,7 +13,7 @@ from typing import IO, cast
 from atune.errors import JournalError
 
 _KINDS = {b"\xfd7zXZ\x00": "xz", b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""What files of each kind begin with."""
+"""The first bytes of each kind of file."""
 _ZSTD = ("compression.zstd", "backports.zstd", "pyzstd", "zstandard")
 """Modules that read zstd; the first is Python's own, from 3.14 on."""
 

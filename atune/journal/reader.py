@@ -1,7 +1,7 @@
 """Reading a journal: whole lines, checked one by one. Data only; reading executes nothing.
 
 A line is ``{"crc":"xxxxxxxx","event":{…}}``; crc is the CRC-32, in hex, of the event's bytes as they stand there.
-`docs/journal.md` has the format for readers of other make.
+`docs/journal.md` describes the format for other readers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atune.journal.events import (
 from atune.journal.packed import NotWhole, unpacked
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""A longer line is refused: no event is that large, and what a reader makes of a line takes many times its size."""
+"""A longer line is refused. No event is that large, and a decoded line takes many times its size in memory."""
 MAX_DEPTH = 64
 """Deeper nesting is refused: no event needs it, and code that walks a value would run out of stack."""
 
@@ -48,10 +48,9 @@ _read_line = msgspec.json.Decoder(_Line)
 class JournalReader:
     """Iterates over the events of the journal at `path`, from its header on.
 
-    After the iteration `torn` tells whether a last, half-written line was left out, `torn_bytes` how long it is, and
-    `whole_bytes` where it starts.
-    Raises `JournalError` where the file cannot be read, is no journal or one of a newer atune, or is damaged before
-    its last line.
+    After the iteration `torn` tells whether a half-written last line was omitted, `torn_bytes` how long it is, and
+    `whole_bytes` where it starts. Raises `JournalError` if the file cannot be read, is no journal, or is from a newer
+    atune. It also does if the file is damaged before its last line.
 
     `salvage`: leave damaged and missing lines out instead, and with them events about candidates whose proposal is
     lost; `lost` then has a sentence on each. The header must be whole.
@@ -108,7 +107,7 @@ class JournalReader:
                 line = following
 
     def _known(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
-        """Leave out what is told about candidates whose proposal is lost: nobody knows their configuration."""
+        """Omit events about candidates whose proposal is lost, because their configuration is unknown."""
         proposed: set[int] = set()
         for event in events:
             if isinstance(event, CandidateProposed):
@@ -168,7 +167,7 @@ class JournalReader:
             return JournalError(f"{self.path}, line 1: no journal of atune, or a damaged one")
         return JournalError(
             f"{self.path}, line {number}: damaged, it does not match its checksum; the {number - 1} lines before it "
-            "are whole, and `atune replay --salvage` leaves out what is damaged"
+            "are whole, and `atune replay --salvage` skips damaged lines"
         )
 
 
@@ -198,7 +197,7 @@ def parse_line(line: bytes) -> AnyEvent | None:
 
 
 def _body(line: bytes) -> msgspec.Raw | None:
-    """Return the event's bytes; None where the line is not as it was written."""
+    """Return the event's bytes; None if the line is damaged."""
     try:
         parsed = _read_line.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -244,7 +243,7 @@ _ADVICE = {
 
 
 def cannot(doing: str, path: str, error: OSError) -> JournalError:
-    """Return what to raise where the system refuses: the reason, and what to do."""
+    """Return the error for an `OSError`: the reason, and what to do."""
     return JournalError(
         f"cannot {doing} the journal {path}: {_ADVICE.get(error.errno or 0, error.strerror or str(error))}"
     )

@@ -1,4 +1,4 @@
-"""Where every event goes: into the journal, the fold, and to whoever listens."""
+"""Records every event: in the journal, in the fold, and with the listeners."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Recorder:
         self._started = clock()
 
     async def go_on(self, past: Iterable[Event]) -> None:
-        """Fold the events of the run's earlier parts, before any other: in slices, so that the event loop goes on.
+        """Fold the events of the run's earlier parts, before any other. Works in slices, so that the event loop is not
+        blocked.
 
         Listeners get them first, and the run's clock goes on where it stopped.
         """

@@ -1,4 +1,4 @@
-"""The result of a run: its winner, and what became of every candidate."""
+"""The result of a run: its winner, and the outcome of every candidate."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ Ratio = tuple[float, float, float]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What became of one candidate.
+    """The outcome of one candidate.
 
     `index`, `key`, `config`: its number in the space, 16 hex digits of its configuration, and the configuration.
     `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
-    ``remaining`` was proposed and has no outcome yet.
-    `latency_ms`, `timing`: from the final where the candidate was in it, else from its first timing; a duplicate has
-    its original's. `kind`, `message`, `detail`: why it failed; for a pruned candidate `message` is the reason.
-    `device`: id of the device that measured it; empty where none did. `facts`, `code_key`: what lowering found, and
-    what is equal for equal code; None and empty for a candidate that was not lowered.
+    ``remaining`` was proposed and has no outcome yet. `latency_ms`, `timing`: from the final where the candidate was in
+    it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
+    pruned candidate `message` is the reason. `device`: id of the device that measured it; empty where none did.
+    `facts`: what lowering found, None for a candidate that was not lowered. `code_key`: equal for equal code, else
+    empty.
     """
 
     index: int
@@ -67,19 +67,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     machine: MachineFacts | None = None
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
     roofline: Roofline | None = None
-    """How near its latency comes to its device's peaks; None where the work of the problem is not known."""
+    """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
 
 
 class TuneResult:
-    """What a run found. Made from events alone; a snapshot that later events do not change.
+    """The result of a run, made from events alone. It is a snapshot that later events do not change.
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
-    kernel is loaded from the cache folder only.
-    `header`: the run's first event. `total`: candidates of the space, which is the sum of `measured`, `failed`,
-    `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of the run. `finished`: it ended in order.
-    `devices`: those that were used. `warnings`: what was said. `best_index`: the winner's; None without one.
-    The winner is the first entry of the final that still stands; without a final, the measured candidate with the
-    smallest latency, the smaller config key on a tie. `records` holds every candidate that was proposed.
+    kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
+    which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
+    the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
+    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands;
+    without a final, the measured candidate with the smallest latency, the smaller config key on a tie. `records` holds
+    every candidate that was proposed.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -116,7 +116,7 @@ class TuneResult:
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
         self.work: ProblemWork = _work(state)
-        """What one call has to do, as the user says, or the kernels tell."""
+        """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
         self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
         self.proven = self.finished and state.proven is not None and self._credited(state) == self.best_index
@@ -267,8 +267,8 @@ class TuneResult:
     def kernel(self) -> Any:
         """The winner as a callable, loaded on first access. Raises `AtuneError` when its library is gone.
 
-        Called with the inputs, of the shapes, dtypes and strides that it was tuned for, it returns the outputs; called
-        with every parameter, it writes into those given. Its `as_op` makes a torch operator of it.
+        Inputs must have the shapes, dtypes and strides that it was tuned for. Called with the inputs, it returns the
+        outputs. Called with every parameter, it writes into the given outputs. `as_op` makes a torch operator of it.
         """
         loader, writes = importlib.import_module("atune.stages.measure.loader"), self._writes()
         return loader.load_kernel(self._library(), self._out_idx, writes)

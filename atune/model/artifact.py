@@ -161,9 +161,9 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, whatever compiles it.
 
-    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble).
-    `blob`: the stage's own bytes (IR of host and device), meaningful to `codegen` alone; empty where an earlier run
-    lowered the same kernel, and the artifact store has its library.
+    `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble). `blob`: the
+    stage's own bytes (IR of host and device), which only `codegen` reads. It is empty if the artifact store has the
+    library of the same kernel.
     """
 
     index: int

@@ -34,10 +34,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 def normalise(value: Any, where: str) -> Any:
     """Return `value` as data that a journal keeps unchanged; sequences become tuples, and subclasses plain values.
 
-    numpy's scalars and enumerations with a number or text for a value are taken for that value. Raises `SpaceError`,
-    naming `where`, for anything but None, bool, int, float, str and nested lists, tuples and string-keyed dicts of
-    these, and for what a journal does not hold: integers beyond 64 bits, numbers that are not finite, text that is no
-    Unicode, and nesting deeper than `MAX_NESTING`.
+    numpy's scalars, and enumerations of numbers or text, become their value. Raises `SpaceError`, naming `where`, for
+    anything but None, bool, int, float, str and nested lists, tuples and string-keyed dicts of these. It also does for
+    what a journal cannot hold: integers beyond 64 bits, numbers that are not finite, invalid Unicode, and nesting
+    deeper than `MAX_NESTING`.
     """
     return _normalised(value, where, 0)
 

@@ -53,11 +53,11 @@ class Occupancy(msgspec.Struct, frozen=True):
 
 
 def occupancy_of(arch: str, threads: int, registers: int, smem_bytes: int) -> Occupancy | None:
-    """Return a kernel's occupancy on `arch`, such as ``sm_90a``; None where its multiprocessor is not known.
+    """Return a kernel's occupancy on `arch`, such as ``sm_90a``; None for an unknown architecture.
 
-    `threads`, `smem_bytes`: of a block, static and dynamic; `registers`: of a thread. The formula is that of
-    ``cuda_occupancy.h`` of the CUDA toolkit. Registers are given to warps in units of 256, from the four partitions of
-    the register file; shared memory is given in units of 128 bytes.
+    `threads`, `smem_bytes`: of a block, static and dynamic; `registers`: of a thread. The formula is from
+    ``cuda_occupancy.h`` of the CUDA toolkit. Warps get registers in units of 256, from the four partitions of the
+    register file. Blocks get shared memory in units of 128 bytes.
     """
     sm = MULTIPROCESSORS.get(re.sub(r"\D", "", arch))
     if sm is None or threads < 1:

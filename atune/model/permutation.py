@@ -9,10 +9,10 @@ _MASK = (1 << 64) - 1
 
 
 class Permutation:
-    """A permutation of ``range(size)`` that `seed` decides: ``permutation[i]`` is the number at position `i`.
+    """A permutation of ``range(size)``, determined by `seed`: ``permutation[i]`` is the number at position `i`.
 
-    An unbalanced Feistel network over pairs, as in Black and Rogaway, Ciphers with Arbitrary Finite Domains
-    (CT-RSA 2002): numbers beyond `size` are permuted again until they fall below it. `size` is below 2**64.
+    It is an unbalanced Feistel network over pairs (Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA
+    2002). Numbers beyond `size` are permuted again until they fall below it. `size` is below 2**64.
     """
 
     def __init__(self, size: int, seed: int) -> None:

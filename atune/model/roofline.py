@@ -1,8 +1,8 @@
-"""How near a kernel comes to what its device can do: the roofline model.
+"""The roofline model: how near a kernel comes to its device's peaks.
 
 S. Williams, A. Waterman and D. Patterson, Roofline: An Insightful Visual Performance Model for Multicore Architectures,
-CACM 52(4), 2009. Of a problem the work is the same for all candidates: what its tensors and products need, and not
-what one candidate does more than that.
+CACM 52(4), 2009. The work of a problem is the same for all candidates. It counts what its tensors and products need,
+and no extra work of a candidate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call has to do, whichever candidate does it. None: neither told nor known."""
+    """The operations and bytes of one call, for every candidate. None: neither given nor known."""
 
     flops: float | None = None
     """Operations on tensor cores where the kernel tells: products of whole tiles, of the candidate with the fewest."""

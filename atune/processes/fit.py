@@ -1,7 +1,7 @@
-"""Whether a resident server fits a program, and what its sessions take over from it. Imports nothing heavy.
+"""Decides whether a resident server fits a program, and what its sessions take over. Imports nothing heavy.
 
-A session has the program's whole environment. What must be equal is what importing has read already: where packages
-lie, variables that they look at, and what a process cannot take over from another one.
+A session gets the program's whole environment. Everything that the server's imports have read must be equal: the
+packages' places, and their variables. So must whatever one process cannot take over from another.
 """
 
 from __future__ import annotations

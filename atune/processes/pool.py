@@ -32,11 +32,11 @@ START_TIMEOUT_S = 300.0
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
-    """Owns the fork server and every worker: none of them, nor a compiler of theirs, outlives the `async with`.
+    """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
 
-    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes
-    are doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env`
-    goes to all processes on top of the parent's environment. `start_timeout_s`: how long the server may take to import
+    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes are
+    doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env` goes to
+    all processes on top of the parent's environment. `start_timeout_s`: how long the server may take to import
     `preload`, and then to fork a worker.
 
     With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
@@ -102,13 +102,13 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         """Fork a worker, once the preload is done.
 
         `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
-        worker stays when the server is parked. Raises `ServerLost` when the server ends meanwhile and is replaced,
-        `MachineError` when the one that replaced it ends, and `WorkerError`, with the tail of its log, when the preload
+        worker stays when the server is parked. Raises `ServerLost` when the server ends and is replaced, and
+        `MachineError` when its replacement ends. Raises `WorkerError`, with the tail of its log, when the preload
         failed, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
-        while not self._ready.is_set():  # another one's, where the server is replaced meanwhile
+        while not self._ready.is_set():  # a new server has a new event
             await self._answered(self._ready, f"import {', '.join(self.preload) or 'nothing'}")
         if self._failure:
             raise self._error()
@@ -262,9 +262,9 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 return b""
 
     def _replaced(self, why: str) -> bool:
-        """Start another server for the one that was lost, where that may help; tell whether it was started.
+        """Replace the lost server if that may help. Returns whether a new one was started.
 
-        It does not help where importing fails by itself, nor a second time: then something is after the processes.
+        It does not help if the import itself fails, or after a second loss: then something kills the processes.
         """
         may_help = self._ready.is_set() or from_outside(self._process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
@@ -301,14 +301,14 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return MachineError(
             f"{self._failure}; one before it was lost, too ({self._first_loss}). Look for what ends this run's "
             "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
-            "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` goes on"
+            "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` continues the run"
         )
 
     def _hammer(self) -> None:
         """SIGKILL everything without the server's help.
 
-        Closing the lifeline is the kernel's part, and free of races; the rest is for the case that a process forked
-        off this program holds the lifeline too, and for what left its worker's group.
+        Closing the lifeline makes the kernel do it, without races. The rest covers a fork of this program that also
+        holds the lifeline, and processes that left their worker's group.
         """
         workers = [worker.pid for worker in self._workers.values() if worker.pid]
         below = descendants([*workers, *([self._process.pid] if self._process.returncode is None else [])])

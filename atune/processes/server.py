@@ -1,7 +1,7 @@
-"""The fork server's process, and those that wait warm for the next run.
+"""The fork server's process, and servers that stay warm for the next run.
 
-No event loop owns it: a run attaches to it and, when it ended well, leaves it parked for the next one, which may run
-on another loop or in another thread.
+No event loop owns it. A run attaches to it, and parks it for the next run if it ended well. That one may use another
+loop or thread.
 """
 
 from __future__ import annotations

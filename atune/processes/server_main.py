@@ -1,7 +1,7 @@
-"""Runs as a program of its own: imports the heavy modules once, then forks workers that have them.
+"""The fork server's program: imports the heavy modules once, then forks workers that have them.
 
-The server and each worker lead a process group of their own, so that one kill also reaches the compilers that a
-worker started. Nothing outlives the parent, by these means:
+The server and each worker lead a process group of their own, so that one kill also reaches the compilers that a worker
+started. These mechanisms end all processes with the parent:
 
 - The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every worker's group when that
   end closes, so this works even while native code holds the GIL. It is armed before anything heavy is imported. While
@@ -37,9 +37,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 FRAME = struct.Struct("!QIIQ")
-"""Header of a frame: the request's number, which its reply carries too, and the sizes of three parts. A request is
-(entry, nothing, payload); a reply is (nothing, nothing, result) or, when the entry point raised, (exception's class
-name, its message, the traceback's tail)."""
+"""Header of a frame: the request's number, which its reply repeats, and the sizes of three parts. A request is (entry,
+nothing, payload). A reply is (nothing, nothing, result). When the entry point raised, it is (exception's class name,
+message, traceback's tail)."""
 
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -152,7 +152,7 @@ def children_of(pid: int) -> set[int]:
             for task in os.listdir(f"/proc/{pid}/task"):
                 with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                     found.update(map(int, file.read().split()))
-        except FileNotFoundError:  # a task has ended meanwhile, or this kernel has no such files
+        except FileNotFoundError:  # the task has ended, or this kernel has no such files
             if os.path.exists(f"/proc/{pid}"):
                 return {
                     child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(child) == pid

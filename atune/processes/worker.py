@@ -98,13 +98,12 @@ class Worker:
     async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
         """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
 
-        Raises `RemoteError` when the function raised, after which the worker goes on; `WorkerTimeout` when it ran
-        past `timeout_s` and `WorkerLost` when the process ended (`ServerLost` with its server, `MachineError` where no
-        server is left), all with `detail` = the end of what the worker wrote to stdout and stderr since the call
-        before. Time in which this program itself is stopped does not count, and an answer that waits is read. After
-        anything but a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A
-        process that goes on without its socket, or answers what it was not asked, is lost too: what it ran has meddled
-        with it.
+        Raises `RemoteError` when the function raised; the worker stays usable. Raises `WorkerTimeout` past `timeout_s`,
+        and `WorkerLost` when the process ended (`ServerLost` with its server, `MachineError` if no server is left).
+        Their `detail` is the tail of the worker's output since the previous call. Time in which this program itself is
+        stopped does not count, and an answer that waits is read. After anything but a result or a `RemoteError`, also
+        after cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers
+        what it was not asked, is lost too: what it ran has meddled with it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")

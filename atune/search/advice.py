@@ -1,6 +1,6 @@
-"""Warm start: what was measured of the same kernel elsewhere, as advice for a search here.
+"""Warm start: turns another run's measurements of the same kernel into advice for this search.
 
-Decisions are pure functions of what was measured there and of the space here. Reading is `atune.api.warm`'s.
+All functions are pure: they see the other run's measurements and this space. `atune.api.warm` reads journals.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from atune.model.candidate import Config, config_key
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
-"""Ratios kept in a header, of all sources together: the best of each. About 30 bytes each."""
+"""How many ratios a header holds for all sources together: the best of each, about 30 bytes a ratio."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What was measured of a kernel on one problem and its devices: configurations with their latency, ms, by key."""
+    """What a run measured of a kernel on one problem. `measured`: configurations with their latency, ms, by key."""
 
     source: str
     name: str
     kernel: str
-    """SHA-256 of the kernel's source and closure; empty where it is not known."""
+    """SHA-256 of the kernel's source and closure; empty if unknown."""
     arguments: Mapping[str, Any]
     devices: tuple[str, ...]
     measured: Mapping[str, tuple[Config, float]]
 
 
 def experience_of(result: TuneResult, source: str) -> Experience:
-    """Return what a result tells of its kernel. Raises `UsageError` where nothing was measured."""
+    """Return the experience in a result. Raises `UsageError` if nothing was measured."""
     header = result.header
     measured = {
         record.key: (record.config, record.latency_ms)
@@ -49,22 +49,22 @@ def experience_of(result: TuneResult, source: str) -> Experience:
 
 
 def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
-    """Tell whether experience is of `spec`'s kernel: of the same source and closure, or at least of the same name.
+    """Tell whether experience is of `spec`'s kernel: it has the same source and closure, or the same name.
 
-    The name suffices because a kernel that closes over its problem has another closure for each.
+    The name suffices, because a kernel that closes over its problem has a different closure for each problem.
     """
     return bool(kernel and kernel == spec.kernel) or name == spec.name
 
 
 def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return the advice for `spec`, an item for each experience, and what the user should know of it.
+    """Return the advice for `spec`, an item for each experience, and remarks for the user.
 
-    Raises `UsageError` for experience of another kernel or of none of this space's configurations, and for a space
-    that is not listed.
+    Raises `UsageError` for experience of another kernel or without any of this space's configurations. It also does for
+    a space that is not listed.
     """
     if spec.size is not None and experiences:
         raise UsageError(
-            f"warm: the space has {spec.size:,} points and is not listed, so that advice has no place in it: leave out "
+            f"warm: the space has {spec.size:,} points and is not listed, so that advice cannot be used: leave out "
             "warm= (--warm), or give fewer axes or values"
         )
     here = {config_key(config) for config in spec.configs}
@@ -81,13 +81,13 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
                 f"this space of {len(here)}: give a journal of a space that shares some"
             )
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
-            remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, is not what it was there")
+            remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
         found.append(_advice(each, known, MOST_RATIOS // len(experiences)))
     return tuple(found), remarks
 
 
 def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return what `advice_of` does of no experience."""
+    """Return what `advice_of` returns without experience."""
     return (), []
 
 
@@ -99,7 +99,7 @@ def _advice(each: Experience, known: Sequence[str], most: int) -> Advice:
 
 
 def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, float]:
-    """Return how each candidate compared elsewhere, by index: the geometric mean of its ratios, where there are any.
+    """Return how each candidate compared in other runs, by index: the geometric mean of its ratios, if it has any.
 
     `keys`: the candidates' configuration keys.
     """
@@ -115,9 +115,9 @@ def elsewhere(advice: Iterable[Advice], keys: Mapping[int, str]) -> dict[int, fl
 
 
 def nearest_first(experiences: Iterable[Experience], spec: WorkloadSpec, devices: Iterable[str]) -> list[Experience]:
-    """Return experience by how near it is: that of these devices first, then by the problem's numbers.
+    """Return experience sorted by similarity: first that of these devices, then by the problem's numbers.
 
-    The distance of two problems is the sum of their numbers' ratios, as logarithms; what else differs counts as one.
+    The distance of two problems is the sum of the log2 ratios of their numbers. Each other difference counts as one.
     """
     here = set(devices)
 

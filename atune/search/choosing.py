@@ -1,4 +1,4 @@
-"""Strategies by name, and which one is taken where nobody names one."""
+"""Makes strategies by name, and chooses the default one."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
-"""Strategies that know nothing of candidates: orders of any number of them."""
+"""Strategies that know nothing about candidates: plain orders."""
 PRIOR = Ranked.name
 UNTAUGHT = (*ORDERS, PRIOR)
 """Strategies that learn nothing from outcomes."""
 LEARNING = ("local", "evolution", "forest")
-"""Strategies that need the space's configurations, and propose by what they were told."""
+"""Strategies that need the space's configurations, and learn from outcomes."""
 NAMES = (*UNTAUGHT, *LEARNING)
 SHOWN = (AUTO, *NAMES, "optuna", "optuna:SAMPLER")
-"""What may be given by name, for people."""
+"""The names that a user may give, for messages."""
 FEW = 8
-"""Candidates of which nothing is learnt that helps to choose the next."""
+"""With budgets of up to this many candidates, learning does not help."""
 FEW_RANKED = 16
-"""Candidates that are all the prior's where there is one: they are compiled at once, and wait for no outcome."""
+"""With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
 QUICK = (*UNTAUGHT, "local", "evolution")
-"""Strategies that answer within a millisecond or so."""
+"""Strategies that answer within about a millisecond."""
 
 
 def check_name(name: str) -> None:
-    """Raise `UsageError` for a name that no strategy has, and where what it needs is not installed."""
+    """Raise `UsageError` for an unknown strategy, or one whose library is not installed."""
     if name == "forest":
         from atune.search.forest import needs
 
@@ -53,9 +53,9 @@ def check_name(name: str) -> None:
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
-    """Raise `UsageError` for what is no strategy, is not installed, or cannot learn as candidates are not measured.
+    """Raise `UsageError` for a `strategy` that is invalid, is not installed, or cannot learn without `pipeline`.
 
-    `own_prior`: whether there is a user's prior, which not every strategy uses.
+    `own_prior`: whether the user gave a prior, which not every strategy uses.
     """
     if strategy is None:
         return
@@ -64,13 +64,13 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
     else:
         check_strategy(strategy)
         if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
-            raise UsageError(f"strategy {strategy.name!r}: atune's own has that name; give yours another")
+            raise UsageError(f"strategy {strategy.name!r}: atune has a strategy of that name; rename yours")
     if own_prior and not uses_prior(strategy):
         name = strategy if isinstance(strategy, str) else strategy.name
         raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {', '.join((PRIOR, *LEARNING))}")
     if not pipeline and strategy not in (AUTO, *UNTAUGHT):
         name = strategy if isinstance(strategy, str) else strategy.name
-        raise UsageError(f"strategy {name!r} learns while others compile: leave out pipeline=False (--no-pipeline)")
+        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False (--no-pipeline)")
 
 
 def make_order(
@@ -82,11 +82,11 @@ def make_order(
     configs: Sequence[Config] | None = None,
     grid: Grid | None = None,
 ) -> Exhaustive | Random:
-    """Return an order of `total` candidates by its name.
+    """Return the order called `name` over `total` candidates.
 
-    `listed`: whether the space is; the order in which a journal's run took a listed space is never another.
-    `configs`, or the `grid` of a large space: what a random order spreads over; without them it is plainly drawn, as
-    all were before.
+    `listed`: whether the space is listed. The orders of listed spaces never change, because journals depend on them.
+    `configs`, or the `grid` of a large space: a random order spreads over their axes. Without them it is a plain
+    shuffle, as in older versions.
     """
     if name == "random" and grid is not None:
         return Random(total, seed, order=spread_places(grid, seed))
@@ -96,19 +96,19 @@ def make_order(
 
 
 def _spread(configs: Sequence[Config], seed: int) -> Iterator[int]:
-    """Return positions of `configs`. What takes long is done here: the order is asked for in the event loop."""
+    """Yield positions of `configs`. Does the slow work at once, because later items are taken in the event loop."""
     encoding = Encoding(configs)
     order = spread_order(encoding.places, [len(axis.values) for axis in encoding.axes], seed)
     return chain([first] if (first := next(order, None)) is not None else [], order)
 
 
 def make_learner(name: str, searched: Searched) -> Learner:
-    """Return a strategy that learns, by its name. Raises `UsageError` where what it needs is not installed."""
+    """Return the learning strategy called `name`. Raises `UsageError` if its library is not installed."""
     return _class(name)(searched)
 
 
 def uses_prior(strategy: str | Strategy) -> bool:
-    """Tell whether a strategy, or that of a name, makes use of what is known of candidates beforehand."""
+    """Tell whether a strategy, given itself or by name, uses a prior."""
     return strategy not in ORDERS if isinstance(strategy, str) else hasattr(strategy, "begin")
 
 
@@ -139,10 +139,10 @@ def chosen(
     prior: bool = False,
     own_prior: bool = False,
 ) -> str:
-    """Return the strategy that ``auto`` stands for, of a space of `total` candidates.
+    """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
-    `limited`: whether there is a budget of any kind, and `budget` how many candidates it admits, where that is known.
-    `learns`: whether outcomes come before all is proposed. `prior`: whether there is one; `own_prior`: a user's.
+    `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `learns`: whether
+    outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
     """
     from atune.search.forest import available
 
@@ -155,7 +155,7 @@ def chosen(
 
 
 def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
-    """Tell, before the space is known, whether a run's strategy may be the forest, which takes long to import."""
+    """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
     few = budget.candidates is not None and budget.candidates <= FEW
     return strategy == "forest" or (strategy in (None, AUTO) and learns and budget.limited and not few)
 
@@ -179,7 +179,7 @@ def _class(name: str) -> Callable[[Searched], Learner]:
 
 
 class _Of:
-    """An order of positions, as one of the indices that stand there."""
+    """Turns an order of positions into an order of the indices at these positions."""
 
     def __init__(self, order: Exhaustive | Random, indices: list[int]) -> None:
         self.name, self._order, self._indices = order.name, order, indices

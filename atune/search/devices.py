@@ -1,9 +1,8 @@
-"""Figures of devices that the prior reckons with: from NVIDIA's sheets, and over them what the device says of itself.
+"""Figures of devices for the prior: from NVIDIA's data sheets, overridden by what the device reports.
 
-The sheets are NVIDIA's data sheets, and its white papers on the architectures A100 (GA100), GA102, AD102 and H100
-(GH100). Rates of tensor cores are dense, with sums in float32. Shared memory, threads and blocks of a multiprocessor
-are those of its compute capability (CUDA C++ Programming Guide, table «Technical Specifications per Compute
-Capability»).
+Other sources are NVIDIA's white papers on the architectures A100 (GA100), GA102, AD102 and H100 (GH100). Rates of
+tensor cores are for dense operands, accumulated in float32. Shared memory, threads and blocks of a multiprocessor are
+those of its compute capability (CUDA C++ Programming Guide, table «Technical Specifications per Compute Capability»).
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from atune.model.device import DeviceInfo
 
 
 class Architecture(NamedTuple):
-    """What a multiprocessor of an architecture has and does."""
+    """Figures of one multiprocessor (SM) of an architecture."""
 
     tensor_flops: int
-    """Floating-point operations a clock with bfloat16, of its boards for games where those for servers do more."""
+    """Tensor core operations a clock in bfloat16; those of gaming boards, if server boards do more."""
     smem_bytes: int
-    """Shared memory."""
+    """Bytes of shared memory."""
     threads: int
     blocks: int
     lanes: int
-    """Operations a clock in float32, one of each thread."""
+    """Float32 operations a clock, one for each lane."""
     warp_groups: bool = False
-    """Whether products are asked for by groups of four warps, with operands in shared memory (wgmma)."""
+    """Whether groups of four warps multiply with operands in shared memory (wgmma)."""
 
 
 ARCHITECTURES = {
@@ -39,11 +38,11 @@ ARCHITECTURES = {
     "100": Architecture(8192, 228 << 10, 2048, 32, 128),  # 2.25 PFLOP/s of 148 at 1.85 GHz
     "120": Architecture(512, 100 << 10, 1536, 24, 128),  # 210 TFLOP/s of 170 at 2.41 GHz
 }
-"""By compute capability. Another one is taken for the next older of these."""
+"""By compute capability. An unknown one uses the next older entry."""
 
 
 class Sheet(NamedTuple):
-    """What a data sheet says of a board."""
+    """A board's figures from its data sheet."""
 
     capability: str
     sms: int
@@ -51,7 +50,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """As of an `Architecture`, where this board's differ."""
+    """Fields of `Architecture` in which this board differs."""
 
 
 SHEETS = {
@@ -67,13 +66,13 @@ SHEETS = {
     "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», a GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""By the words that a device's name has; the first that fits."""
+"""By words in a device's name; the first match counts."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
-"""The sheet that stands for other boards of a compute capability."""
+"""The sheet to use for unknown boards of a compute capability."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What the prior reckons with. A multiprocessor is an SM."""
+    """A device's figures for the prior. A multiprocessor is an SM."""
 
     sms: int
     clock_hz: float
@@ -81,13 +80,13 @@ class Figures(msgspec.Struct, frozen=True):
     l2_bytes: int
     architecture: Architecture
     registers: int = 65536
-    """32-bit registers an SM, of all architectures here."""
+    """32-bit registers of an SM, on all architectures here."""
 
 
 def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
-    """Return the figures of `device`; where there is none, those of a typical board of `arch`, such as ``sm_90a``.
+    """Return the figures of `device`; without a device, those of a typical board of `arch`, such as ``sm_90a``.
 
-    What the device says of itself wins over the sheet. None for a device that is no CUDA GPU of these architectures.
+    What the device reports overrides the sheet. Returns None if it is no CUDA GPU of these architectures.
     """
     capability = _capability((device.arch if device else "") or arch)
     if not capability:
@@ -108,7 +107,7 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
 
 
 def _capability(arch: str) -> str:
-    """Return the entry of `ARCHITECTURES` for an arch: its own, or the next older one; empty where none is older."""
+    """Return the key in `ARCHITECTURES` for an arch: its own, or the next older one; empty if none is older."""
     digits = re.sub(r"\D", "", arch)
     older = [known for known in ARCHITECTURES if digits and int(known) <= int(digits)]
     return max(older, key=int, default="")

@@ -1,4 +1,4 @@
-"""Configurations as numbers, and their neighbours along the axes."""
+"""Encodes configurations as numbers, and finds their neighbours along the axes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ABSENT = object()
-"""Stands on an axis for configurations that have no such name."""
+"""Marks configurations that have no value on an axis."""
 MOST_COLUMNS = 256
-"""Values of an axis without order that have a column each."""
+"""An axis without order gets a column for each of at most this many values."""
 
 
 class Axis:
-    """One name's values in order: numbers by size, others as they first occur."""
+    """One axis, with its values in order: numbers by size, others by first occurrence."""
 
     def __init__(self, name: str, configs: Sequence[Config]) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class Axis:
             value = config.get(name, _ABSENT)
             values.setdefault(_text(value), value)
         self.ordered = all(isinstance(v, (int, float)) for v in values.values())
-        """Whether all values are numbers, truth among them."""
+        """Whether all values are numbers or booleans."""
         ranked = sorted(values, key=lambda text: values[text]) if self.ordered else list(values)
         self.values = [values[text] for text in ranked]
         self._positions = {text: position for position, text in enumerate(ranked)}
@@ -47,9 +47,9 @@ class Axis:
 
 
 class Encoding:
-    """Candidates 0 … n-1 as they stand in `configs`, on the axes that have more than one value.
+    """Encodes candidates 0 … n-1, the positions in `configs`, on the axes that have more than one value.
 
-    Numbers become numbers, positive ones their logarithm to base 2; every other axis has a column for each value.
+    Positive numbers become their logarithm to base 2, and other numbers stay. Other axes get a column for each value.
     """
 
     def __init__(self, configs: Sequence[Config]) -> None:
@@ -64,7 +64,7 @@ class Encoding:
             self.at.setdefault(place, candidate)
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis: the next one each way along numbers, any along others."""
+        """Return the candidates that differ in one axis: by one step along numbers, by any value along others."""
         place = self.places[candidate]
         found = dict[int, None]()
         for number, axis in enumerate(self.axes):
@@ -85,12 +85,12 @@ class Encoding:
             yield from ([other] for other in range(len(axis.values)) if other != here)
 
     def find(self, genes: Sequence[int]) -> int | None:
-        """Return the candidate with these positions on the axes; None where there is none."""
+        """Return the candidate with these positions on the axes, or None."""
         return self.at.get(tuple(genes))
 
     @cached_property
     def features(self) -> NDArray[np.float64]:
-        """A row for each candidate."""
+        """Features of shape (candidates, columns)."""
         import numpy as np
 
         places = np.array(self.places, dtype=np.int64).reshape(len(self.places), len(self.axes))
@@ -99,7 +99,7 @@ class Encoding:
 
 
 class GridAxis:
-    """One axis of a grid as an `Axis`: its values as they were given, however many there are."""
+    """One axis of a grid as an `Axis`: its values in the given order, however many there are."""
 
     def __init__(self, name: str, values: Sequence[Any]) -> None:
         self.name, self.values = name, values
@@ -109,9 +109,9 @@ class GridAxis:
 
 
 class GridEncoding(Encoding):
-    """Some places of a grid, numbered in the order in which they came; whatever is asked for beside them comes, too.
+    """Encodes some places of a grid, numbered in order of arrival. Asking for another place adds it.
 
-    `indices`: those places. `positions`: their numbers, by place. Both grow.
+    `indices`: the places. `positions`: their numbers, by place. Both grow.
     """
 
     def __init__(self, grid: Grid, indices: list[int], positions: dict[int, int]) -> None:
@@ -122,7 +122,7 @@ class GridEncoding(Encoding):
         self.places = [self._genes(place) for place in indices]
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis, the next two each way; constraints may refuse some."""
+        """Return the candidates that differ in one axis by one or two steps; constraints may refuse some."""
         return [self.number(place) for place in self.grid.neighbours(self._indices[candidate])]
 
     def find(self, genes: Sequence[int]) -> int | None:
@@ -147,7 +147,7 @@ class GridEncoding(Encoding):
 
 
 def _columns(axis: Axis | GridAxis, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the columns of one axis, with a row for each of `positions` on it."""
+    """Return one axis' columns, of shape (positions, columns)."""
     import numpy as np
 
     if axis.ordered:
@@ -162,7 +162,7 @@ def _columns(axis: Axis | GridAxis, positions: NDArray[np.int64]) -> NDArray[np.
 def more_columns(
     indices: Sequence[int], prior: Mapping[int, float] | None, facts: Mapping[int, Mapping[str, float]]
 ) -> NDArray[np.float64]:
-    """Return columns for the prior's estimates, by rank, and for facts; what is not known is below all that is."""
+    """Return columns for the ranks of the prior's estimates and for facts. Unknown values are below all known ones."""
     import numpy as np
 
     columns: list[list[float]] = []
@@ -177,9 +177,9 @@ def more_columns(
 
 
 def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> NDArray[np.float64]:
-    """Return a column for how candidates compared elsewhere, as a logarithm; none where nothing is known.
+    """Return a column for how candidates compared in other runs, as a logarithm; no column if nothing is known.
 
-    A candidate that is not known there stands beyond all that are.
+    An unknown candidate is above all known ones.
     """
     import numpy as np
 

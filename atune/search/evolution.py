@@ -1,4 +1,4 @@
-"""Evolution: children of the best so far, by crossing and changing them (a steady-state genetic algorithm)."""
+"""Evolution: children of the best so far, by crossover and mutation (a steady-state genetic algorithm)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 from atune.search.learner import BATCH, Learner
 
 FIRST = 12
-"""Candidates drawn before there are children."""
+"""How many candidates are drawn before the first children."""
 PARENTS = 12
-"""The best so far, of which children are made."""
+"""How many of the best so far can be parents."""
 CROSSED = 0.5
 """Share of the children that have two parents."""
 TRIES = 30
-"""Children made for one place of a batch, until one of them is a candidate that was not asked for."""
+"""How many children are tried for one place of a batch, until one is a candidate that was not proposed."""
 
 
 class Evolution(Learner):

@@ -1,4 +1,4 @@
-"""What the best latency of a space may be, by estimates and by what was measured so far."""
+"""Predicts a candidate's latency from the prior's estimates and the measurements so far."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 
 LEAST = 8
-"""Measured candidates below which nothing is expected."""
+"""With fewer measured candidates, nothing is predicted."""
 FITS = 0.5
-"""Share of the variance of the log latencies that the estimates must explain; below it they tell too little."""
+"""Share of the log latencies' variance that the estimates must explain; below it, nothing is predicted."""
 
 
 def expected_latency(known: Sequence[tuple[float, float]], estimate: float) -> float | None:
-    """Return the latency, ms, that a candidate with this `estimate` is expected to have.
+    """Return the latency, ms, predicted for a candidate with this `estimate`.
 
-    `known`: estimate and latency of what was measured. The log latency is a line over the log estimate, by least
-    squares, so that estimates may have any unit, and good ones are not taken at their word. None where too few are
-    known, where the line does not fit, or where larger estimates mean smaller latencies.
+    `known`: estimates and latencies of measured candidates. A least-squares line predicts the log latency from the log
+    estimate, so that estimates may have any unit. Returns None if too few are known, if the line fits badly, or if it
+    falls.
     """
     points = [(math.log(one), math.log(ms)) for one, ms in known if 0 < one < math.inf and 0 < ms < math.inf]
     if len(points) < LEAST or not 0 < estimate < math.inf:

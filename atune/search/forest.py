@@ -1,8 +1,8 @@
 """A random forest that tells good candidates from bad ones, as likelihood-free Bayesian optimisation.
 
-Song, Yu, Neiswanger and Ermon, A General Recipe for Likelihood-free Bayesian Optimization (ICML 2022): what a
-classifier of the best so far against the rest gives, weighted by how much better they are, is the expected
-improvement. It needs no model of how latencies are distributed, and failures are bad ones like others.
+Source: Song, Yu, Neiswanger and Ermon, A General Recipe for Likelihood-free Bayesian Optimization (ICML 2022). A
+classifier separates the best so far from the rest, each weighted by its improvement. Its output is the expected
+improvement. It needs no model of the latencies' distribution, and failures count as bad candidates.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIRST = 8
-"""Candidates drawn before the forest has a word; fewer under a small budget."""
+"""How many candidates are drawn before the forest decides; fewer under a small budget."""
 RANKED = 16
-"""Candidates that the prior begins with, and as many outstanding: its order needs no outcome to be right."""
+"""How many candidates the prior chooses at first. As many may be outstanding, because its order needs no outcomes."""
 GOOD = 5
-"""One of so many is good: the best fifth of what is known."""
+"""The best of every this many known candidates count as good: the best fifth."""
 TREES = 50
 EARLY, LEAST = 64, 4
-"""Until so many candidates were asked for, batches have `LEAST`: what is learnt counts most then. One candidate of
-each `BATCH` is drawn, whatever the forest says."""
+"""Until this many candidates were proposed, batches have `LEAST`, because early learning counts most. One candidate of
+each `BATCH` is drawn at random."""
 POLISHED = 0.15
-"""Share of a budget that is kept for the neighbourhood of the best."""
+"""Share of a budget that is reserved for neighbours of the best."""
 
 
 class Forest(Learner):
@@ -46,7 +46,7 @@ class Forest(Learner):
         self._features = self._rows()
 
     def _rows(self) -> NDArray[np.float32]:
-        """Return what is known of each candidate, a row each."""
+        """Return the features of all candidates, of shape (candidates, columns)."""
         import numpy as np
 
         more = more_columns(self.indices, self._searched.prior, self._searched.facts)
@@ -55,16 +55,16 @@ class Forest(Learner):
 
     @property
     def most_outstanding(self) -> int:
-        """As of all that learn, but fewer under a small budget: else most is asked for before anything is told.
+        """As in `Learner`, but fewer under a small budget, or most would be proposed before the first outcome.
 
-        With a prior more: what it ranks first is worth compiling at once.
+        With a prior more: its first candidates are worth compiling at once.
         """
         first = BATCH if self.budget is None else max(LEAST, min(BATCH, self.budget // BATCH))
         first = RANKED if self.ranked else first
         return max(first, len(self._told) // OF_TOLD)
 
     def first_drawn(self, rng: random.Random, count: int) -> list[int]:
-        """As of all that learn, but spread under a small budget, where the first ones are a large share."""
+        """As in `Learner`, but spread under a small budget, of which the first draws are a large share."""
         if self.budget is None or self.budget >= EARLY:
             return super().first_drawn(rng, count)
         return spread(self.encoding.places, self.left(), self.asked, count, rng)
@@ -77,13 +77,13 @@ class Forest(Learner):
         if (around := self._polish()) and self.best is not None:
             return around
         if self.grid is not None and self.best is not None:
-            self.new_neighbours(self.best)  # which the forest weighs with all others from now on
+            self.new_neighbours(self.best)  # from now on the forest ranks these with all others
         size = LEAST if len(self.asked) < EARLY else BATCH
         drawn = self.drawn(rng, 1 if len(self.asked) % BATCH + size >= BATCH else 0)
         return [*self._chosen(rng, size - len(drawn)), *drawn]
 
     def _polish(self) -> list[int]:
-        """Return the new neighbours of the best, where the budget's end is near."""
+        """Return the new neighbours of the best if the budget is nearly used up."""
         if self.budget is None or self.best is None:
             return []
         rest = self.budget - len(self.asked)
@@ -103,7 +103,7 @@ class Forest(Learner):
         return [left[i] for i in order[:count]]
 
     def _scores(self, rng: random.Random, candidates: list[int]) -> NDArray[np.float64]:
-        """Return how much each of `candidates` promises."""
+        """Return the forest's score for each of `candidates`."""
 
         if len(self._features) < len(self.indices):
             self._features = self._rows()
@@ -114,7 +114,7 @@ class Forest(Learner):
         return found
 
     def _lessons(self) -> tuple[list[int], list[int], list[float]]:
-        """Return what is known, whether it is good, and its weight: of a good one how much better it is."""
+        """Return the known candidates, whether each is good, and its weight. A good one weighs by its improvement."""
         ranked = sorted(self.latencies, key=lambda c: (self.latencies[c], c))
         known = [*ranked, *self.failures]
         good = max(1, min(len(ranked) - 1, math.ceil(len(known) / GOOD)))
@@ -133,7 +133,7 @@ def available() -> bool:
 
 
 def needs() -> None:
-    """Raise `UsageError`, with what to install, where scikit-learn is missing."""
+    """Raise `UsageError`, with what to install, if scikit-learn is missing."""
     if not available():
         raise UsageError(
             "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take local "
@@ -142,8 +142,8 @@ def needs() -> None:
 
 
 def preload() -> None:
-    """Import scikit-learn where it is installed, which takes a second or more: for a thread."""
-    with suppress(Exception):  # whoever needs it is told
+    """Import scikit-learn if it is installed. Takes a second or more, so call it in a thread."""
+    with suppress(Exception):  # `needs` reports it
         _classifier()
 
 

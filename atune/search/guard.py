@@ -1,4 +1,4 @@
-"""A strategy as the engine and the simulation call it: what it does wrong is said in one message."""
+"""Wraps a strategy for the engine and the simulation, and turns its mistakes into one kind of error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atune.search.interface import Strategy
 
 
 class Guarded:
-    """Hands calls on to `strategy`, and checks the answers.
+    """Forwards calls to `strategy`, and checks the answers.
 
     `known`: the indices that it may propose. `asked`: those that it has proposed, of earlier parts too.
     """
@@ -22,7 +22,7 @@ class Guarded:
         self._asked = set[int]()
 
     def limit(self, most: int) -> int:
-        """Return how many candidates may be outstanding now, of `most` that there is work for."""
+        """Return how many candidates may be outstanding now, `most` at most."""
         try:
             own = getattr(self.strategy, "most_outstanding", most)
             return max(1, min(most, operator.index(own)))
@@ -51,7 +51,7 @@ class Guarded:
         return index
 
     def expected_best(self) -> float | None:
-        """Return the best latency, ms, that the strategy expects of the space; None where it does not say.
+        """Return the best latency, ms, that the strategy expects of the space; None if it gives none.
 
         Raises `StrategyError`.
         """

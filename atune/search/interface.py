@@ -1,4 +1,4 @@
-"""What a strategy is asked and told, and what it knows of the space."""
+"""The strategy's protocol, and what it is given to know about the space."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from atune.model.candidate import Config
 from atune.model.grid import Grid
 
 AHEAD = 2
-"""Candidates for each compile worker that a strategy which learns is asked for ahead of what it was told."""
+"""How many candidates for each compile worker a learning strategy may have outstanding."""
 DUPLICATE = "duplicate"
-"""Why a candidate without a latency has none: it compiles to the code of another, which has it. It did not fail."""
+"""The reason of a candidate that compiles to the same code as another: that one has the latency. It did not fail."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
     """Proposes candidates by index. No two of its methods are ever called at the same time.
 
-    What it asks for depends on its seed, and on what it asked for and was told before, alone: a run that goes on tells
-    a new one the same. Three attributes are optional. `begin` gets the `Searched` before anything else is called.
-    `most_outstanding`, an int, is how many candidates may be asked for and not told of at that moment.
-    `expected_best()` returns the best latency, ms, that it expects of the space by now, or None; it changes nothing.
+    Its proposals may depend only on its seed and on its earlier calls, because a resumed run repeats these with a new
+    object. Three attributes are optional. `begin` gets the `Searched` before any other call. `most_outstanding`, an
+    int, is how many proposed candidates may lack an outcome at that moment. `expected_best()` returns the best latency,
+    ms, that it now expects of the space, or None. It changes nothing.
     """
 
     name: str
 
     def ask(self) -> int | None:
-        """Return the index to try next, each at most once, or None when there is nothing more to propose."""
+        """Return the index to try next, each at most once, or None at the end."""
         ...
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Learn a candidate's latency; None where it has none of its own, for `reason`.
+        """Learn a candidate's latency, ms, or None if it has none of its own, for `reason`.
 
-        That is the kind of its failure, such as ``timeout``, ``mismatch`` or ``compile``, ``pruned`` where it is over
-        a limit of the device, or `DUPLICATE`. A candidate may be told of again, with another figure, which counts.
+        The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
+        limit, or `DUPLICATE`. A candidate may be told again; then the new latency counts.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What there is to search, by the candidates' indices.
+    """The space to search, by the candidates' indices.
 
-    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in
-    milliseconds or any other unit in which less is better; those without one come last. `facts`: numbers known of
-    candidates beside their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`:
-    how many times as long as the best a candidate took on other problems or devices, for those known there; it may be
-    wrong here. `grid`: of a space that is too large to list, the places of which `configs` are some; a strategy may
-    propose others, and is not told of those that constraints refuse.
+    `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
+    or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates beside
+    their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: how many times as
+    long as the best a candidate took on other problems or devices, for those known there; it may be wrong here. `grid`:
+    of a space that is too large to list, the places of which `configs` are some; a strategy may propose others, and is
+    not told of those that constraints refuse.
     """
 
     configs: Mapping[int, Config]

@@ -1,4 +1,4 @@
-"""Leaves of a space what a prior takes for the best."""
+"""Reduces a space to the candidates that a prior ranks best."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from atune.search.interface import Searched, by_prior
 
 
 def kept_of(searched: Searched, keep: int | None) -> Searched:
-    """Return `searched` with the `keep` candidates that its prior takes for the best, in their order; None keeps all.
+    """Return `searched` with only the `keep` candidates that its prior ranks best, in their order; None keeps all.
 
     Raises `UsageError` where there is no prior.
     """
     if keep is None:
         return searched
     if searched.prior is None:
-        raise UsageError(
-            "keep= takes what a prior holds for the best, and there is none: give prior=, or leave keep= out"
-        )
+        raise UsageError("keep= keeps what a prior ranks best, and there is no prior: give prior=, or leave out keep=")
     best = set(by_prior(list(searched.configs), searched.prior)[:keep])
     return replace(searched, configs={index: config for index, config in searched.configs.items() if index in best})

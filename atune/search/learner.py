@@ -1,4 +1,4 @@
-"""What strategies that learn have in common: what was asked and told, and batches that follow from it alone."""
+"""The base of learning strategies: batches that depend only on earlier proposals and outcomes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from atune.search.orders import first_of
 from atune.search.spread import spread_places
 
 BATCH = 8
-"""Candidates that are proposed at once, between which nothing is learnt."""
+"""How many candidates are proposed at once, without learning in between."""
 MORE = 512
-"""Places of a grid that are added where all others were asked for."""
+"""How many places of a grid are added after all others were proposed."""
 OF_TOLD = 4
-"""A candidate more may be outstanding for each so many that are known."""
+"""For this many known candidates, one more may be outstanding."""
 
 
 class Learner(ABC):
-    """Proposes in batches. A batch depends on the seed, on what was asked and on what was told before it, alone.
+    """Proposes in batches. A batch depends only on the seed, and on the proposals and outcomes before it.
 
     Candidates are numbered by their position among `Searched.configs` here; only `ask` and `tell` know indices. On a
     grid there are more than those: neighbours and children get the next numbers.
@@ -88,7 +88,7 @@ class Learner(ABC):
         self.learn(candidate)
 
     def expected_best(self) -> float | None:
-        """Return the latency that the prior lets expect of the best: of what is measured, or of what is not told of."""
+        """Return the best latency, ms, that the prior predicts, measured or not; None without a prediction."""
         first = next((candidate for candidate in self.ranked if candidate not in self._told), None)
         if first is None or self.best is None:
             return None
@@ -112,13 +112,13 @@ class Learner(ABC):
 
     @abstractmethod
     def propose(self, rng: random.Random) -> Sequence[int]:
-        """Return at least one candidate that was not asked for; there is one."""
+        """Return at least one candidate that was not proposed yet. At least one exists."""
 
     def learn(self, candidate: int) -> None:  # noqa: B027
         """Take note that something was told of `candidate`."""
 
     def forget_batch(self) -> None:
-        """Have the next `ask` propose anew."""
+        """Drop the current batch, so that the next `ask` makes a new one."""
         self._batch.clear()
 
     @property
@@ -127,13 +127,13 @@ class Learner(ABC):
         return min(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate), default=None)
 
     def left(self) -> list[int]:
-        """Return what was not asked for, in order."""
+        """Return the candidates not proposed yet, in order."""
         return [candidate for candidate in range(len(self.indices)) if candidate not in self.asked]
 
     def beginning(self, rng: random.Random, count: int) -> list[int]:
-        """Return what to begin with: those that were best elsewhere, and `count` candidates as if they were not there.
+        """Return the first candidates: those best in other runs, and `count` more, chosen independently of them.
 
-        These are by the prior, one of them drawn, else all drawn.
+        With a prior, all but one of these follow it. Otherwise all are drawn.
         """
         advised = [candidate for candidate in self.advised if candidate not in self.asked]
         if not self.ranked:
@@ -142,7 +142,7 @@ class Learner(ABC):
         return [*advised, *best[: max(1, count - 1)], *self.drawn(rng, 1)]
 
     def first_drawn(self, rng: random.Random, count: int) -> list[int]:
-        """Draw what to begin with where there is no prior."""
+        """Draw the first candidates if there is no prior."""
         return self.drawn(rng, count)
 
     def drawn(self, rng: random.Random, count: int) -> list[int]:

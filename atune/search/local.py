@@ -1,4 +1,4 @@
-"""Local search: from a few drawn candidates to a better neighbour each time, and anew where there is none."""
+"""Local search: walks from the best of a few drawn candidates to better neighbours, and restarts at a local optimum."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from atune.model.permutation import Permutation
 from atune.search.interface import Searched, Strategy, by_prior
 
 NEIGHBOURHOOD = 8
-"""Candidates that follow each other in the space and are proposed in a row: they may share work."""
+"""How many neighbours in the space are proposed in a row, because they may share work."""
 LARGE = 64
 """Spaces of more candidates are not walked from end to end."""
 GOLDEN = (5**0.5 - 1) / 2
@@ -21,9 +21,9 @@ FIRST = 4
 class Exhaustive:
     """Every candidate: small spaces in their own order, large ones spread over the space, neighbours together.
 
-    Spaces mostly list their large and costly configurations last. Met early, their compiles do not end last, and what
-    is measured so far tells more of what is to come. Steps of the golden ratio spread best (Knuth, The Art of Computer
-    Programming, volume 3, 6.4).
+    Spaces often list their large and costly configurations last. Proposing some early keeps their compiles from ending
+    last. It also makes early measurements more representative. Steps of the golden ratio spread best (Knuth, The Art of
+    Computer Programming, volume 3, 6.4).
     """
 
     name = "exhaustive"
@@ -99,7 +99,7 @@ class Random:
 
 
 class Begun:
-    """A strategy that is asked once `first` was proposed, and whose proposals of those are left out."""
+    """Proposes `first`, then what the strategy proposes beside these."""
 
     def __init__(self, strategy: Strategy, first: Sequence[int]) -> None:
         self.name, self._strategy = strategy.name, strategy
@@ -117,7 +117,7 @@ class Begun:
 
 
 def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
-    """Return the candidates that advice has tried first: the best elsewhere, `FIRST` and half of `most` at most."""
+    """Return the candidates to try first on advice: the best in other runs, `FIRST` and half of `most` at most."""
     count = FIRST if most is None else min(FIRST, max(1, most // 2))
     return sorted(ratios, key=lambda index: (ratios[index], index))[:count]
 

@@ -1,9 +1,9 @@
-"""A prior: how long a candidate will take, reckoned from what lowering told of it and from the device's figures.
+"""The prior: estimates a candidate's latency from its lowered facts and the device's figures.
 
-Blocks run in rounds: as many at once as threads, registers and shared memory let an SM hold. A round takes as long as
-its busiest resource, be it tensor cores, arithmetic, shared memory, the L2 cache or the memory; or as long as one block
-needs alone, which waits for each of its loads unless stages hide that. The roofline is from S. Williams et al.,
-https://doi.org/10.1145/1498765.1498785. It orders candidates; its milliseconds are no promise.
+Blocks run in rounds: an SM holds as many at once as its threads, registers and shared memory admit. A round's time has
+two lower bounds. One is its busiest resource: tensor cores, arithmetic, shared memory, the L2 cache or the memory. The
+other is one block alone, which waits for its loads unless stages hide them. The roofline is from S. Williams et al.,
+https://doi.org/10.1145/1498765.1498785. The estimates serve to rank candidates; as milliseconds they may be far off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atune.model.roofline import operand_rate
 from atune.search.devices import Figures
 
 Prior = Callable[[Mapping[str, Any], StaticFacts], float]
-"""A user's own: from a configuration and what lowering told of it to milliseconds, or to a rank; less is better."""
+"""A user's prior: maps a configuration and its lowered facts to milliseconds or a rank; less is better."""
 Candidates = Mapping[int, tuple[Mapping[str, Any], StaticFacts]]
 """Configurations and what lowering told of them, by index."""
 
@@ -43,20 +43,20 @@ Chosen = OwnPrior | Literal["auto"] | None
 
 
 def prior_setting(prior: Chosen) -> dict[str, str]:
-    """Return the prior as a run's header has it among its settings: nothing for ``auto``, as before there was one."""
+    """Return the prior as a header records it in its settings: nothing for ``auto``, as in older versions."""
     if prior == AUTO:
         return {}
     return {"prior": "off" if prior is None else prior.name}
 
 
 SHARED_BYTES = 128
-"""That shared memory of an SM moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
+"""Bytes that an SM's shared memory moves a clock (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64
-"""That an SM gets of the L2 cache a clock, at most («A100 Tensor Core GPU Architecture»: as of the V100)."""
+"""Bytes that an SM gets from the L2 cache a clock, at most («A100 Tensor Core GPU Architecture»: as of the V100)."""
 L2_SHARE = 0.6
-"""Of that, what all SMs at once get. Chosen: no sheet tells of it."""
+"""Share of that rate when all SMs read at once. Chosen; no data sheet gives it."""
 MEMORY_SHARE = 0.92
-"""Of the memory's nominal rate, what a copy reaches. Chosen."""
+"""Share of the memory's nominal rate that a copy reaches. Chosen."""
 SLOTS = 1.8
 """Instructions of an operation, with the conversions, predicates and addresses that it needs. Fitted to recordings."""
 SPECIAL_LANES = 16
@@ -87,9 +87,9 @@ def estimates(candidates: Candidates, figures: Figures | None) -> dict[int, floa
 
 
 def asked(prior: Prior, candidates: Candidates) -> dict[int, float]:
-    """Return what a user's `prior` says of each candidate.
+    """Return a user's `prior` for each candidate.
 
-    Raises `UsageError` where it raises, returns what is no finite number, or the same for all candidates.
+    Raises `UsageError` if it raises, returns anything but a finite number, or returns the same for all candidates.
     """
     found = {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
     if len(found) > 1 and len(set(found.values())) == 1:
@@ -122,7 +122,7 @@ def _called(prior: Prior) -> str:
 
 
 def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
-    """Return numbers that a model may learn from, beside the axes; those that are not known are left out."""
+    """Return numbers that a model may learn from beside the axes, without the unknown ones."""
     work = facts.work
     counts = {"smem_bytes": facts.smem_bytes, "threads": facts.threads, "accumulators": facts.accumulators}
     found = {name: float(count) for name, count in counts.items() if count is not None}
@@ -144,7 +144,7 @@ def features(facts: StaticFacts, figures: Figures) -> dict[str, float]:
 
 
 class Load(NamedTuple):
-    """What one block asks of each resource of an SM in all its steps, in clocks."""
+    """The clocks that one block needs of each resource of an SM, over all its steps."""
 
     tensor: float
     arithmetic: float

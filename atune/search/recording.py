@@ -1,4 +1,4 @@
-"""A recorded space: what each candidate of a journal turned out to be, and what finding that out took."""
+"""A recorded space: the outcome of each candidate of a journal, and the time that finding it took."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FACTS = ".facts.json.xz"
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one candidate. `reason`: why it has no latency of its own. Seconds are of one worker or device."""
+    """The outcome of one candidate. `reason`: why it has no latency of its own. Seconds are of one worker or device."""
 
     latency_ms: float | None
     reason: str = ""
@@ -47,7 +47,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a journal tells of a space. `start_s`: until workers and devices are ready; `end_s`: final and proof."""
+    """A space as a journal records it. `start_s`: until workers and devices are ready. `end_s`: final and proof."""
 
     configs: dict[int, Config]
     tried: dict[int, Tried]
@@ -67,7 +67,7 @@ class Recording:
 def read_recording(path: str | Path) -> Recording:
     """Read the journal at `path`, also a compressed one. Raises `JournalError`, and `UsageError` where nothing ran.
 
-    Where a file of facts lies beside it, those count: for journals of before facts had what a kernel does.
+    A file of facts beside the journal overrides its facts, because old journals lack some.
     """
     recording = recording_of(JournalReader(path), str(path))
     beside = Path(path).parent / f"{Path(path).name.partition('.jsonl')[0]}{FACTS}"
@@ -133,7 +133,7 @@ def recording_of(events: Iterable[Event], where: str) -> Recording:
 
 
 def reason_of(state: State, index: int) -> str:
-    """Return why candidate `index` has no latency of its own, in the words that strategies are told; empty if it has.
+    """Return the reason for which strategies are told no latency of candidate `index`; empty if it has its own.
 
     A failure's kind; ``pruned``; or `DUPLICATE`.
     """

@@ -1,4 +1,5 @@
-"""Optuna's samplers as strategies. They propose any place on the axes; the nearest candidate that is left is taken.
+"""Optuna's samplers as strategies. A sampler proposes any place on the axes, and the nearest remaining candidate is
+taken.
 
 Optuna: Akiba and others, «Optuna: A Next-generation Hyperparameter Optimization Framework» (KDD 2019).
 """
@@ -26,14 +27,14 @@ NAME = "optuna"
 """This strategy; ``optuna:TPESampler`` names the sampler."""
 DEFAULT = "TPESampler"
 FIRST = 8
-"""Candidates that are tried before a sampler is asked, where a prior or advice orders them."""
+"""How many candidates are tried before the sampler is asked, if a prior or advice orders them."""
 
 
 class Optuna(Learner):
     """A sampler of Optuna's over positions on the axes: numbers in order, others as categories.
 
-    It is told where the candidate stands that was taken in place of its proposal. A failure counts as the slowest
-    candidate so far, and is told once there is one. What is outstanding it does not know of.
+    It is told the place of the candidate that was taken for its proposal. A failure counts as the slowest latency so
+    far, and is told once there is one. It does not know outstanding candidates.
     """
 
     def __init__(self, searched: Searched, name: str = NAME) -> None:
@@ -114,7 +115,7 @@ class Optuna(Learner):
 
 
 def needs(name: str) -> None:
-    """Raise `UsageError` where Optuna, the sampler that `name` asks for, or what that needs is missing."""
+    """Raise `UsageError` if Optuna, the sampler called `name`, or a library that it needs is missing."""
     if find_spec("optuna") is None:
         raise UsageError(
             f"strategy {name!r} needs Optuna, which is not installed: pip install 'atune[optuna]', or take forest, "

@@ -1,8 +1,8 @@
-"""Strategies against recorded spaces: what they would have found, and how long that would have taken.
+"""Simulates strategies on recorded spaces: what they would find, and how long it would take.
 
-Assumptions, which `docs/search.md` states for users: each worker lowers and compiles one candidate at a time, and
-takes what that took in the recording; a library's seconds are shared equally by its members. A device measures one at
-a time. The run begins when the recording's workers and devices were ready, and ends with what its final and proof took.
+`docs/search.md` states the assumptions for users. Each worker lowers and compiles one candidate at a time, and takes as
+long as in the recording. A library's members share its seconds equally. A device measures one at a time. The
+recording's start, final and proof are added to the run's time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from atune.search.surveyed import figures_for, told_of
 from atune.search.until import Until
 
 ELABORATING = 0.1
-"""Of lowering's seconds, what elaborating takes at most: 5 to 8 % on spaces in bench/."""
+"""Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
 WITHIN = {"within_1pct": 1.01, "within_2pct": 1.02, "within_5pct": 1.05}
 
 
@@ -49,7 +49,7 @@ class Trial:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What many simulated runs of one strategy came to. Shares are of seeds; a regret of 0.02 is 2 % above the best.
+    """Summary of many simulated runs of one strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
 
     `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
     tried at most; `evaluations_median` those that were told of. `until_stops`: seeds that ended because a gain was
@@ -76,7 +76,7 @@ Make = Callable[[Searched], Strategy]
 
 @dataclass(frozen=True)
 class Limits:
-    """What else ends a simulated run than its candidates: as `Budget` has them."""
+    """Further limits of a simulated run, as in `Budget`."""
 
     seconds: float | None = None
     device_seconds: float | None = None
@@ -247,7 +247,7 @@ def simulate(
     limits: Limits = Limits(),
     processes: int = 1,
 ) -> tuple[Summary, list[Trial]]:
-    """Play the strategy of that name with the seeds from 0 on, in so many processes, and sum up.
+    """Play the strategy called `strategy` with seeds from 0 on, in `processes` processes, and sum up.
 
     `budget`: candidates; None where only `limits` end a run. `prior`: with estimates from the recorded facts, where
     they tell enough.
@@ -278,4 +278,4 @@ def simulate(
 
 
 def _leave_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program that started us minds it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt

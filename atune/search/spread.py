@@ -1,7 +1,7 @@
-"""Draws that spread: those of any beginning touch each value of each axis about evenly.
+"""Draws that spread: any beginning of them has each value of each axis about equally often.
 
 Each axis is drawn in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a round has each
-value once, in an order of its own. So after n draws a value of an axis of L has occurred n/L times, rounded.
+value once, in a new order. After n draws, each of an axis' L values has occurred n/L times, rounded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from atune.model.grid import Grid
 from atune.model.permutation import Permutation
 
 SPREAD = 4096
-"""Draws that are spread; later ones are plainly drawn: any beginning of those covers all axes anyway."""
+"""How many draws are spread. Later ones are plain, because that many cover all axes anyway."""
 TRIES = 48
-"""Candidates of which the one is taken whose values are the rarest so far, where a drawn point is none."""
+"""If a drawn point is no candidate, the one with the rarest values of this many others replaces it."""
 
 
 def rounds(length: int, seed: str) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Draws that spread over a space's axes, so that few candidates tell of each axis."""
+"""Draws that spread over a space's axes, so that a few candidates show the effect of each axis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 LOOKED_AT = 32
-"""Candidates drawn for each place, of which the one is taken whose values are the least known."""
+"""Of this many drawn candidates, the one with the least used values is taken."""
 
 
 def spread(

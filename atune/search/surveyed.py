@@ -1,4 +1,4 @@
-"""What surveying a space found, as the columns of an event and as what a strategy is told."""
+"""The survey's results, as columns of an event and as fields of `Searched`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGITS = 6
 
 
 def figures_for(target: Target | None, devices: Sequence[DeviceInfo]) -> Figures | None:
-    """Return the figures that a run's prior reckons with; None where there are none, as for the CPU."""
+    """Return the figures that a run's prior uses; None if there are none, as for the CPU."""
     if target is None or target.kind != "cuda":
         return None
     return figures_of(devices[0] if devices else None, target.arch)

@@ -1,9 +1,9 @@
-"""When to end: once a further gain above some share has less than one chance in ten, by what was measured.
+"""Ends a run once a further gain above some share is unlikely: it has less than one chance in ten.
 
-A random forest (Breiman, Machine Learning 2001) predicts the latencies of what is left. How wrong it is about promising
-candidates is known from those that each of its trees did not see. From both follows each candidate's chance to be
-better than the best by more than the gain. Their sum bounds the chance that any is (Boole's inequality). The constants
-were chosen with the recordings of `bench/until.py`.
+A random forest (Breiman, Machine Learning 2001) predicts the latencies of what is left. Its error on promising
+candidates is estimated out of bag. Prediction and error give each candidate's chance to beat the best by more than the
+gain. Their sum bounds the chance that any is (Boole's inequality). The constants were chosen with the recordings of
+`bench/until.py`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 CHANCE = 0.1
 """Chance of a further gain below which nothing more is tried."""
 IN_A_ROW = 2
-"""Looks in a row that must find it so small: one alone may be luck."""
+"""How many looks in a row must find so small a chance, because one alone may be luck."""
 FIRST, STEP, LATER, LATER_STEP = 16, 8, 96, 32
-"""Measurements at which it is looked: from the first on each so many, and more of them later."""
+"""The first look is after `FIRST` measurements, then one each `STEP`, and from `LATER` on each `LATER_STEP`."""
 TREES, FEATURES = 40, 0.7
 PROMISING = 3
-"""One of so many that were measured is promising, those that the forest takes for the best."""
+"""One in this many measured candidates is promising: those that the forest ranks best."""
 LEAST = 6
-"""Measurements without which nothing is predicted."""
+"""The least number of measurements for a prediction."""
 
 
 def needs() -> None:

@@ -1,2 +1,2 @@
-"""The stages. They run inside worker processes, are the only modules that import tilelang, torch or CUDA, and are
-named by the engine by import path: each entry point takes bytes and returns bytes."""
+"""The stages run inside worker processes, and only they import tilelang, torch or CUDA. The engine names their entry
+points by import path; each takes bytes and returns bytes."""

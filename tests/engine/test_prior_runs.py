@@ -316,7 +316,7 @@ async def test_keep_takes_the_devices_prior(tmp_path: Path) -> None:
 
 
 async def test_keep_without_a_prior_is_refused() -> None:
-    with pytest.raises(UsageError, match="keep= takes what a prior holds for the best"):
+    with pytest.raises(UsageError, match="keep= keeps what a prior ranks best"):
         await tune(machine=fake("c"), keep=4)
 
 

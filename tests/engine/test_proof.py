@@ -110,7 +110,7 @@ async def test_a_difference_is_warned_of_and_the_plain_library_is_timed_and_wins
     run = await tuned(machine, n_final)
     assert run.proven() == (0, "replaced", 3.0) and machine.proved.count(0) == 1
     [warning] = run.of(Warned)
-    assert "candidate 0 is not what tilelang compiles (the device code)" in warning.message
+    assert "candidate 0 differs from what tilelang compiles (the device code)" in warning.message
     assert "The plain library takes its place" in warning.message
     assert [e.timing.latency_ms for e in run.of(CandidateMeasured) if e.index == 0] == [1.0, 1.25]
     assert len(run.of(FinalOrdered)) == (2 if n_final else 0)

@@ -124,7 +124,7 @@ async def test_a_journal_goes_on_with_its_own_advice(tmp_path: Path) -> None:
     await tune(machine=FakeMachine(N), budget=3, strategy="exhaustive", journal=tmp_path / "cold")
     result = await tune(machine=FakeMachine(N), warm=warm, budget=9, journal=tmp_path / "cold")
     assert [e.message for e in read(tmp_path / "cold") if isinstance(e, Warned)] == [
-        "the run began without advice and goes on so: warm is left out"
+        "the run began without advice and continues without it: warm is ignored"
     ]
 
 
@@ -159,7 +159,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
 async def test_a_space_that_is_not_listed_takes_no_advice(tmp_path: Path) -> None:
     warm = await recorded(tmp_path / "there")
     space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match="100,000,000 points and is not listed, so that advice has no place in it"):
+    with pytest.raises(UsageError, match="100,000,000 points and is not listed, so that advice cannot be used"):
         await tune(machine=FakeMachine(space), warm=warm, budget=10)
 
 
@@ -181,7 +181,7 @@ def test_a_kernel_is_the_same_by_its_source_or_by_its_name() -> None:
     advice, said = advice_of([experience(name="renamed")], spec())
     assert not said and set(advice[0].ratios) == {config_key({"x": 0}), config_key({"x": 1})}
     advice, said = advice_of([experience(kernel="edited")], spec())
-    assert advice and "is not what it was there" in said[0]
+    assert advice and "has changed since" in said[0]
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):
         advice_of([experience(name="renamed", kernel="edited")], spec())
     with pytest.raises(UsageError, match="another kernel, 'renamed'"):

@@ -154,7 +154,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_strategy_of_the_users_own_has_another_name() -> None:
     own = type("Own", (), {"name": "optuna:mine", "ask": lambda self: None, "tell": lambda self, *_: None})()
-    with pytest.raises(UsageError, match="atune's own has that name"):
+    with pytest.raises(UsageError, match="atune has a strategy of that name"):
         check_given(own, pipeline=True)
 
 

@@ -232,7 +232,7 @@ def test_a_strategy_that_raises_when_told_is_said() -> None:
         ("best", "strategy 'best' is unknown; there is auto, exhaustive"),
         (Bad, "strategy Bad is a class"),
         (object(), "it has no ask and no tell and no name"),
-        (type("Named", (Bad,), {"name": "forest"})(), "atune's own has that name"),
+        (type("Named", (Bad,), {"name": "forest"})(), "atune has a strategy of that name"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, words: str) -> None:

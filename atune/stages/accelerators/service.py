@@ -1,6 +1,6 @@
 """The compile service: a process that has parsed tilelang's CUDA headers, and compiles device code for the workers.
 
-It drives cicc's server, see `cicc`. This process imports neither tilelang nor torch: it can parse the headers while
+It drives cicc's server, see `cicc`. It imports neither tilelang nor torch, so that it can parse the headers while
 others still import.
 """
 

@@ -1,10 +1,10 @@
-"""Candidates that differ in nothing but the order of their thread blocks share one compile of their device code.
+"""Shares one compile of device code among candidates that differ only in the order of their thread blocks.
 
-tilelang prints `T.use_swizzle` as one line of a kernel, ``const dim3 blockIdx = tl::rasterization2DRow<10>();``. Of
-several kernels whose sources differ in that line alone, one is compiled, with a choice between their orders in the
-line's place: it reads a variable in constant memory. The binary is then written once for each order, with that
-variable's initial value and the kernel's name set in the file. What is compiled costs most of a candidate's time, and
-a branch that all threads take alike costs a kernel next to none; finalists are compiled as tilelang compiles them.
+tilelang prints `T.use_swizzle` as one line of a kernel, ``const dim3 blockIdx = tl::rasterization2DRow<10>();``. One of
+several kernels that differ only in that line is compiled. There a variable in constant memory selects the order. The
+binary is then written once for each order, with that variable's initial value and the kernel's name set in the file.
+Compiling takes most of a candidate's time, and a branch that all threads take alike costs a kernel next to none;
+finalists are compiled as tilelang compiles them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Candidates that differ in nothing but the order of their thread blocks are lowered once.
+"""Lowers candidates that differ only in the order of their thread blocks once.
 
 `T.use_swizzle` leaves one annotation in a kernel, and lowering carries it along untouched: it is read when the source
-is printed. So a candidate whose kernel is another's but for that annotation takes the other's lowered modules, with
-its own annotation and symbol in them. Whether that gives what lowering it would give is checked for the first kernel
-of each form, where kernels are of one form that are alike but for numbers, and for one in `SAMPLED` of all others.
-Where it does not, kernels of that form are lowered one by one.
+is printed. So a kernel that differs from another only in that annotation takes the other's lowered modules, with its
+own annotation and symbol. Kernels have one form if they differ only in numbers. For the first kernel of each form, and
+for one in `SAMPLED` of the others, the result is compared with lowering. If it differs, kernels of that form are
+lowered one by one.
 
 Workers share what they lowered through files in the run's folder, each written whole.
 """
@@ -27,7 +27,7 @@ from atune.stages.session.session import session
 from atune.system.folders import whole_file
 
 SAMPLED = 8
-"""Of so many kernels one is checked, however many were right before."""
+"""One in this many kernels is checked, even after many correct ones."""
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """The annotation that `T.use_swizzle` makes."""
 

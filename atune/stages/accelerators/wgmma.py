@@ -1,10 +1,9 @@
-"""tilelang's Hopper headers without the wgmma instructions, and the text that brings back those that a library uses.
+"""Removes the wgmma instructions from tilelang's Hopper headers, and defines again those that a library uses.
 
-CUTLASS defines each shape and type of the instruction as a structure of its own: a thousand of them, and 77,000 lines,
-of which a kernel uses one or two. `without_instructions` writes copies of those headers that have none, every other
-line where it was; `definitions` gives the text for the instructions that a source names. What is compiled of both is
-the same as of the whole, byte for byte, line information included. A kernel that needs another one after all does not
-compile, and goes to nvcc.
+CUTLASS defines a structure for each shape and type of the instruction: a thousand structures in 77,000 lines. A kernel
+uses one or two. `without_instructions` writes copies of those headers without them, and keeps all other lines in place.
+`definitions` returns the text of the instructions that a source names. Both together compile to the same bytes as the
+whole, including line information. A kernel that needs another instruction does not compile, and goes to nvcc.
 """
 
 from __future__ import annotations

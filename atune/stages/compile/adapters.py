@@ -1,7 +1,7 @@
 """tilelang's adapters ``cython`` and ``nvrtc`` for CUDA: one library a kernel, built and called as tilelang does it.
 
-The build uses tilelang's own wrappers and library generators; nothing is loaded in the compile worker, which need not
-have a GPU; see `atune.stages.measure.adapters` for that.
+The build uses tilelang's own wrappers and library generators. The compile worker loads nothing and needs no GPU.
+`atune.stages.measure.adapters` loads the libraries.
 """
 
 from __future__ import annotations

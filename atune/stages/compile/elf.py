@@ -87,12 +87,12 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
 
 
 def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
-    """Return what a PrimFunc's kernels consist of, once for each binary in `library` that has them.
+    """Return the contents of a PrimFunc's kernels, once for each binary in `library` that has them.
 
-    A PrimFunc of several `T.Kernel` has several: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. Of each: its
-    code, its constants, its registers a thread (the high byte of its code's ``sh_info``) and its static shared memory;
-    of the binary: its own constants. `symbol` is replaced in the names. Left out is what names other kernels by number,
-    and what is for debuggers.
+    A PrimFunc of several `T.Kernel` has several: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. Each kernel has
+    its code, constants, registers a thread (the high byte of its code's ``sh_info``) and static shared memory. The
+    binary adds its own constants. `symbol` is replaced in the names. Sections that name other kernels by number, and
+    debug sections, are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     found = []

@@ -58,7 +58,7 @@ def spills(words: str) -> tuple[int, int] | None:
 
 @contextmanager
 def ptxas_words() -> Iterator[list[str]]:
-    """Collect what tilelang logs meanwhile, the figures of ptxas included."""
+    """Collect tilelang's log messages within the block, including the figures of ptxas."""
     from tilelang import logger
 
     words: list[str] = []

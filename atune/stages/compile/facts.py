@@ -46,11 +46,11 @@ def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
 
 
 def lacking_registers(source: str) -> int:
-    """Return how many registers more a block asks for by ``setmaxnreg`` than it begins with; 0 where it has enough.
+    """Return how many more registers a block requests by ``setmaxnreg`` than it begins with; 0 if it has enough.
 
-    A block begins with what its launch bounds leave each thread, in steps of eight. A producer of 128 threads gives
-    some back, and the consumers wait until there are as many as they ask for (PTX ISA, «setmaxnreg»): for ever, where
-    there never are.
+    A block begins with the registers that its launch bounds leave each thread, in steps of eight. A producer of 128
+    threads releases some, and the consumers wait for the number that they request (PTX ISA, «setmaxnreg»). If the block
+    lacks registers, they wait forever.
     """
     bounds, more, fewer = _BOUNDS.findall(source), _MORE.findall(source), _FEWER.findall(source)
     if len(bounds) != 1 or not more or not fewer:

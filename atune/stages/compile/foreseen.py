@@ -1,8 +1,8 @@
-"""What will be known of a kernel once it is lowered, foreseen from the kernel as it is elaborated.
+"""Predicts a kernel's lowered facts from the elaborated kernel.
 
-Elaborating takes a tenth of lowering. What lowering decides is followed as far as the prior needs it: shared memory by
-which buffers live at the same time, with a copy of each for every stage; and a producer warp group where tilelang
-gives loads one of their own.
+Elaborating takes a tenth of lowering. The prediction follows lowering as far as the prior needs. Shared memory is that
+of the buffers that live at the same time, with a copy for each stage. A producer warp group is counted where tilelang
+uses one for loads.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from typing import Any
 def load(text: str) -> Any:
     """Return the object that `tvm.ir.save_json` wrote.
 
-    `tvm.ir.load_json` brings texts of older releases up to date first, for which Python reads and writes all of it:
-    ten times as long as the loading.
+    `tvm.ir.load_json` would first convert texts of older releases in Python, which takes ten times as long as loading.
     """
     return _loader()(text)
 

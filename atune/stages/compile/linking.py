@@ -28,8 +28,8 @@ def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: An
 def pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
     """Write what `library` imports, the device code, for the assembler; return the file. For tvm's `export_library`.
 
-    tvm by itself writes a C array of the same bytes: to print it takes a part of a second, and gcc takes longer to
-    parse it than for all the rest.
+    tvm itself writes a C array of the same bytes. Printing that takes part of a second, and gcc takes longer to parse
+    it than for all the rest.
     """
     import tvm_ffi
 

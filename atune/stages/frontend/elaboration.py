@@ -9,8 +9,8 @@ from atune.errors import SpaceError, UsageError
 from atune.model.candidate import RESERVED, normalise, thaw
 
 DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"
-"""The one key of a dict that stands, among a problem's arguments, for a symbolic variable (``{"$dynamic": "m"}``), for
-a tilelang dtype or for one of torch's: a problem is data, also where its kernel takes these."""
+"""Keys of one-entry dicts that encode special arguments of a problem as data. They are symbolic variables
+(``{"$dynamic": "m"}``), tilelang's dtypes and torch's dtypes."""
 
 
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

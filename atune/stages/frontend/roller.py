@@ -78,10 +78,10 @@ def described(hardware: Hardware) -> Any:
 
 @contextmanager
 def _asked_first() -> Iterator[None]:
-    """Have tvm look whether an attribute is there before it reads it.
+    """Make tvm check that an attribute exists before reading it.
 
-    The analysis asks with `hasattr`; where there is none, tvm's C++ raises, and the first traceback that it makes in a
-    process takes a second: it reads the symbols of all libraries.
+    The analysis calls `hasattr`. For a missing attribute, tvm's C++ raises. Its first traceback in a process takes a
+    second, because it reads the symbols of all libraries.
     """
     from tvm.ir.attrs import DictAttrs
 

@@ -17,9 +17,9 @@ _BEYOND_REPAIR = re.compile(
     r"ECC|Nvlink|Contained|TensorMemoryLeak)",
     re.IGNORECASE,
 )
-"""The driver's words, by text and by name, of errors after which a context is of no use (CUDA driver API, «CUresult»:
-«This leaves the process in an inconsistent state and any further CUDA work will return the same error»), and of those
-that say that the device's memory or links are broken."""
+"""The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
+«This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
+broken device memory or links are included."""
 _NO_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
 
 

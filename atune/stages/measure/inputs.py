@@ -144,8 +144,8 @@ def drawn(
     """Return a tensor of random data, contiguous or with `strides`.
 
     `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case; None draws floats from the standard
-    normal distribution and small whole numbers for integers. Integers are whole numbers from -2 (0 where unsigned)
-    to 2, whichever distribution is asked for.
+    normal distribution and small whole numbers for integers. Integers are from -2 (0 if unsigned) to 2 for every
+    distribution.
     """
     import torch
 

@@ -25,10 +25,10 @@ def neighbours(payload: bytes) -> bytes:
 
 
 def others(running: list[Any], program: int) -> list[Neighbour]:
-    """Return those of NVML's `running` processes that are neither of this run nor of one that takes turns with it.
+    """Return the processes in NVML's `running` that belong neither to this run nor to one that takes turns with it.
 
-    Nobody where this process, which has a context, is not among them: then the numbers are those of another namespace
-    of processes, as in some containers, or the list is not whole. `program`: the process that the run belongs to.
+    This process has a context, so it must be listed; otherwise returns none. Then the numbers are from another process
+    namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:

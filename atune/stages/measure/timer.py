@@ -101,10 +101,10 @@ class CpuTimer:
 class CudaTimer:
     """Device time between CUDA events, with every launch queued before the device reaches it.
 
-    The stream first runs a device sleep; launches and events are queued behind it, so that nothing the host does can
-    stand between two of them. When the device woke before the queue was complete, the batch is thrown away and taken
-    again behind a longer sleep. Before each launch a buffer of twice the L2 cache's size is read, which empties the
-    cache and leaves no dirty lines, whose writing back would fall into the timed call.
+    The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
+    between them. If the device wakes before the queue is complete, the batch is discarded and repeated with a longer
+    sleep. Before each launch, reading a buffer of twice the L2 cache's size evicts the cache. Reading leaves no dirty
+    lines, whose write-back would fall into the timed call.
     """
 
     method = "events"
@@ -112,11 +112,11 @@ class CudaTimer:
     """Timed launches a batch: well below the driver's launch queue (1024 entries), three entries each and a few more
     where inputs are restored."""
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
-    """Device sleep ahead of a batch: about 0.1 ms, and 35 µs for each launch that the host has to queue meanwhile."""
+    """Device sleep before a batch: about 0.1 ms, and 35 µs for each launch that the host queues during it."""
     LONGEST_SLEEP = 2_000_000_000
     BURST = 10
-    """Samples of one call a batch. What a batch's samples have in common, such as how the device's clock and memory
-    happened to stand, differs between batches: a median over several scatters less."""
+    """How many samples of one call a batch has. Effects shared by a batch's samples, such as the device's clock, differ
+    between batches. So a median over several batches scatters less."""
 
     def __init__(self) -> None:
         import torch
