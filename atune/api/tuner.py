@@ -29,6 +29,7 @@ from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
+from atune.journal.failures import first_failure_lines
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
@@ -325,7 +326,8 @@ def no_winner_message(result: TuneResult) -> str:
         f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
     )
     lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
-    return "\n".join([f"no candidate worked ({counts}):", *lines])
+    taught = [f"    {line}" for line in first_failure_lines(result)]
+    return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])
 
 
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:

@@ -19,6 +19,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     RunResumed,
 )
+from atune.journal.failures import failure_groups
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
@@ -238,10 +239,16 @@ def _timeline(lanes: Lanes) -> dict[str, Any]:
 
 
 def _failures(result: TuneResult) -> list[dict[str, Any]]:
-    details = {(r.kind or r.status, r.message): r.detail for r in result.records if r.status in ("failed", "pruned")}
     return [
-        {"count": count, "kind": kind, "message": printable(message), "detail": details.get((kind, message), "")}
-        for kind, message, count in result.failure_summary()[:200]
+        {
+            "count": group.count,
+            "kind": group.kind,
+            "message": printable(group.message),
+            "where": [printable(line) for line in group.where.lines()] if group.where is not None else [],
+            "example": f"candidate {group.index}: {describe_config(group.example)}",
+            "detail": group.detail,
+        }
+        for group in failure_groups(result.records)[:200]
     ]
 
 

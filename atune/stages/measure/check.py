@@ -11,6 +11,7 @@ from atune.errors import WorkloadError, message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
 from atune.stages.measure.device_errors import kind_of
 from atune.stages.measure.inputs import Arguments, same_bits
+from atune.system.places import located
 from atune.workload.workload import Workload
 
 RTOL = {
@@ -58,7 +59,8 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
-        raise WorkloadError(f"Workload {work.name}: the reference raised {name_and_message(error)}") from error
+        said = f"Workload {work.name}: the reference raised {name_and_message(error)}"
+        raise WorkloadError(located(said, error)) from error
     if sees_outputs and isinstance(answer, bool):
         return {}
     found = fresh if everything and answer is None else _listed(answer)

@@ -14,6 +14,7 @@ from atune.model.artifact import KernelParam
 from atune.stages.measure.guards import Guards
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
 from atune.stages.measure.sizes import size_of
+from atune.system.places import located
 from atune.workload.workload import Workload
 
 
@@ -78,7 +79,8 @@ class Arguments:
             try:
                 work.setup(*self.inputs)
             except BaseException as error:
-                raise WorkloadError(f"Workload {work.name}: setup raised {name_and_message(error)}") from error
+                said = f"Workload {work.name}: setup raised {name_and_message(error)}"
+                raise WorkloadError(located(said, error)) from error
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
@@ -262,7 +264,8 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
         return list(work.inputs(**named))
     except BaseException as error:
-        raise WorkloadError(f"Workload {work.name}: inputs raised {name_and_message(error)}") from error
+        said = f"Workload {work.name}: inputs raised {name_and_message(error)}"
+        raise WorkloadError(located(said, error)) from error
 
 
 def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
