@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
+RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
+"""Kinds of failures of candidates that a device has called."""
 WORDS = 3
 """Lines of a compiler's or a worker's last words that the screen shows."""
 
@@ -82,13 +84,22 @@ def first_failure_lines(result: TuneResult) -> list[str]:
     group = next((g for g in failure_groups(result.records) if g.kind != "pruned"), None)
     if group is None:
         return []
+    alike = _all_mismatch(result)
     example = describe_config(group.example) or "the kernel's defaults"
     lines = [f"for example {group.kind} of candidate {group.index}: {example}"]
     told = group.where.lines() if group.where is not None else _words(group)
     lines += [f"  {printable(line)[:300]}" for line in told]
     if result.journal is not None:
         lines.append(f"all of it: atune show {shlex.quote(printable(result.journal))} {group.index}")
-    return lines
+    return lines + alike
+
+
+def _all_mismatch(result: TuneResult) -> list[str]:
+    """Say what it means that every candidate that ran differs from the reference: it is hardly the configurations."""
+    ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
+    if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
+        return []
+    return ["every candidate that ran differs from the reference: check the kernel, the reference and the order of inputs"]
 
 
 def _words(group: FailureGroup) -> list[str]:

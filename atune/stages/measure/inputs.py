@@ -92,11 +92,15 @@ class Arguments:
 
         An output that is named to be zeroed is set to zero.
         """
+        self.fill_outputs(0xFF)
+
+    def fill_outputs(self, byte: int) -> None:
+        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
         import torch
 
         for i in self.out_idx:
             memory = self._memory[i]
-            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(0xFF)
+            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
 
     def changed(self) -> set[int]:
         """Return the input parameters that a kernel has written into."""
