@@ -98,6 +98,7 @@ def summary_text(result: TuneResult) -> str:
     """Return the result in a few lines for people."""
     from atune.journal.failures import first_failure_lines
     from atune.journal.result import describe_config, failure_lines, printable
+    from atune.reporting.checked import unchecked_lines
     from atune.reporting.efficiency import inert_lines, roofline_lines
     from atune.reporting.progress import duration
 
@@ -108,6 +109,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"winner     {describe_config(result.best.config)}")
         against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
         lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        lines += unchecked_lines(result)
         lines += roofline_lines(result)
         default = _times_faster(result.speedup_over_default, "the default configuration")
         slowest = _times_faster(result.speedup_over_slowest, "the slowest")

@@ -24,6 +24,7 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
 from atune.model.measurement import Timing
+from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.search_section import plain_summary, search_section
 
@@ -209,6 +210,8 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     ):
         if ratio is not None:
             lines.append(f"{ratio[1]:.2f} times faster than {than} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}).")
+    if why := why_unchecked(result):
+        lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:
         lines.append("Proven plain: it is the code that tilelang itself makes.")
     elif result.finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from event_streams import Stream, write
 
@@ -90,6 +91,41 @@ def test_show_prints_no_control_characters_of_a_strangers_journal(
     path = str(write(tmp_path / "j", stream.events))
     assert main(["show", path]) == 0 and main(["replay", path]) == 1
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+
+
+def unchecked(tmp_path: Path, name: str, **settings: object) -> str:
+    """Return the path of a journal in which nothing was checked."""
+    first, *rest = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished().events
+    events = [msgspec.structs.replace(e, checked=False) if hasattr(e, "checked") else e for e in rest]
+    return str(write(tmp_path / name, [msgspec.structs.replace(first, settings=settings), *events]))
+
+
+def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = unchecked(tmp_path, "lacking", benchmark={"check": True})
+    off = unchecked(tmp_path, "off", benchmark={"check": False})
+    unknown = unchecked(tmp_path, "unknown")
+    checked = str(write(tmp_path / "checked", Stream(total=1).candidate(0, 1.0).finished().events))
+    said = {}
+    for path in (lacking, off, unknown, checked):
+        assert main(["replay", path]) == 0
+        said[path] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("outputs")]
+    assert len(said[lacking]) == 1 and "no reference and no check" in said[lacking][0]
+    assert said[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
+    assert said[unknown] == said[checked] == []
+    assert "Its outputs were not checked: the workload has no reference" in report(lacking)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [(("mismatch", "mismatch"), True), (("mismatch", "fault"), False), (("mismatch",), False)]
+)
+def test_that_all_mismatch_is_hardly_the_configurations(
+    kinds: tuple[str, ...], said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=len(kinds))
+    for index, kind in enumerate(kinds):
+        stream.proposed(index).lowered(index).built(index).failed(index, f"differs in {index}", kind)
+    assert main(["replay", str(write(tmp_path / "j", stream.finished().events))]) == 1
+    assert ("every candidate that ran differs from the reference" in capsys.readouterr().out) is said
 
 
 def test_the_report_has_places_and_examples_of_failures(tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def outputs(payload: bytes) -> bytes:
 
 def _make_arguments(artifact: Artifact) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments = _device.expected = _device.causes = None  # the old ones' memory is free before new ones are made
+    _device.arguments = _device.expected = _device.causes = (
+        None  # the old ones' memory is free before new ones are made
+    )
     _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
