@@ -99,9 +99,7 @@ def _all_mismatch(result: TuneResult) -> list[str]:
     ran = [record.kind for record in result.records if record.status == "failed" and record.kind in RAN]
     if result.measured or len(ran) < 2 or set(ran) != {"mismatch"}:
         return []
-    return [
-        "every candidate that ran differs from the reference: check the kernel, the reference and the order of inputs"
-    ]
+    return ["every candidate that ran differs from the reference: look at the kernel, the reference and the inputs"]
 
 
 def _words(group: FailureGroup) -> list[str]:

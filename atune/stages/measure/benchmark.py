@@ -163,9 +163,7 @@ def outputs(payload: bytes) -> bytes:
 
 def _make_arguments(artifact: Artifact) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments = _device.expected = _device.causes = (
-        None  # the old ones' memory is free before new ones are made
-    )
+    _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
     _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
@@ -218,6 +216,8 @@ def _checked_and_timed(
 
 def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
     """Return what is wrong with its likely causes; the reference is asked once for all candidates."""
+    import torch
+
     arguments, expected = _device.arguments, _device.expected
     assert arguments is not None
     if wrong.kind == "out_of_bounds" or not expected:
@@ -229,7 +229,10 @@ def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
         call()
         _device.timer.synchronise()
 
-    return _device.causes.named(wrong, call_and_wait)
+    try:
+        return _device.causes.named(wrong, call_and_wait)
+    except torch.OutOfMemoryError:
+        return wrong  # the device has room to compare, and none to look further
 
 
 def _is_checked(expected: Expected | None) -> bool:

@@ -52,9 +52,9 @@ class Causes:
 
     def _not_deterministic(self) -> str:
         again = expected_outputs(self._work, self._arguments)
-        if again.keys() == self.expected.keys():
-            if compare(self._work, self._arguments, self.expected, outputs=again)[0] is None:
-                return ""
+        alike = again.keys() == self.expected.keys()
+        if alike and compare(self._work, self._arguments, self.expected, outputs=again)[0] is None:
+            return ""
         return "the reference gives other outputs when it runs again: it is not deterministic"
 
     def _of_another_dtype(self) -> str:
@@ -88,8 +88,8 @@ def updated_in_place(arguments: Arguments, call: Callable[[], None]) -> int | No
 def _in_place(position: int, arguments: Arguments) -> str:
     others = [i for i in arguments.out_idx if i != position]
     return (
-        f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the "
-        f"call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which a "
+        f"output {arguments.out_idx.index(position)} is updated in place: the result depends on what it held before the"
+        f" call. Say what that is: zero=[{position}] for zeros, or out_idx={others} to make it an input, which the "
         "reference then updates in place, too"
     )
 

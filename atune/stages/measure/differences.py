@@ -11,6 +11,8 @@ MOST_RTOL = 0.5
 
 def apart(one: float, other: float) -> tuple[str, str]:
     """Return two numbers as text, with as many digits, six at least, as tell them apart."""
+    if isinstance(one, int) and isinstance(other, int):
+        return str(int(one)), str(int(other))
     digits = 6
     while digits < 17 and one != other and f"{one:.{digits}g}" == f"{other:.{digits}g}":
         digits += 1
@@ -25,12 +27,9 @@ def passing_rtol(difference: Any, want: Any, scale: float, atol: float | None, m
     """
     import torch
 
-    if atol is None:
-        needed = difference / (scale + want.abs())
-    else:
-        needed = (difference - atol).clamp(min=0) / want.abs()
-    needed = needed.flatten().nan_to_num(nan=math.inf, posinf=math.inf)
-    least = torch.topk(needed, most + 1).values[-1].item() if most < needed.numel() else 0.0
+    above, size = (difference, scale + want.abs()) if atol is None else ((difference - atol).clamp(min=0), want.abs())
+    needed = (above / size).masked_fill(above == 0, 0.0).flatten().nan_to_num(nan=math.inf, posinf=math.inf)
+    least = torch.kthvalue(needed, needed.numel() - most).values.item() if most < needed.numel() else 0.0
     return _upwards(least) if 0 < least <= MOST_RTOL else ""
 
 
