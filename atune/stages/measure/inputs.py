@@ -43,7 +43,10 @@ class Arguments:
                 f"(and {len(self.out_idx)} outputs, by out_idx {work.out_idx})"
             )
         if given is not None and len(given) == len(params):
+            outputs = [(i, t) for i, t in enumerate(given) if i in self.out_idx]
             given = [t for i, t in enumerate(given) if i not in self.out_idx]
+        else:
+            outputs = []
         sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         queue = None if given is None else list(given)
         self.values: list[Any] = [None] * len(params)
@@ -65,6 +68,7 @@ class Arguments:
                 self._memory[i].copy_(flat)
             else:
                 self.values[i] = value  # a scalar
+        _bind_outputs(outputs, params, sizes)
         for i in self.out_idx:
             shape = _sized(params[i].shape, sizes)
             strides = contiguous_strides(shape) if params[i].strides is None else _sized(params[i].strides, sizes)
@@ -272,14 +276,24 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         raise WorkloadError(located(said, error)) from error
 
 
+def _bind_outputs(outputs: Sequence[tuple[int, Any]], params: Sequence[KernelParam], sizes: dict[str, int]) -> None:
+    """Take the sizes of symbolic dimensions that outputs alone have from the tensors given for them, by position."""
+    for i, tensor in outputs:
+        for want, got in zip(params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
+            if isinstance(want, str):
+                sizes.setdefault(want, int(got))
+
+
 def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
     if (found := size_of(text, sizes)) is None:
-        message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
-        raise WorkloadError(message)
+        raise WorkloadError(
+            f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
+            "Workload(…, inputs=[torch.randn(4096, 64)]); where outputs alone have it, give all parameters' tensors"
+        )
     return found
 
 
