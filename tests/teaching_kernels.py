@@ -36,6 +36,18 @@ def twice(N: int, block: int = 16) -> Any:
     return main
 
 
+def times(N: int, block: int = 16, factor: int = 2) -> Any:
+    """B = factor · A: other code for every factor."""
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(N // block) as bx:
+            for i in T.serial(block):
+                B[bx * block + i] = A[bx * block + i] * T.float32(factor)
+
+    return main
+
+
 def raising(A: torch.Tensor) -> torch.Tensor:
     return A @ missing  # type: ignore[name-defined]  # noqa: F821
 

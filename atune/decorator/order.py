@@ -18,8 +18,8 @@ def refuse_jit_above(function: Any) -> None:
     ours = names.index(OURS) if OURS in names else 0
     if above := [name for name in names[:ours] if name in TILELANGS]:
         raise UsageError(
-            f"autotune: @tilelang.{above[0]} stands above @atune.autotune of {function.__name__!r}: swap the two, since "
-            "autotune tunes what jit makes"
+            f"autotune: @tilelang.{above[0]} stands above @atune.autotune of {function.__name__!r}: swap the two, "
+            "since autotune tunes what jit makes"
         )
 
 
