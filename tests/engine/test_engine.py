@@ -490,6 +490,7 @@ async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -
         "    for example compile of candidate 0: x=0",
         "      what the fake said",
         f"    all of it: atune show {tmp_path / 'j'} 0",
+        "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",
     ]
     assert caught.value.result.failed == 8 and len(caught.value.result.failures) == 8
     assert isinstance(journals.read(tmp_path / "j")[-1], RunFinished)
