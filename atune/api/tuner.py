@@ -21,6 +21,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
+from atune.api import interrupted
 from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
 from atune.api.priors import GivenPrior, chosen_prior
 from atune.api.warm import Warm, adviser
@@ -29,6 +30,7 @@ from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
+from atune.journal.failures import first_failure_lines
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
@@ -114,6 +116,7 @@ class Tuner:
             else:
                 machine = LocalMachine(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
         self._journal_path = None if journal is None else Path(journal)
+        self._spares = journal is None and isinstance(machine, LocalMachine)
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
         self._listeners += (event_log(log),) if log is not None else ()
         self._progress = progress
@@ -229,7 +232,9 @@ class Tuner:
         past: Sequence[Event] = ()
         if self._journal_path is not None:
             journal, past = await Journal.start_aside(self._journal_path)
-        self._recorder = recorder = Recorder(journal, (self._publish, *listeners))
+        spare = await anyio.to_thread.run_sync(interrupted.spare_journal) if self._spares else None
+        kept = () if spare is None else (spare,)
+        self._recorder = recorder = Recorder(journal, (self._publish, *kept, *listeners))
         try:
             await recorder.go_on(past)
             self._engine = engine = self._make(recorder)
@@ -240,12 +245,18 @@ class Tuner:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
             cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
             await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
+            if cancelled:
+                path = None if self._journal_path is None else str(self._journal_path)
+                interrupted.remember(recorder.state, path, spare)
+                spare = None
             if cause is error:
                 raise
             raise cause from None
         finally:
             if journal is not None:
                 journal.close()
+            if spare is not None:
+                spare.close()
 
 
 def of_the_machine(error: OSError) -> Exception:
@@ -325,7 +336,8 @@ def no_winner_message(result: TuneResult) -> str:
         f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
     )
     lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
-    return "\n".join([f"no candidate worked ({counts}):", *lines])
+    taught = [f"    {line}" for line in first_failure_lines(result)]
+    return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])
 
 
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
@@ -408,7 +420,8 @@ async def _finished(tuner: Tuner) -> TuneResult:
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
 
-    KeyboardInterrupt ends it and kills every worker, in a thread too. Parameters and exceptions are those of `tune`.
+    KeyboardInterrupt ends it and kills every worker, in a thread too. Without a journal, what was measured is then kept
+    in one in the cache folder, which the exception names. Parameters and exceptions are those of `tune`.
     """
     given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
@@ -447,13 +460,15 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
         # Not join(): before Python 3.13, a join that KeyboardInterrupt ends marks the thread as ended.
         while not ended.wait(0.1):  # with a timeout, so that signal handlers can run
             pass
-    except BaseException:
+    except BaseException as error:
         ready.wait()
         if scope:
             cancel, portal = scope[0]
             with suppress(RuntimeError):
                 portal.start_task_soon(cancel.cancel)
         ended.wait(5)
+        if isinstance(error, KeyboardInterrupt) and (line := interrupted.told()):
+            raise KeyboardInterrupt(line) from None  # of that very class: Python then ends by SIGINT
         raise
     runner.join()
     if errors:

@@ -14,6 +14,7 @@ from atune.cli.explain import add_explain_command
 from atune.cli.journal import add_journal_commands, strategy_name
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.cli.server import add_server_commands
+from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
@@ -95,7 +96,9 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 
 def summary_text(result: TuneResult) -> str:
     """Return the result's summary as text."""
+    from atune.journal.failures import first_failure_lines
     from atune.journal.result import describe_config, failure_lines, printable
+    from atune.reporting.checked import unchecked_lines
     from atune.reporting.efficiency import inert_lines, roofline_lines
     from atune.reporting.progress import duration
 
@@ -106,6 +109,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"winner     {describe_config(result.best.config)}")
         against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
         lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        lines += unchecked_lines(result)
         lines += roofline_lines(result)
         default = _times_faster(result.speedup_over_default, "the default configuration")
         slowest = _times_faster(result.speedup_over_slowest, "the slowest")
@@ -118,6 +122,7 @@ def summary_text(result: TuneResult) -> str:
     points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
     lines.append(f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}")
     lines += [f"           {line}" for line in failure_lines(result)]
+    lines += [f"             {line}" for line in first_failure_lines(result)]
     if result.axis_importance is not None:
         lines.append(f"axes that mattered: {printable(result.axis_importance.describe())}")
     if result.stored:
@@ -224,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_suggest_command(commands, shown)
     add_journal_commands(commands, shown)
+    add_show_command(commands, shown)
     add_explain_command(commands, shown)
     add_cache_commands(commands, shown)
     add_server_commands(commands, shown)

@@ -59,6 +59,9 @@ class Autotuned:
     Safe under threads and tasks: one of them tunes, and the others wait.
     """
 
+    is_autotuned = True
+    """Tells `Workload` that this is no kernel function."""
+
     def __init__(self, kernel: Any, options: Options) -> None:
         self.frontend = importlib.import_module("atune.stages.frontend.frontend")
         self.is_jit: bool = self.frontend.is_jit(kernel)

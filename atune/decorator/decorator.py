@@ -12,6 +12,7 @@ from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
 from atune.decorator.options import AutotuneOptions, PathLike
+from atune.decorator.order import refuse_jit_above
 from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
 from atune.journal.events import Event
@@ -180,6 +181,7 @@ def autotune(
             raise UsageError(
                 f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
             )
+        refuse_jit_above(kernel)
         autotuned = Autotuned(kernel, options)
         warm_for(autotuned)
         return autotuned

@@ -13,9 +13,12 @@ import msgspec
 
 from atune.errors import AtuneError
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
+from atune.journal.failures import failures_data
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
+from atune.journal.printing import describe_config as describe_config
+from atune.journal.printing import printable as printable
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
@@ -210,7 +213,7 @@ class TuneResult:
         """Return the object that ``--json`` prints."""
         found = {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
         left = [{"reason": one.reason, "count": one.count} for one in self.untried]
-        return {**found, "device_s": round(self.device_s, 4), "untried": left}
+        return {**found, "device_s": round(self.device_s, 4), "untried": left, "failures": failures_data(self)}
 
     def table(self) -> str:
         """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
@@ -389,16 +392,6 @@ def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])
     return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
-
-
-def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
-    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
-
-
-def printable(text: str) -> str:
-    """Return `text` as one line without control characters: a journal may come from a stranger."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _row(record: Record, final: dict[int, Timing]) -> tuple[str, ...]:

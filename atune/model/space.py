@@ -75,6 +75,20 @@ class Space:
         """The axes, or what computes them, by name; empty where configurations are listed or computed as such."""
         return dict(self._axes)
 
+    def names(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Yield the names of the axes, or those that listed configurations have, each with the first one's number.
+
+        Asks no function of the user's: nothing for configurations that are computed.
+        """
+        if self._configs is None:
+            yield 0, tuple(self._axes)
+        elif isinstance(self._configs, Sequence):
+            seen: set[tuple[str, ...]] = set()
+            for number, config in enumerate(self._configs):
+                if isinstance(config, Mapping) and (names := tuple(config)) not in seen:
+                    seen.add(names)
+                    yield number, names
+
     def __getstate__(self) -> dict[str, Any]:
         # A generator does not travel; what it yields does.
         self._read()

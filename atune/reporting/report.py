@@ -19,10 +19,12 @@ from atune.journal.events import (
     ReferenceMeasured,
     RunResumed,
 )
+from atune.journal.failures import failure_groups
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
 from atune.model.measurement import Timing
+from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.search_section import plain_summary, search_section
 
@@ -208,6 +210,8 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     ):
         if ratio is not None:
             lines.append(f"{ratio[1]:.2f} times faster than {than} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}).")
+    if why := why_unchecked(result):
+        lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:
         lines.append("Proven plain: it is the code that tilelang itself makes.")
     elif result.finished:
@@ -240,10 +244,16 @@ def _timeline(lanes: Lanes) -> dict[str, Any]:
 
 
 def _failures(result: TuneResult) -> list[dict[str, Any]]:
-    details = {(r.kind or r.status, r.message): r.detail for r in result.records if r.status in ("failed", "pruned")}
     return [
-        {"count": count, "kind": kind, "message": printable(message), "detail": details.get((kind, message), "")}
-        for kind, message, count in result.failure_summary()[:200]
+        {
+            "count": group.count,
+            "kind": group.kind,
+            "message": printable(group.message),
+            "where": [printable(line) for line in group.where.lines()] if group.where is not None else [],
+            "example": f"candidate {group.index}: {describe_config(group.example)}",
+            "detail": group.detail,
+        }
+        for group in failure_groups(result.records)[:200]
     ]
 
 

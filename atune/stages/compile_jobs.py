@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from atune.errors import message_of, name_of, traceback_of
+from atune.errors import message_of, name_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
 from atune.model.explained import Explained, ExplainJob
@@ -23,6 +23,7 @@ from atune.stages.compile.foreseen import foreseen
 from atune.stages.compile.known import lowered_before
 from atune.stages.compile.steps import backend_context
 from atune.stages.session.session import candidate_of, session, workload
+from atune.system.places import detail_of
 from atune.system.shortage import check_machine
 from atune.workload.pickling import load_function
 
@@ -119,7 +120,7 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
         return work(candidate)
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too
         check_machine(error)
-        return Failure(candidate.index, "lower", _one_line(error), traceback_of(error, limit=-6)[-4000:])
+        return Failure(candidate.index, "lower", _one_line(error), detail_of(error))
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +21,7 @@ from atune.model.candidate import (
     space_hash,
 )
 from atune.model.grid import AxisValues
-from atune.model.points import Product
+from atune.model.points import Points, Product
 from atune.model.space import LARGE
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import signature_of
@@ -111,8 +112,9 @@ class Candidates:
     def check_default(self, default: int | None) -> None:
         """Raise `WorkloadError` if a default was given and the space lacks it."""
         if default is None and self.workload.default is not None:
+            why = why_not_held(self.workload.default, self.points)
             raise WorkloadError(
-                f"Workload {self.workload.name}: the default {self.workload.default} is not in the space"
+                f"Workload {self.workload.name}: the default {self.workload.default} is not in the space: {why}"
             )
 
     def remarks(self) -> tuple[str, ...]:
@@ -145,6 +147,45 @@ def listing(workload: Workload, *, whole: bool = False) -> Listing:
     return Listing(configs, identity, default, None, candidates.remarks(), candidates.kernel())
 
 
+def check_names(workload: Workload) -> None:
+    """Raise `SpaceError` or `WorkloadError` where the kernel does not take an axis, or an argument of the problem.
+
+    Asks no function of the user's: axes that are computed go by their names, and configurations that are computed are
+    looked at once they are.
+    """
+    try:
+        fit = _Fit(workload)
+    except (TypeError, ValueError):
+        return  # a kernel whose signature Python cannot tell
+    for number, names in workload.space.names():
+        fit.check_known(names, f"Workload {workload.name}, config {number}")
+
+
+def why_not_held(default: Mapping[str, Any], points: Points) -> str:
+    """Return why a space does not hold `default`, in words that say what was meant."""
+    axes = points.axes
+    if unknown := [name for name in default if name not in axes]:
+        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{_meant(unknown[0], axes)}"
+    if lacking := [name for name in axes if name not in default]:
+        return f"the default has no {lacking[0]!r}; give a value of every axis"
+    for name, value in default.items():
+        if value not in axes[name]:
+            values = [repr(one) for one in axes[name][:SHOWN_VALUES]]
+            more = "" if len(axes[name]) <= SHOWN_VALUES else ", …"
+            return f"{name}={value!r} is none of its values {', '.join(values)}{more}; add it, or give one of these"
+    return "a constraint refuses it, or it is no configuration of the list"
+
+
+SHOWN_VALUES = 12
+"""Values of an axis that a message lists."""
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for the name that is most like `name`; empty where none is."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 class _Fit:
     """Checks that configurations fit the kernel's parameters, and finds the default among them."""
 
@@ -163,6 +204,7 @@ class _Fit:
             if name not in parameters and not self._takes_any:
                 raise WorkloadError(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
+                    f"{_meant(name, parameters)}; a symbolic dimension (T.dynamic) has its size from inputs"
                 )
 
     @property
@@ -178,13 +220,19 @@ class _Fit:
         for name in config.keys() & RESERVED:
             check_reserved(name, config[name], where)
 
-    def _check_names(self, config: Config, where: str) -> None:
-        names, arguments = config.keys() - RESERVED, self._workload.arguments
-        if unknown := sorted(n for n in names if n not in self._parameters and not self._takes_any):
+    def check_known(self, names: Iterable[str], where: str) -> None:
+        """Raise `SpaceError`, naming `where`, for a name of the space that the kernel does not take."""
+        arguments = self._workload.arguments
+        wrong = (n for n in names if n not in self._parameters and n not in RESERVED and not self._takes_any)
+        if unknown := sorted(wrong):
             raise SpaceError(
                 f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
-                f"{', '.join(n for n in self._parameters if n not in arguments)}"
+                f"{', '.join(n for n in self._parameters if n not in arguments)}{_meant(unknown[0], self._parameters)}"
             )
+
+    def _check_names(self, config: Config, where: str) -> None:
+        names, arguments = config.keys() - RESERVED, self._workload.arguments
+        self.check_known(names, where)
         if both := sorted(names & arguments.keys()):
             raise SpaceError(f"{where}: {both[0]!r} is an axis and a problem argument; give it in one place")
         if missing := sorted(self._required - names - arguments.keys()):

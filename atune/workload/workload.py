@@ -20,7 +20,7 @@ from atune.model.space import Space
 from atune.workload.amounts import Amount, amount
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import function_of
-from atune.workload.listing import Candidates, Listing, listing
+from atune.workload.listing import Candidates, Listing, check_names, listing
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
 
 __all__ = [
@@ -140,6 +140,11 @@ class Workload:
             raise WorkloadError(f"Workload: {why}")
         if not callable(kernel):
             raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {kernel!r}")
+        if getattr(kernel, "is_autotuned", False):
+            raise WorkloadError(
+                "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
+                "the function under the decorator"
+            )
         if reference is not None and not callable(reference):
             raise WorkloadError(f"Workload: reference must be a function of the inputs, got {reference!r}")
         if check is not None and not callable(check):
@@ -178,6 +183,7 @@ class Workload:
         self.default = dict(default) if default is not None else None
         self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}
         self.source = source
+        check_names(self)
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` if a configuration does not fit the kernel."""

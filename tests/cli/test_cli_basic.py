@@ -91,6 +91,10 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
         "untried": [], "audited": None,
+        "failures": [{
+            "kind": "mismatch", "count": 1, "message": "wrong", "where": None,
+            "example": {"index": 2, "config": {"block": 2}},
+        }],
     }  # fmt: skip
     assert main(["replay", journal, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)

@@ -177,7 +177,7 @@ def test_dtypes_that_only_some_devices_have(dtype: str) -> None:
 
 def test_symbolic_dimensions_need_concrete_inputs(place: Place) -> None:
     m = T.dynamic("m")
-    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic: give it in the workload's arguments, or give"):
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and nothing says its size: give tensors"):
         place.scaled(n=m).run()
     A = torch.randn(128, device=place.device)
     with set_autotune_inputs(A):

@@ -485,7 +485,13 @@ async def test_no_winner_tells_the_reasons_grouped_and_counted(tmp_path: Path) -
         await tune(machine=FakeMachine(8, Script(fails=fails)), journal=tmp_path / "j")
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("no candidate worked (8 failed")
-    assert [line.split(":")[0].strip() for line in lines[1:]] == ["5 × compile", "2 × mismatch", "1 × lower"]
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == ["5 × compile", "2 × mismatch", "1 × lower"]
+    assert lines[4:] == [
+        "    for example compile of candidate 0: x=0",
+        "      what the fake said",
+        f"    all of it: atune show {tmp_path / 'j'} 0",
+        "    every candidate that ran differs from the reference: look at the kernel, the reference and the inputs",
+    ]
     assert caught.value.result.failed == 8 and len(caught.value.result.failures) == 8
     assert isinstance(journals.read(tmp_path / "j")[-1], RunFinished)
 

@@ -138,6 +138,49 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
     assert isinstance(caught.value, (SpaceError, WorkloadError))
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Workload(kernel, Space(blok=[1])),
+            "takes no argument 'blok'; it takes N, block, stages (did you mean",
+        ),
+        (lambda: Workload(kernel, {"blok": lambda: 1 / 0}), "takes no argument 'blok'"),
+        (lambda: Workload(kernel, [{"block": 1}, {"blok": 2}]), "config 1: the kernel takes no argument 'blok'"),
+        (
+            lambda: Workload(kernel, Space(block=[1]), arguments={"M": 1}),
+            "a symbolic dimension (T.dynamic) has its",
+        ),
+    ],
+)
+def test_names_that_the_kernel_does_not_take_are_refused_when_the_workload_is_made(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_configurations_that_are_computed_are_not_asked_for_when_the_workload_is_made() -> None:
+    Workload(kernel, Space(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
+    Workload(kernel, ({"blok": n} for n in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("default", "why"),
+    [
+        ({"block": 17}, "block=17 is none of its values 16, 32; add it, or give one of these"),
+        ({"blok": 16}, "it has no axis 'blok'; its axes are block (did you mean 'block'?)"),
+        ({}, "the default has no 'block'; give a value of every axis"),
+        ({"block": 32}, "a constraint refuses it, or it is no configuration of the list"),
+    ],
+)
+def test_why_the_space_does_not_hold_the_default_is_said(default: dict[str, Any], why: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        problem(Space(block=[16, 32], where=lambda block: block < 32), default=default)
+    assert str(caught.value).endswith(f"is not in the space: {why}")
+
+
 def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import no_such_module_anywhere\n")
     with pytest.raises(

@@ -17,6 +17,7 @@ from atune.model.artifact import Artifact, Failure
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.stages.measure.causes import Causes
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.conditions import Observer
 from atune.stages.measure.device_errors import kind_of, words_of
@@ -42,6 +43,7 @@ class _Device:
     observer: Observer | None = None
     arguments: Arguments | None = None
     expected: Expected | None = None
+    causes: Causes | None = None
 
 
 _device = _Device()
@@ -161,7 +163,7 @@ def outputs(payload: bytes) -> bytes:
 
 def _make_arguments(artifact: Artifact) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
-    _device.arguments, _device.expected = None, None  # the old ones' memory is free before new ones are made
+    _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
     _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
@@ -196,6 +198,7 @@ def _checked_and_timed(
     call = functools.partial(function, *arguments.values)
     arguments.guards.renew()
     wrong, worst = _called_and_judged(Timed(call), arguments, expected)
+    wrong = wrong and _with_causes(wrong, call)
     changed = arguments.restore_inputs()
     if wrong is not None:
         return Failure(artifact.index, wrong.kind, wrong.message)
@@ -209,6 +212,27 @@ def _checked_and_timed(
         worst = max(worst, worst_again)
     seconds = round(time.perf_counter() - started, 4)
     return Measurement(artifact.index, timing, _is_checked(expected), worst, seconds, tuple(sorted(changed)))
+
+
+def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
+    """Return what is wrong with its likely causes; the reference is asked once for all candidates."""
+    import torch
+
+    arguments, expected = _device.arguments, _device.expected
+    assert arguments is not None
+    if wrong.kind == "out_of_bounds" or not expected:
+        return wrong
+    if _device.causes is None or _device.causes.expected is not expected:
+        _device.causes = Causes(workload(), arguments, expected)
+
+    def call_and_wait() -> None:
+        call()
+        _device.timer.synchronise()
+
+    try:
+        return _device.causes.named(wrong, call_and_wait)
+    except torch.OutOfMemoryError:
+        return wrong  # the device has room to compare, and none to look further
 
 
 def _is_checked(expected: Expected | None) -> bool:
@@ -268,7 +292,7 @@ def _release() -> None:
 
     import torch
 
-    _device.arguments = _device.expected = None
+    _device.arguments = _device.expected = _device.causes = None
     gc.collect()
     if session().device != "cpu":
         torch.cuda.empty_cache()

@@ -10,7 +10,9 @@ import msgspec
 from atune.errors import WorkloadError, message_of, name_and_message, name_of
 from atune.model.artifact import FailureKind
 from atune.stages.measure.device_errors import kind_of
+from atune.stages.measure.differences import apart, passing_rtol
 from atune.stages.measure.inputs import Arguments, same_bits
+from atune.system.places import located
 from atune.workload.workload import Workload
 
 RTOL = {
@@ -58,7 +60,8 @@ def expected_outputs(work: Workload, arguments: Arguments) -> Expected:
     except BaseException as error:
         if sees_outputs and isinstance(error, AssertionError):
             return {}
-        raise WorkloadError(f"Workload {work.name}: the reference raised {name_and_message(error)}") from error
+        said = f"Workload {work.name}: the reference raised {name_and_message(error)}"
+        raise WorkloadError(located(said, error)) from error
     if sees_outputs and isinstance(answer, bool):
         return {}
     found = fresh if everything and answer is None else _listed(answer)
@@ -162,12 +165,15 @@ def _objection(judge: str, error: BaseException, arguments: Arguments) -> str:
     return f"the {judge} raised {name_of(error)}: {said}"
 
 
-def compare(work: Workload, arguments: Arguments, expected: Expected) -> tuple[Mismatch | None, float]:
-    """Compare with the reference's tensors, elementwise."""
+def compare(
+    work: Workload, arguments: Arguments, expected: Expected, outputs: Expected | None = None
+) -> tuple[Mismatch | None, float]:
+    """Compare with the reference's tensors, elementwise: the kernel's, or `outputs` in their place."""
     worst = 0.0
     for i, ref in sorted(expected.items()):
         label = f"output {arguments.out_idx.index(i)}" if i in arguments.out_idx else f"parameter {i}"
-        wrong, difference = _compared(work, label, arguments.values[i], ref, i in arguments.out_idx)
+        out, poisoned = (arguments.values[i], i in arguments.out_idx) if outputs is None else (outputs[i], False)
+        wrong, difference = _compared(work, label, out, ref, poisoned)
         worst = max(worst, difference)
         if wrong is not None:
             return wrong, worst
@@ -205,16 +211,24 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
     lost = int((bad & ~torch.isfinite(got) & torch.isfinite(want)).sum().item())
     if lost == count:
         return Mismatch("non_finite", f"{where} are NaN or infinite, the first at {first}"), worst
+    ours, theirs = apart(*(tensor[at].item() for tensor in ((out, ref) if exact else (got, want))))
     detail = (
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
-        f"{got[at].item():.6g} and not {want[at].item():.6g}; largest difference {worst:.3g}"
+        f"{ours} and not {theirs}; largest difference {worst:.3g}"
     )
+    most = int(work.max_mismatched_ratio * out.numel())
+    if not exact and (enough := passing_rtol(difference, want, scale, work.atol, most)):
+        detail += f"; would pass with rtol ≥ {enough}"
     return Mismatch("mismatch", detail), worst
 
 
 def _poisoned(tensor: Any) -> Any:
+    return bits_of(tensor) == (0xFF if tensor.element_size() == 1 else -1)
+
+
+def bits_of(tensor: Any) -> Any:
+    """Return a tensor's elements as integers of their size, in the same memory."""
     import torch
 
-    size = tensor.element_size()
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return tensor.view(whole) == (0xFF if size == 1 else -1)
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(whole[tensor.element_size()])

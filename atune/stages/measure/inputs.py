@@ -14,6 +14,7 @@ from atune.model.artifact import KernelParam
 from atune.stages.measure.guards import Guards
 from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
 from atune.stages.measure.sizes import size_of
+from atune.system.places import located
 from atune.workload.workload import Workload
 
 
@@ -42,7 +43,10 @@ class Arguments:
                 f"(and {len(self.out_idx)} outputs, by out_idx {work.out_idx})"
             )
         if given is not None and len(given) == len(params):
+            outputs = [(i, t) for i, t in enumerate(given) if i in self.out_idx]
             given = [t for i, t in enumerate(given) if i not in self.out_idx]
+        else:
+            outputs = []
         sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         queue = None if given is None else list(given)
         self.values: list[Any] = [None] * len(params)
@@ -64,6 +68,7 @@ class Arguments:
                 self._memory[i].copy_(flat)
             else:
                 self.values[i] = value  # a scalar
+        _bind_outputs(outputs, params, sizes)
         for i in self.out_idx:
             shape = _sized(params[i].shape, sizes)
             strides = contiguous_strides(shape) if params[i].strides is None else _sized(params[i].strides, sizes)
@@ -78,7 +83,8 @@ class Arguments:
             try:
                 work.setup(*self.inputs)
             except BaseException as error:
-                raise WorkloadError(f"Workload {work.name}: setup raised {name_and_message(error)}") from error
+                said = f"Workload {work.name}: setup raised {name_and_message(error)}"
+                raise WorkloadError(located(said, error)) from error
         self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
 
     def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
@@ -90,11 +96,15 @@ class Arguments:
 
         An output that is named to be zeroed is set to zero.
         """
+        self.fill_outputs(0xFF)
+
+    def fill_outputs(self, byte: int) -> None:
+        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
         import torch
 
         for i in self.out_idx:
             memory = self._memory[i]
-            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(0xFF)
+            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
 
     def changed(self) -> set[int]:
         """Return the input parameters that a kernel has written into."""
@@ -262,7 +272,16 @@ def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | No
         named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
         return list(work.inputs(**named))
     except BaseException as error:
-        raise WorkloadError(f"Workload {work.name}: inputs raised {name_and_message(error)}") from error
+        said = f"Workload {work.name}: inputs raised {name_and_message(error)}"
+        raise WorkloadError(located(said, error)) from error
+
+
+def _bind_outputs(outputs: Sequence[tuple[int, Any]], params: Sequence[KernelParam], sizes: dict[str, int]) -> None:
+    """Take the sizes of symbolic dimensions that outputs alone have from the tensors given for them, by position."""
+    for i, tensor in outputs:
+        for want, got in zip(params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
+            if isinstance(want, str):
+                sizes.setdefault(want, int(got))
 
 
 def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
@@ -271,8 +290,10 @@ def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
     if (found := size_of(text, sizes)) is None:
-        message = f"dimension {text!r} is symbolic: give it in the workload's arguments, or give inputs"
-        raise WorkloadError(message)
+        raise WorkloadError(
+            f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
+            "Workload(…, inputs=[torch.randn(4096, 64)]); where outputs alone have it, give all parameters' tensors"
+        )
     return found
 
 

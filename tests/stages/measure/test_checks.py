@@ -79,8 +79,16 @@ def test_symbolic_dimensions_come_from_the_arguments_or_from_the_inputs() -> Non
     assert [list(v.shape) for v in arguments(from_arguments, *params).values] == [[3, 8], [6, 8]]
     from_inputs = workload(inputs=[torch.ones(5, 8)])
     assert [list(v.shape) for v in arguments(from_inputs, *params).values] == [[5, 8], [10, 8]]
-    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic"):
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and nothing says its size: give tensors of"):
         arguments(workload(), *params)
+
+
+def test_a_symbolic_dimension_that_outputs_alone_have_comes_from_the_tensors_given_for_them() -> None:
+    params = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
+    made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *params)
+    assert [list(v.shape) for v in made.values] == [[8], [5, 8]]
+    with pytest.raises(WorkloadError, match="where outputs alone have it, give all parameters' tensors"):
+        arguments(workload(inputs=[torch.ones(8)]), *params)
 
 
 def test_given_tensors_are_copied_and_must_fit() -> None:

@@ -62,7 +62,7 @@ def test_generated_inputs_and_outputs_have_the_declared_strides() -> None:
     assert made.values[0].stride() == (10, 1) and made.values[1].stride() == (1, 8)
     made.poison()
     assert made.values[1].isnan().all()
-    with pytest.raises(WorkloadError, match="dimension 'row' is symbolic: give it"):
+    with pytest.raises(WorkloadError, match="dimension 'row' is symbolic, and nothing says its size: give tensors"):
         arguments(None, ROWS, OUT)
     from_arguments = Workload(lambda x, row: None, [{"x": 1}], arguments={"row": 9})
     assert Arguments(from_arguments, (ROWS, OUT), "cpu", 0).values[0].stride() == (9, 1)

@@ -1,0 +1,32 @@
+"""``atune show``: one candidate of a journal, whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atune.system.signals import Interrupts
+
+
+def add_show_command(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add the command's parser to `commands`; `shown` has the options that all have."""
+    text = "Show one candidate of a journal whole; runs no code"
+    parser = commands.add_parser(
+        "show", parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
+    )
+    parser.set_defaults(command=_show)
+    parser.add_argument("journal", metavar="J", help="the journal's path")
+    parser.add_argument(
+        "index", type=int, nargs="?", metavar="INDEX", help="the candidate (the winner, or else the first that failed)"
+    )
+
+
+def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.printing import say
+    from atune.reporting.candidate import candidate_story, story_data, story_lines
+
+    story = candidate_story(arguments.journal, arguments.index)
+    say(json.dumps(story_data(story)) if arguments.json else "\n".join(story_lines(story)))
+    return 0

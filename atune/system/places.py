@@ -1,0 +1,107 @@
+"""Where in the user's own files something was raised: read off an exception, or off a traceback's text."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from types import FrameType
+
+import msgspec
+
+from atune.errors import traceback_of
+
+LIBRARIES = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |"
+    r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
+    r"/atune/(?:api|cli|decorator|engine|local|processes|stages|testing|workload)/"
+)
+"""Paths of code that is not the user's own."""
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+REWRITTEN = "/tilelang/language/"
+"""Whose functions call kernels that tilelang has rewritten."""
+DETAIL_FRAMES, DETAIL_CHARACTERS = 6, 4000
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A line of a source file. `source`: the line, stripped; `caret`: marks below its columns, empty where none are."""
+
+    file: str
+    line: int
+    function: str = ""
+    source: str = ""
+    caret: str = ""
+
+    def lines(self) -> list[str]:
+        """Return the place as Python shows it."""
+        function = f", in {self.function}" if self.function else ""
+        below = [f"  {text}" for text in (self.source, self.caret) if text]
+        return [f'File "{self.file}", line {self.line}{function}', *below]
+
+
+def is_users(file: str) -> bool:
+    """Tell whether `file`, as a traceback names it, is neither a library's, nor Python's, nor atune's."""
+    return (file.endswith(".py") or file.startswith("<")) and LIBRARIES.search(file) is None
+
+
+def place_in(text: str) -> Place | None:
+    """Return the innermost place of the user's own code that a traceback's `text` names; None where it names none."""
+    lines = text.splitlines()
+    for number in range(len(lines) - 1, -1, -1):
+        frame = _FRAME.match(lines[number])
+        if frame is None or not is_users(frame["file"]):
+            continue
+        margin = len(lines[number]) - len(lines[number].lstrip()) + 2
+        below = [line for line in lines[number + 1 : number + 3] if line.startswith(" " * margin)]
+        source = below[0][margin:].rstrip() if below else ""
+        caret = below[1][margin:].rstrip() if len(below) > 1 and not below[1].strip(" ~^") else ""
+        return Place(frame["file"], int(frame["line"]), frame["function"] or "", source, caret)
+    return None
+
+
+def place_of(error: BaseException) -> Place | None:
+    """Return the innermost place of the user's own code in `error`'s traceback, or None. Cannot fail."""
+    try:
+        return _place_of(error)[0]
+    except BaseException:
+        return None
+
+
+def _place_of(error: BaseException) -> tuple[Place | None, str]:
+    """Return the innermost place of the user's own code, and how Python's traceback shows it."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    number = next((i for i in range(len(steps) - 1, -1, -1) if is_users(steps[i][0].f_code.co_filename)), None)
+    if number is None:
+        return None, ""
+    frames = traceback.TracebackException.from_exception(error, limit=number + 1).stack
+    shown = "".join(traceback.StackSummary.from_list(frames[number:]).format())
+    place = place_in(shown)
+    caller = steps[number - 1][0].f_code.co_filename if number else ""
+    if place is not None and place.caret and REWRITTEN in caller:
+        place = msgspec.structs.replace(place, caret=" " * _indent(steps[number][0]) + place.caret)
+    return place, shown
+
+
+def _indent(frame: FrameType) -> int:
+    """Return how far a function is indented: tilelang counts columns from there in one that it has rewritten."""
+    first = linecache.getline(frame.f_code.co_filename, frame.f_code.co_firstlineno)
+    return len(first) - len(first.lstrip())
+
+
+def detail_of(error: BaseException) -> str:
+    """Return the end of the traceback, in which the innermost place of the user's own code is right. Cannot fail."""
+    text = traceback_of(error, limit=-DETAIL_FRAMES)[-DETAIL_CHARACTERS:]
+    try:
+        place, shown = _place_of(error)
+        if place is None:
+            return text
+        right = "".join(f"  {line}\n" for line in place.lines())
+        return text.replace(shown, right, 1) if shown in text else f"{right}  …\n{text}"
+    except BaseException:
+        return text
+
+
+def located(message: str, error: BaseException) -> str:
+    """Return `message`, and below it the place in the user's own code that raised `error`, where that is known."""
+    place = place_of(error)
+    return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])

@@ -1,0 +1,138 @@
+"""What the screen, `--json`, `atune show` and the report say of what failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from event_streams import Stream, write
+
+from atune.cli.main import main
+from atune.journal.events import BuildFailed
+from atune.reporting.report import report
+
+KERNELS = Path(__file__).parents[1] / "teaching_kernels.py"
+LINES = KERNELS.read_text().splitlines()
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(LINES, 1) if text in line)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = str(tmp_path / "run.jsonl")
+    tuned = ["tune", f"{KERNELS}:MISSPELT", "--target", "c", "--quiet", "--json", "--journal", journal]
+    assert main(tuned) == 1
+    out, err = capsys.readouterr()
+    lines, number = err.splitlines(), line_of("A[bx * block + q]")
+    at = lines.index("    for example lower of candidate 0: block=16")
+    assert lines[at - 1] == "  2 × lower: NameError: name 'q' is not defined"
+    assert lines[at + 1] == f'      File "{KERNELS}", line {number}, in main'
+    source, caret = lines[at + 2 : at + 4]
+    assert source[caret.index("^")] == "q" and caret.strip() == "^"
+    assert lines[at + 4] == f"    all of it: atune show {journal} 0"
+    [group] = json.loads(out.splitlines()[-1])["failures"]
+    assert (group["kind"], group["count"]) == ("lower", 2)
+    assert (group["where"]["file"], group["where"]["line"]) == (str(KERNELS), number)
+    assert group["example"] == {"index": 0, "config": {"block": 16}}
+
+    assert main(["show", journal, "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["candidate  1: failed", "config     block=32"]
+    assert "reason     lower: NameError: name 'q' is not defined" in told
+    assert "  Traceback (most recent call last):" in told and any("build_failed" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "line"),
+    [
+        ("RAISING", "the reference raised NameError: name 'missing' is not defined", "return A @ missing"),
+        ("BAD_INPUTS", "inputs raised RuntimeError: shape '[3, -1]'", "return [torch.randn(N).view(3, -1)]"),
+    ],
+)
+def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
+    name: str, said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--journal", str(tmp_path / "j")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert said in lines[0]
+    assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
+    assert lines[2].strip().startswith(line.strip()) and set(lines[3].strip()) == {"^"}
+
+
+def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = Stream(total=2).candidate(0).candidate(1, 2.0, 4.0).final({1: [3.0]}).finished()
+    path = write(tmp_path / "good", good.events)
+    assert main(["show", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "candidate  1: measured" in told and "samples  2000 4000 µs" in told and "final      3 ms" in told
+    assert main(["show", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["index"] == 1 and said["first"]["samples_us"] == [2000.0, 4000.0] and said["final"]["latency_ms"] == 3
+    assert "event" in said["events"][0]
+    bad = write(tmp_path / "bad", Stream(total=2).candidate(0).finished().events)
+    assert main(["show", str(bad)]) == 0
+    assert "reason     mismatch: wrong" in capsys.readouterr().out
+    assert main(["show", str(bad), "7"]) == 2
+    assert "has no candidate 7" in capsys.readouterr().err
+
+
+def test_show_prints_no_control_characters_of_a_strangers_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=1).proposed(0, tile="\x1b[31m").build_failed(0, "\x1b]0;owned\x07").finished()
+    path = str(write(tmp_path / "j", stream.events))
+    assert main(["show", path]) == 0 and main(["replay", path]) == 1
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+
+
+def unchecked(tmp_path: Path, name: str, **settings: object) -> str:
+    """Return the path of a journal in which nothing was checked."""
+    first, *rest = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished().events
+    events = [msgspec.structs.replace(e, checked=False) if hasattr(e, "checked") else e for e in rest]
+    return str(write(tmp_path / name, [msgspec.structs.replace(first, settings=settings), *events]))
+
+
+def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = unchecked(tmp_path, "lacking", benchmark={"check": True})
+    off = unchecked(tmp_path, "off", benchmark={"check": False})
+    unknown = unchecked(tmp_path, "unknown")
+    checked = str(write(tmp_path / "checked", Stream(total=1).candidate(0, 1.0).finished().events))
+    said = {}
+    for path in (lacking, off, unknown, checked):
+        assert main(["replay", path]) == 0
+        said[path] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("outputs")]
+    assert len(said[lacking]) == 1 and "no reference and no check" in said[lacking][0]
+    assert said[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
+    assert said[unknown] == said[checked] == []
+    assert "Its outputs were not checked: the workload has no reference" in report(lacking)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [(("mismatch", "mismatch"), True), (("mismatch", "fault"), False), (("mismatch",), False)]
+)
+def test_that_all_mismatch_is_hardly_the_configurations(
+    kinds: tuple[str, ...], said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=len(kinds))
+    for index, kind in enumerate(kinds):
+        stream.proposed(index).lowered(index).built(index).failed(index, f"differs in {index}", kind)
+    assert main(["replay", str(write(tmp_path / "j", stream.finished().events))]) == 1
+    assert ("every candidate that ran differs from the reference" in capsys.readouterr().out) is said
+
+
+def test_the_report_has_places_and_examples_of_failures(tmp_path: Path) -> None:
+    where = 'File "/home/me/kernel.py", line 3, in main'
+    detail = f"Traceback (most recent call last):\n  {where}\n    a + q\n        ^\nNameError: q"
+    stream = Stream(total=1).proposed(0)
+    stream.add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail).finished()
+    page = report(write(tmp_path / "j", stream.events))
+    assert json.dumps([where, "  a + q", "      ^"], separators=(",", ":")) in page
+    assert '"example":"candidate 0: block=0"' in page

@@ -1,0 +1,163 @@
+"""Likely causes of a mismatch, on CPU tensors: what the message says beside the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from atune.model.artifact import KernelParam
+from atune.stages.measure.causes import Causes
+from atune.stages.measure.check import Mismatch, expected_outputs, judged
+from atune.stages.measure.differences import apart
+from atune.stages.measure.inputs import Arguments
+from atune.workload.workload import Workload
+
+X = KernelParam("float32", (8, 8))
+Kernel = Callable[..., None]
+
+
+def explained(kernel: Kernel, reference: Callable[..., Any], *params: KernelParam, **options: Any) -> Mismatch | None:
+    """Return what is wrong with `kernel`, called as a candidate is, with the likely causes."""
+    work = Workload(lambda x: None, [{"x": 1}], reference=reference, **options)
+    arguments = Arguments(work, params, "cpu", 0)
+    expected = expected_outputs(work, arguments)
+    arguments.poison()
+    kernel(*arguments.values)
+    wrong, _ = judged(work, arguments, expected)
+    return wrong and Causes(work, arguments, expected).named(wrong, lambda: kernel(*arguments.values))
+
+
+def double(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x * 2)
+
+
+def test_the_rtol_that_is_named_passes_and_less_does_not() -> None:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return x * 2.002
+
+    wrong = explained(double, reference, X, X)
+    assert wrong is not None
+    named = float(wrong.message.rpartition("rtol ≥ ")[2])
+    assert explained(double, reference, X, X, rtol=named) is None
+    assert explained(double, reference, X, X, rtol=named * 0.9) is not None
+
+
+@pytest.mark.parametrize("given", [{"atol": 1e-6}, {"max_mismatched_ratio": 0.25}, {"atol": 0, "rtol": 1e-5}])
+def test_the_rtol_that_is_named_minds_the_other_tolerances(given: dict[str, float]) -> None:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + torch.linspace(1e-3, 2e-3, 64).reshape(8, 8) * x
+
+    wrong = explained(double, reference, X, X, **given)
+    assert wrong is not None
+    named = float(wrong.message.rpartition("rtol ≥ ")[2])
+    assert explained(double, reference, X, X, **{**given, "rtol": named}) is None
+
+
+def test_elements_that_are_zero_in_both_do_not_hide_the_rtol() -> None:
+    def rectified(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x.clamp(min=0))
+
+    wrong = explained(rectified, lambda x: x.clamp(min=0) * 1.001, X, X, atol=0)
+    assert wrong is not None and wrong.message.endswith("would pass with rtol ≥ 0.001")
+
+
+def test_no_rtol_is_named_for_plainly_other_outputs() -> None:
+    wrong = explained(double, lambda x: x * -2, X, X)
+    assert wrong is not None and "rtol ≥" not in wrong.message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (1.0, 2.0, ("1", "2")),
+        (-1.10654, -1.1065401, ("-1.10654", "-1.1065401")),
+        (float("nan"), 1.0, ("nan", "1")),
+        (2**53, 2**53 + 1, ("9007199254740992", "9007199254740993")),
+        (1.0, 1.0, ("1", "1")),
+    ],
+)
+def test_two_numbers_are_shown_with_digits_that_differ(one: float, other: float, texts: tuple[str, str]) -> None:
+    assert apart(one, other) == texts
+
+
+def test_digits_that_differ_are_in_the_message() -> None:
+    wrong = explained(double, lambda x: x * (2 + 1e-6), X, X, rtol=1e-9, atol=0)
+    assert wrong is not None
+    ours, theirs = wrong.message.partition(": first at [0, 0], ")[2].partition(";")[0].split(" and not ")
+    assert ours != theirs
+
+
+def test_a_transposed_output_is_named() -> None:
+    def transposed(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(2 * x.T)
+
+    wrong = explained(transposed, lambda x: x * 2, X, X)
+    assert wrong is not None and "the reference's output transposed" in wrong.message
+    long = KernelParam("float32", (8, 4))
+    wrong = explained(double, lambda x: (x * 2).T, long, long)
+    assert wrong is not None and "shape [8, 4], the reference's is [4, 8]" in wrong.message
+    assert "the reference's output transposed" in wrong.message
+
+
+def test_a_reference_that_is_not_deterministic_is_named_and_asked_once() -> None:
+    calls = 0
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * 2 + torch.randn_like(x)
+
+    work = Workload(lambda x: None, [{"x": 1}], reference=noisy)
+    arguments = Arguments(work, (X, X), "cpu", 0)
+    causes = Causes(work, arguments, expected_outputs(work, arguments))
+    for _ in range(3):
+        named = causes.named(Mismatch("mismatch", "it differs"), lambda: None)
+        assert named.message == (
+            "it differs; the reference gives other outputs when it runs again: it is not deterministic"
+        )
+    assert calls == 2
+
+
+def test_a_deterministic_reference_of_the_same_dtype_is_not_blamed() -> None:
+    wrong = explained(double, lambda x: x * 3, X, X)
+    assert wrong is not None and "the reference gives" not in wrong.message
+
+
+def test_a_reference_of_another_dtype_is_named() -> None:
+    wrong = explained(double, lambda x: (x * 2).to(torch.float16), X, X)
+    assert wrong is not None and wrong.message.endswith("the reference gives float16 and the kernel float32")
+
+
+def accumulate(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.mul_(2).add_(x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_output_updated_in_place_is_told_from_one_that_is_not_written(dtype: str) -> None:
+    param = KernelParam(dtype, (8, 8))
+    wrong = explained(accumulate, lambda x: x, param, param)
+    assert wrong is not None and wrong.kind == "mismatch"
+    assert "output 0 is updated in place" in wrong.message and "zero=[1]" in wrong.message
+
+
+def test_both_ways_that_the_message_names_work() -> None:
+    def update(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.mul_(2).add_(x)
+
+    assert explained(accumulate, lambda x: x, X, X, zero=[1]) is None
+    assert explained(accumulate, update, X, X, out_idx=[]) is None
+
+
+def test_outputs_that_are_not_written_or_hold_nan_stay_what_they_are() -> None:
+    def half(x: torch.Tensor, out: torch.Tensor) -> None:
+        out[:4] = x[:4]
+
+    def undefined(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x / 0 * 0)
+
+    for kernel, kind in ((half, "unwritten"), (undefined, "non_finite")):
+        wrong = explained(kernel, lambda x: x, X, X)
+        assert wrong is not None and wrong.kind == kind and "in place" not in wrong.message

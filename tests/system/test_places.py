@@ -1,0 +1,69 @@
+"""Which line of the user's own code a traceback is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atune.system.places import DETAIL_FRAMES, Place, detail_of, is_users, located, place_in, place_of
+
+
+@pytest.mark.parametrize(
+    ("file", "users"),
+    [
+        ("/home/me/kernels/gemm.py", True),
+        ("/tmp/ipykernel_17/3212.py", True),
+        ("<ipython-input-3-abc>", True),
+        ("/home/me/atune-kernels/gemm.py", True),
+        ("/venv/lib/python3.12/site-packages/tilelang/language/eager/builder.py", False),
+        ("/src/tilelang/language/eager/builder.py", False),
+        ("/usr/lib/python3.11/inspect.py", False),
+        ("/src/atune/stages/frontend/elaboration.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("/workspace/src/runtime/object.cc", False),
+    ],
+)
+def test_the_users_files_are_told_from_libraries(file: str, users: bool) -> None:
+    assert is_users(file) is users
+
+
+def test_the_innermost_place_of_the_users_is_found_in_a_traceback() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/me/a.py", line 1, in outer\n    f()\n'
+        '  File "/me/b.py", line 7, in inner\n    A[i] + q\n           ^\n'
+        '  File "/venv/lib/python3.11/site-packages/tilelang/x.py", line 9, in g\n    raise\nNameError: q\n'
+    )
+    assert place_in(text) == Place("/me/b.py", 7, "inner", "A[i] + q", "       ^")
+    assert place_in("g++: error: no such file") is None
+
+
+def raised_deep(tmp_path: Path, deep: int) -> BaseException:
+    """Return what a user's function raised by way of `deep` calls of a library's."""
+    library, own = tmp_path / "site-packages" / "deep.py", tmp_path / "mine.py"
+    library.parent.mkdir()
+    library.write_text("def go(n):\n    if n == 0:\n        raise ValueError('no')\n    go(n - 1)\n")
+    own.write_text("def mine(go, n):\n    return go(n)\n")
+    spaces: list[dict[str, object]] = [{}, {}]
+    for path, space in zip((library, own), spaces, strict=True):
+        exec(compile(path.read_text(), str(path), "exec"), space)
+    try:
+        spaces[1]["mine"](spaces[0]["go"], deep)  # type: ignore[operator]
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def test_the_place_is_kept_where_a_library_raised_far_below_it(tmp_path: Path) -> None:
+    error = raised_deep(tmp_path, 4 * DETAIL_FRAMES)
+    found = place_of(error)
+    assert found is not None and (found.line, found.function, found.source) == (2, "mine", "return go(n)")
+    detail = detail_of(error)
+    assert place_in(detail) == found and detail.endswith("ValueError: no\n")
+    assert located("it failed", error).splitlines()[:2] == ["it failed", f'  File "{found.file}", line 2, in mine']
+
+
+def test_what_has_no_place_is_told_without_one() -> None:
+    error = ValueError("no traceback")
+    assert place_of(error) is None and located("it failed", error) == "it failed"
+    assert "no traceback" in detail_of(error)
