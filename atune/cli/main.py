@@ -23,7 +23,7 @@ from atune.system.streams import discard, prepare
 from atune.version import __version__
 
 if TYPE_CHECKING:
-    from atune.journal.result import Ratio, TuneResult
+    from atune.journal.result import TuneResult
 
 OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -95,22 +95,17 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 
 def summary_text(result: TuneResult) -> str:
     """Return the result in a few lines for people."""
-    from atune.journal.result import describe_config, failure_lines, printable
+    from atune.journal.result import failure_lines, printable
     from atune.reporting.efficiency import inert_lines, roofline_lines
+    from atune.reporting.headline import headline_lines
     from atune.reporting.progress import duration
 
     lines = []
     if result.best is None or result.latency_ms is None:
         lines.append("no winner: no candidate worked" if result.finished else "no candidate has been measured")
     else:
-        lines.append(f"winner     {describe_config(result.best.config)}")
-        against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
-        lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        lines += headline_lines(result)
         lines += roofline_lines(result)
-        default = _times_faster(result.speedup_over_default, "the default configuration")
-        slowest = _times_faster(result.speedup_over_slowest, "the slowest")
-        if said := [text for text in (default, slowest) if text]:
-            lines.append(f"           {', '.join(said)}")
     counts = (
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
     )
@@ -135,13 +130,6 @@ def summary_text(result: TuneResult) -> str:
     if result.wins_by is not None:
         lines.append(f"wins by    {printable(result.wins_by)}")
     return "\n".join(lines)
-
-
-def _times_faster(ratio: Ratio | None, than: str) -> str:
-    if ratio is None:
-        return ""
-    low, middle, high = ratio
-    return f"{middle:.2f} times faster than {than} (95 % interval {low:.2f}–{high:.2f})"
 
 
 def _only_error(error: BaseException) -> BaseException:

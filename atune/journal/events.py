@@ -281,6 +281,8 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
+    ties: tuple[int, ...] | None = None
+    """Those that cannot be told from the winner, or are as fast. None in older journals, which do not say."""
 
 
 class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):

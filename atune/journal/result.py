@@ -17,6 +17,7 @@ from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.table import describe_config, printable, table
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
@@ -26,12 +27,12 @@ from atune.model.occupancy import MachineFacts
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 from atune.system.paths import cache_folder, is_cached, is_stored
 
-__all__ = ["Record", "State", "TuneResult"]
+__all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
-    "roofline", "reference_roofline", "reason", "audited",
+    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
 
@@ -115,6 +116,9 @@ class TuneResult:
         self.final: tuple[FinalEntry, ...] = tuple(FinalEntry(e.index, timing) for e, timing in kept)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
+        self.ties: tuple[int, ...] | None = _ties(state, self.final)
+        """Finalists that cannot be told from the winner, or are as fast; None without a final, and where it is too old
+        to say. The default is preferred among equals, then the smallest config key."""
         self.work: ProblemWork = _work(state)
         """What one call has to do, as the user says, or the kernels tell."""
         self._peaks = {device.id: device.peaks for device in self.devices}
@@ -136,6 +140,7 @@ class TuneResult:
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
         self._reference = self._pick_reference(state)
+        self._final_reference = state.final.reference if state.final is not None and self.final else None
 
     @classmethod
     def from_events(
@@ -197,6 +202,21 @@ class TuneResult:
         return self._speedup(self.default)
 
     @property
+    def speedup_over_reference(self) -> Ratio | None:
+        """As `speedup_over_default`, over the reference; None unless it was timed in the final."""
+        return self._speedup_over(self._final_reference)
+
+    @property
+    def reference_ratio(self) -> float | None:
+        """How many times faster the winner is than the reference; below 1 it is slower.
+
+        The median of `speedup_over_reference`, or without a final the ratio of the first timings' medians.
+        """
+        if (ratio := self.speedup_over_reference) is not None:
+            return round(ratio[1], 5)
+        return round(self.reference_ms / self.latency_ms, 5) if self.reference_ms and self.latency_ms else None
+
+    @property
     def speedup_over_slowest(self) -> Ratio | None:
         """As `speedup_over_default`, over the slowest candidate."""
         return self._speedup(self.slowest)
@@ -213,10 +233,12 @@ class TuneResult:
         return {**found, "device_s": round(self.device_s, 4), "untried": left}
 
     def table(self) -> str:
-        """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
-        rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
-        rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
-        return _aligned(rows)
+        """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
+
+        The winner comes first, then the other finalists by their final timing, then those with a first timing alone, by
+        that; then failures with their reasons. The two kinds of timing are not compared with each other.
+        """
+        return table(self)
 
     @cached_property
     def axis_importance(self) -> Importance | None:
@@ -234,7 +256,8 @@ class TuneResult:
 
     def _next(self) -> list[Record]:
         others = [r for r in self.records if r.status == "measured" and r.index != self.best_index]
-        return sorted(others, key=self._place)[:RIVALS]
+        known = [r for r in others if r.latency_ms is not None]
+        return sorted(known, key=lambda r: (r.latency_ms, r.kind or r.status, r.index))[:RIVALS]
 
     @property
     def inert_axes(self) -> tuple[InertAxis, ...]:
@@ -285,12 +308,6 @@ class TuneResult:
     def _writes(self) -> tuple[int, ...]:
         return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
-    def _place(self, record: Record) -> tuple[bool, bool, float, str, int]:
-        # The winner leads even where a first timing of another came out smaller than the winner's in the final.
-        winner = record.index == self.best_index
-        latency = float("inf") if record.latency_ms is None else record.latency_ms
-        return record.latency_ms is None, not winner, latency, record.kind or record.status, record.index
-
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"
         return f"<TuneResult {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
@@ -328,9 +345,11 @@ class TuneResult:
     def _speedup(self, slow: Record | None) -> Ratio | None:
         if slow is None or self.best_index is None:
             return None
-        timing = self._final.get(slow.index if slow.same_as is None else slow.same_as)
-        fast = self._final.get(self.best_index)
-        if timing is None or fast is None:
+        return self._speedup_over(self._final.get(slow.index if slow.same_as is None else slow.same_as))
+
+    def _speedup_over(self, timing: Timing | None) -> Ratio | None:
+        fast = None if self.best_index is None else self._final.get(self.best_index)
+        if timing is None or fast is None or not timing.samples_us:
             return None
         if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
             return None
@@ -383,43 +402,19 @@ def _work(state: State) -> ProblemWork:
     return problem_work((entry.facts for entry in state.entries.values()), *told)
 
 
+def _ties(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
+    """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
+    if state.final is None or state.final.ties is None or not final:
+        return None
+    if state.first(state.final.entries[0].index).index != final[0].index:
+        return None
+    ties = {state.first(index).index for index in state.final.ties}
+    return tuple(entry.index for entry in final[1:] if entry.index in ties)
+
+
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
     """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
     groups = result.failure_summary()
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])
     return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
-
-
-def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
-    return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
-
-
-def printable(text: str) -> str:
-    """Return `text` as one line without control characters: a journal may come from a stranger."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _row(record: Record, final: dict[int, Timing]) -> tuple[str, ...]:
-    note: str = record.status
-    if record.message:
-        note += f": {record.kind + ': ' if record.kind else ''}{printable(record.message)}"
-    if record.same_as is not None:
-        note = f"same code as {record.same_as}"
-    elif record.index in final:
-        note += ", timed again in the final"
-    if record.timing is None:
-        return "-", "-", str(record.index), describe_config(record.config), note
-    timing = record.timing
-    return f"{timing.latency_ms:.4f}", f"{timing.spread:.1%}", str(record.index), describe_config(record.config), note
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[:3], widths, strict=False)]
-        texts = [cell.ljust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-        lines.append("  ".join(numbers + texts).rstrip())
-    return "\n".join(lines)
