@@ -127,7 +127,7 @@ class FinalStage:
                     return False
             else:
                 where = {"worker": worker.name, "device": worker.name}
-                self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)  # type: ignore[arg-type]
+                self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)
                 return False
         return False
 

@@ -64,7 +64,7 @@ def test_without_a_reference_the_line_has_the_latency_alone() -> None:
     [
         (None, "1 ms"),
         (
-            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, memory_share=0.1, bound="compute", peaks="measured"),
+            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute", peaks="measured"),
             "1 ms; 757 TFLOP/s, 76 % of the measured peak",
         ),
         (
