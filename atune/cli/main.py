@@ -125,6 +125,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(
             f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
         )
+    lines += [f"noise      {printable(text)}" for text in result.noise]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     if result.wins_by is not None:

@@ -16,6 +16,7 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
+from atune.journal.noise import noise_of
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.table import describe_config, printable, table
 from atune.journal.untried import Audited, Untried, audited, untried
@@ -32,7 +33,7 @@ __all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
-    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties",
+    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
 
@@ -139,6 +140,11 @@ class TuneResult:
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
+        firsts_of = [(m.device, m.timing) for m in state.ranked()]
+        finals = [(state.final.device, entry.timing) for entry in self.final] if state.final else []
+        best = [(device, timing) for device, timing in finals if timing.n_samples == _most(self.final)]
+        self.noise: tuple[str, ...] = tuple(noise_of([*state.references.items(), *firsts_of, *finals], best))
+        """What tells that the machine was not quiet, and what to do: a sentence each; empty where nothing does."""
         self._reference = self._pick_reference(state)
         self._final_reference = state.final.reference if state.final is not None and self.final else None
 
@@ -400,6 +406,11 @@ def _work(state: State) -> ProblemWork:
     header = state.header
     told = (None, None) if header is None else (header.flops, header.bytes)
     return problem_work((entry.facts for entry in state.entries.values()), *told)
+
+
+def _most(final: Sequence[FinalEntry]) -> int:
+    """Return the samples that those have who were in the final to its end."""
+    return max((entry.timing.n_samples for entry in final), default=0)
 
 
 def _ties(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:

@@ -185,7 +185,7 @@ def _data(result: TuneResult, state: State, lanes: Lanes, clocks: Clocks) -> dic
         "timeline": _timeline(lanes),
         "clocks": clocks.data(),
         "failures": _failures(result),
-        "warnings": [printable(text) for text in result.warnings],
+        "warnings": [printable(text) for text in (*result.warnings, *result.noise)],
         "environment": _environment(result, state),
     }
 
