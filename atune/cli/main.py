@@ -342,6 +342,9 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (where memory is left)"
     )
+    group.add_argument(
+        "--energy", action="store_true", help="measure the finalists' power and energy, where the GPU counts it"
+    )
     group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
 
 

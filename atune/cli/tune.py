@@ -93,6 +93,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             n_final_limit=arguments.n_final_limit,
             standby=arguments.standby,
             mixed_devices=arguments.mixed_devices,
+            energy=arguments.energy,
         ),
     }
 

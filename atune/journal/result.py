@@ -23,7 +23,7 @@ from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
-from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.occupancy import MachineFacts
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 from atune.system.paths import cache_folder, is_cached, is_stored
@@ -33,7 +33,7 @@ __all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
-    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise",
+    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
 
@@ -177,6 +177,11 @@ class TuneResult:
     def reference_ms(self) -> float | None:
         """The reference's median latency, ms, on the device of the final, else on the winner's."""
         return None if self._reference is None else self._reference.latency_ms
+
+    @property
+    def energy(self) -> Energy | None:
+        """The winner's power and energy; None where it was not asked for, or its device does not tell."""
+        return None if self.best is None or self.best.timing is None else self.best.timing.energy
 
     @property
     def failures(self) -> tuple[Record, ...]:

@@ -20,6 +20,8 @@ def headline_lines(result: TuneResult) -> list[str]:
     lines.append(f"winner     {describe_config(result.best.config)}")
     if result.ties:
         lines.append(f"ties       {ties_line(result)}")
+    if (energy := result.energy) is not None:
+        lines.append(f"energy     {energy.power_w:.0f} W, {energy.call_j:.3g} J a call")
     return lines
 
 
