@@ -49,6 +49,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--plain", action="store_true", help=PLAIN)
     parser.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
     parser.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 
@@ -60,9 +61,10 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, metavar="X", help="play the recording, X times as fast as it was")
     parser.add_argument("--poll", type=float, default=0.5, metavar="S", help="seconds between looks at the file (0.5)")
     parser.add_argument("--table", action="store_true", help="print every candidate at the end")
+    parser.add_argument("--plain", action="store_true", help=PLAIN)
 
     parser = add("report", _report, "Write a journal's HTML page, which needs no other file; runs no code")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where (the journal's name with .html)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where, - for stdout (the journal's name with .html)")
 
     parser = add("export", _export, "Write a journal's records for other tools; runs no code")
     parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
@@ -121,6 +123,7 @@ def positive(unit: str) -> Callable[[str], int]:
     return parse
 
 
+PLAIN = "progress as lines, for logs, on a terminal, too"
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
 
 
@@ -139,7 +142,10 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.devices is not None:
         options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
-    workload = arguments.workload or (None if finished(state, budget) else origin_of(state.header))
+    done = finished(state, budget)
+    if done:
+        complain(f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind="")
+    workload = arguments.workload or (None if done else origin_of(state.header))
     if workload is not None:  # said first: going on runs that file
         complain(f"going on with {workload}, {state.settled} of {state.total} candidates done", kind="")
 
@@ -199,7 +205,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 complain(f"nothing new for {QUIET_S} s: the run may have been killed; Ctrl-C leaves", kind="")
                 noted = True
 
-    with Progress(interval_s=1.0) as progress:
+    with Progress(interval_s=1.0, plain=arguments.plain) as progress:
         anyio.run(look, progress)
     return show(TuneResult(state, arguments.journal, replayed=True), arguments)
 
@@ -211,9 +217,13 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
     from atune.cli.output import write_output
+    from atune.cli.printing import say_bytes
     from atune.reporting.report import report
 
     page = report(arguments.journal)
+    if arguments.output == "-":
+        say_bytes(page.encode())
+        return 0
     output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     write_output(output, page.encode())
     _done(arguments, output, f"report     {output}")
@@ -226,7 +236,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.export import export
 
     data = export(arguments.journal, arguments.to)
-    if arguments.output is None:
+    if arguments.output in (None, "-"):
         say_bytes(data)
     else:
         write_output(arguments.output, data)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.cli.cache import add_cache_commands
+from atune.cli.completion import add_completion
 from atune.cli.explain import add_explain_command
-from atune.cli.journal import add_journal_commands, strategy_name
-from atune.cli.printing import OutputLost, complain, mutter, say
+from atune.cli.journal import PLAIN, add_journal_commands, strategy_name
+from atune.cli.printing import OutputLost, complain, fitted, mutter, say
 from atune.cli.server import add_server_commands
 from atune.cli.suggest import add_suggest_command
 from atune.errors import AtuneError, UsageError, WorkerError
@@ -78,7 +80,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     """Print `result` as asked for, the JSON object as the last line, and return the exit status."""
     if arguments.table:
         say(result.table())
-    say(json.dumps(result.summary()) if arguments.json else summary_text(result))
+    say(json.dumps(result.summary()) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 
 
@@ -118,6 +120,8 @@ def summary_text(result: TuneResult) -> str:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     lines += inert_lines(result)
+    if not result.finished:
+        lines.append(f"ended      {_unfinished(result)}")
     if result.reason == "until":
         lines.append("ended      a further gain has less than one chance in ten")
     if result.audited is not None:
@@ -131,6 +135,11 @@ def summary_text(result: TuneResult) -> str:
     if result.wins_by is not None:
         lines.append(f"wins by    {printable(result.wins_by)}")
     return "\n".join(lines)
+
+
+def _unfinished(result: TuneResult) -> str:
+    on = "" if result.journal is None else f"; atune resume {shlex.quote(result.journal)} goes on"
+    return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
 
 
 def _only_error(error: BaseException) -> BaseException:
@@ -195,6 +204,7 @@ def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[s
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
+    add_completion(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
@@ -237,6 +247,11 @@ _SWITCH = argparse.BooleanOptionalAction
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="say what would be done; compile and measure nothing")
+    group.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="compile every candidate and measure none; with a target such as sm_90a no GPU is needed",
+    )
     group.add_argument(
         "--strategy",
         type=strategy_name,
@@ -352,6 +367,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
     group.add_argument("--table", action="store_true", help="print every candidate")
     group.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    group.add_argument("--plain", action="store_true", help=PLAIN)
     group.add_argument("--verbose", action="store_true", help="every event on stderr, instead of progress")
     group.add_argument("--log-json", action="store_true", help="as --verbose, one JSON object an event")
 

@@ -14,7 +14,14 @@ from atune.engine.plan import GONE
 from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, CandidateMeasured, FinalOrdered, Warned
+from atune.journal.events import (
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    CandidateMeasured,
+    FinalOrdered,
+    FinalStarted,
+    Warned,
+)
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -116,6 +123,7 @@ class FinalStage:
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final, once more where the device is lost in it; return whether finalists failed."""
         for attempt in range(2):
+            self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
                 entries, ties, reference = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:

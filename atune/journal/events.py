@@ -272,6 +272,13 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
     latency_ms: float
 
 
+class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
+    """The best few, the default and the slowest, `indices`, begin to be timed in turn; nothing compiles any more."""
+
+    device: str
+    indices: tuple[int, ...]
+
+
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     """The best few, the default and the slowest, timed again in turn while nothing compiled.
 
@@ -353,7 +360,7 @@ AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged
-    | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

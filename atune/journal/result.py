@@ -90,6 +90,8 @@ class TuneResult:
         self.total = state.total
         self.wall_s = state.wall_s
         self.finished = state.finished is not None
+        self.interrupted = state.interrupted is not None
+        """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
         self.cache_hit = False
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
         self.warnings = tuple(state.warnings)
