@@ -41,12 +41,12 @@ def fitted(text: str) -> str:
         return text
     columns = shutil.get_terminal_size().columns
     indent = " " * (11 if columns >= 60 else 2)  # under the values, where there is room
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
+    wrapper.subsequent_indent = indent
     lines = []
     for line in text.split("\n"):
-        lines += textwrap.wrap(
-            line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False,
-            drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
-        ) or [line]  # fmt: skip
+        wrapper.initial_indent = indent if line.startswith(" ") else ""
+        lines += wrapper.wrap(line.lstrip(" ")) or [line]
     return "\n".join(lines)
 
 

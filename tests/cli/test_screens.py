@@ -48,6 +48,7 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "40")
     lines = fitted(text).splitlines()
     assert lines[:2] == ["latency    0.1816 ms, 1.03 times slower", "  than the reference (0.1758 ms)"]
+    assert fitted("           2.88 times") == "  2.88 times"
     assert lines[-1].strip() == "/a/" + "long" * 20  # what is copied stays whole
     monkeypatch.setenv("COLUMNS", "60")
     assert fitted(text).splitlines()[1] == "           (0.1758 ms)"
