@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from atune.journal.events import DeviceReady as DeviceReady
     from atune.journal.events import Event as Event
     from atune.journal.events import FinalOrdered as FinalOrdered
+    from atune.journal.events import FinalStarted as FinalStarted
     from atune.journal.events import GroupSplit as GroupSplit
     from atune.journal.events import JournalRepaired as JournalRepaired
     from atune.journal.events import ReferenceMeasured as ReferenceMeasured
@@ -121,6 +122,7 @@ __all__ = [
     "Event",
     "Failure",
     "FinalOrdered",
+    "FinalStarted",
     "GroupSplit",
     "JournalError",
     "JournalRepaired",
@@ -207,6 +209,8 @@ _HOME = {
         "DeviceReady",
         "Event",
         "FinalOrdered",
+        "FinalStarted",
+        "FinalStarted",
         "GroupSplit",
         "JournalRepaired",
         "ReferenceMeasured",

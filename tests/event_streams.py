@@ -102,11 +102,15 @@ class Stream:
         self.proposed(index, **config).lowered(index).built(index)
         return self.measured(index, *latencies_ms) if latencies_ms else self.failed(index)
 
-    def final(self, entries: dict[int, Sequence[float]], reference: Sequence[float] | None = None) -> Stream:
+    def final(
+        self,
+        entries: dict[int, Sequence[float]],
+        reference: Sequence[float] | None = None,
+        ties: tuple[int, ...] | None = None,
+    ) -> Stream:
         timed = tuple(FinalEntry(index, timing(*ms)) for index, ms in entries.items())
-        return self.add(
-            FinalOrdered, device="cpu", entries=timed, reference=None if reference is None else timing(*reference)
-        )
+        beside = None if reference is None else timing(*reference)
+        return self.add(FinalOrdered, device="cpu", entries=timed, reference=beside, ties=ties)
 
     def proven(self, index: int, how: str = "compared") -> Stream:
         return self.add(WinnerProven, index=index, seconds=1.0, how=how)

@@ -27,7 +27,7 @@ def test_the_stored_terminal_shows_what_is_printed_today() -> None:
     drawn = shown(pictures.terminal())
     assert shown(stored) == drawn
     assert any(re.fullmatch(r"compiled.*288/2880failed", line) for line in drawn)
-    assert any(re.fullmatch(r"latency0\.\d+ms\(reference0\.\d+ms\)", line) for line in drawn)
+    assert any(re.fullmatch(r"latency0\.\d+ms,1\.\d+timesslowerthanthereference\(0\.\d+ms\)", line) for line in drawn)
     assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", stored)  # a reader's browser asks no server
 
 

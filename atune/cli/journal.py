@@ -51,6 +51,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    parser.add_argument("--plain", action="store_true", help=PLAIN)
     parser.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
     parser.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
 
@@ -64,9 +65,10 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
     )
     parser.add_argument("--table", action="store_true", help="print every candidate at the end")
+    parser.add_argument("--plain", action="store_true", help=PLAIN)
 
     parser = add("report", _report, "Write a journal's report as one HTML page; runs no code")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page's path (the journal's name with .html)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
 
     parser = add("export", _export, "Write a journal's records for other tools; runs no code")
     parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
@@ -129,6 +131,7 @@ def positive(unit: str) -> Callable[[str], int]:
     return parse
 
 
+PLAIN = "progress as lines, for logs, on a terminal, too"
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
 
 
@@ -147,7 +150,10 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.devices is not None:
         options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
-    workload = arguments.workload or (None if finished(state, budget) else origin_of(state.header))
+    done = finished(state, budget)
+    if done:
+        complain(f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind="")
+    workload = arguments.workload or (None if done else origin_of(state.header))
     if workload is not None:  # said first, because resuming runs that file
         complain(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
 
@@ -207,7 +213,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 complain(f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind="")
                 noted = True
 
-    with Progress(interval_s=1.0) as progress:
+    with Progress(interval_s=1.0, plain=arguments.plain) as progress:
         anyio.run(look, progress)
     return show(TuneResult(state, arguments.journal, replayed=True), arguments)
 
@@ -219,9 +225,13 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
     from atune.cli.output import write_output
+    from atune.cli.printing import say_bytes
     from atune.reporting.report import report
 
     page = report(arguments.journal)
+    if arguments.output == "-":
+        say_bytes(page.encode())
+        return 0
     output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     write_output(output, page.encode())
     _done(arguments, output, f"report     {output}")
@@ -234,7 +244,7 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.journal.export import export
 
     data = export(arguments.journal, arguments.to)
-    if arguments.output is None:
+    if arguments.output in (None, "-"):
         say_bytes(data)
     else:
         write_output(arguments.output, data)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from atune.cli.cache import add_cache_commands
+from atune.cli.completion import add_completion
 from atune.cli.explain import add_explain_command
-from atune.cli.journal import add_journal_commands, strategy_name
-from atune.cli.printing import OutputLost, complain, mutter, say
+from atune.cli.journal import PLAIN, add_journal_commands, strategy_name
+from atune.cli.printing import OutputLost, complain, fitted, mutter, say
 from atune.cli.server import add_server_commands
 from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
@@ -24,7 +26,7 @@ from atune.system.streams import discard, prepare
 from atune.version import __version__
 
 if TYPE_CHECKING:
-    from atune.journal.result import Ratio, TuneResult
+    from atune.journal.result import TuneResult
 
 OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -79,7 +81,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     if arguments.table:
         say(result.table())
-    say(json.dumps(result.summary()) if arguments.json else summary_text(result))
+    say(json.dumps(result.summary()) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 
 
@@ -97,24 +99,19 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 def summary_text(result: TuneResult) -> str:
     """Return the result's summary as text."""
     from atune.journal.failures import first_failure_lines
-    from atune.journal.result import describe_config, failure_lines, printable
+    from atune.journal.result import failure_lines, printable
     from atune.reporting.checked import unchecked_lines
     from atune.reporting.efficiency import inert_lines, roofline_lines
+    from atune.reporting.headline import headline_lines
     from atune.reporting.progress import duration
 
     lines = []
     if result.best is None or result.latency_ms is None:
         lines.append("no winner: no candidate worked" if result.finished else "no candidate has been measured")
     else:
-        lines.append(f"winner     {describe_config(result.best.config)}")
-        against = "" if result.reference_ms is None else f" (reference {result.reference_ms:.4g} ms)"
-        lines.append(f"latency    {result.latency_ms:.4g} ms{against}")
+        lines += headline_lines(result)
         lines += unchecked_lines(result)
         lines += roofline_lines(result)
-        default = _times_faster(result.speedup_over_default, "the default configuration")
-        slowest = _times_faster(result.speedup_over_slowest, "the slowest")
-        if said := [text for text in (default, slowest) if text]:
-            lines.append(f"           {', '.join(said)}")
     counts = (
         f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
     )
@@ -128,6 +125,8 @@ def summary_text(result: TuneResult) -> str:
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
     lines += inert_lines(result)
+    if not result.finished:
+        lines.append(f"ended      {_unfinished(result)}")
     if result.reason == "until":
         lines.append("ended      the chance of a further gain is below one in ten")
     if result.audited is not None:
@@ -135,6 +134,7 @@ def summary_text(result: TuneResult) -> str:
         lines.append(
             f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
         )
+    lines += [f"noise      {printable(text)}" for text in result.noise]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     if result.wins_by is not None:
@@ -142,11 +142,9 @@ def summary_text(result: TuneResult) -> str:
     return "\n".join(lines)
 
 
-def _times_faster(ratio: Ratio | None, than: str) -> str:
-    if ratio is None:
-        return ""
-    low, middle, high = ratio
-    return f"{middle:.2f} times faster than {than} (95 % interval {low:.2f}–{high:.2f})"
+def _unfinished(result: TuneResult) -> str:
+    on = "" if result.journal is None else f"; atune resume {shlex.quote(result.journal)} goes on"
+    return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
 
 
 def _only_error(error: BaseException) -> BaseException:
@@ -211,6 +209,7 @@ def _number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[s
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
+    add_completion(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
@@ -254,6 +253,11 @@ _SWITCH = argparse.BooleanOptionalAction
 
 def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="print what would be done; compile and measure nothing")
+    group.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="compile every candidate and measure none; with a target such as sm_90a no GPU is needed",
+    )
     group.add_argument(
         "--strategy",
         type=strategy_name,
@@ -380,6 +384,9 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (if memory allows)"
     )
+    group.add_argument(
+        "--energy", action="store_true", help="measure the finalists' power and energy, where the GPU counts it"
+    )
     group.add_argument("--mixed-devices", action="store_true", help="allow GPUs of different models in one run")
 
 
@@ -387,6 +394,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--journal", metavar="J", help="write the events here (a new file in the user's cache folder)")
     group.add_argument("--table", action="store_true", help="print every candidate")
     group.add_argument("--quiet", action="store_true", help="show no progress on stderr")
+    group.add_argument("--plain", action="store_true", help=PLAIN)
     group.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
     group.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
 

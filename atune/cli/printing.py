@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 
 from atune.errors import UsageError
 from atune.system.streams import discard
@@ -31,6 +33,21 @@ def say_bytes(data: bytes | None, text: str = "") -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise OutputLost(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def fitted(text: str) -> str:
+    """Return `text` with its lines broken between words, as wide as stdout's terminal; as it is elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (11 if columns >= 60 else 2)  # under the values, where there is room
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, replace_whitespace=False)
+    wrapper.subsequent_indent = indent
+    lines = []
+    for line in text.split("\n"):
+        wrapper.initial_indent = indent if line.startswith(" ") else ""
+        lines += wrapper.wrap(line.lstrip(" ")) or [line]
+    return "\n".join(lines)
 
 
 def complain(message: str, kind: str = "error: ") -> None:

@@ -41,6 +41,10 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.cli.dry_run import dry_run_command
 
         return dry_run_command(workload, arguments.journal, _options(arguments, budget, target, ""), arguments)
+    if arguments.compile_only:
+        from atune.cli.compile_only import compile_only_command
+
+        return compile_only_command(workload, _options(arguments, budget, target, ""), arguments)
     journal = _default_journal(workload.path) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
@@ -93,6 +97,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             n_final_limit=arguments.n_final_limit,
             standby=arguments.standby,
             mixed_devices=arguments.mixed_devices,
+            energy=arguments.energy,
         ),
     }
 
@@ -115,7 +120,7 @@ def drive(
         elif not arguments.quiet:
             from atune.reporting.progress import Progress
 
-            listeners.append(stack.enter_context(Progress(budget=budget)).on_event)
+            listeners.append(stack.enter_context(Progress(budget=budget, plain=arguments.plain)).on_event)
 
         def on_event(event: Event) -> None:
             state.apply(event)

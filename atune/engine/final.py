@@ -11,10 +11,17 @@ from atune.engine.benchmark_stage import BETWEEN, Measuring
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.plan import GONE
-from atune.engine.ranking import final_order, unsettled
+from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
-from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, CandidateMeasured, FinalOrdered, Warned
+from atune.journal.events import (
+    BenchmarkFailed,
+    BenchmarkRepeated,
+    CandidateMeasured,
+    FinalOrdered,
+    FinalStarted,
+    Warned,
+)
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -94,10 +101,15 @@ class FinalStage:
 
     def _chosen(self, leaders: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default if it was measured."""
-        chosen, header, slowest = list(leaders), self.state.header, self.state.slowest
-        default = None if header is None or header.default is None else self.state.outcome(header.default)
-        beside = (one.index for one in (slowest, default) if isinstance(one, CandidateMeasured))
-        return list(dict.fromkeys([*chosen, *beside]))
+        slowest = self.state.slowest
+        beside = (None if slowest is None else slowest.index, self._default())
+        return list(dict.fromkeys([*leaders, *(index for index in beside if index is not None)]))
+
+    def _default(self) -> int | None:
+        """Return the candidate that was built and ran for the default; None if it was not measured."""
+        header = self.state.header
+        outcome = None if header is None or header.default is None else self.state.outcome(header.default)
+        return outcome.index if isinstance(outcome, CandidateMeasured) else None
 
     async def _get_winner(self) -> None:
         winner = self.state.winner
@@ -111,8 +123,9 @@ class FinalStage:
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final; repeat it if its device is lost. Returns whether finalists failed."""
         for attempt in range(2):
+            self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
-                entries, reference = await self._rounds(worker, chosen, contenders)
+                entries, ties, reference = await self._rounds(worker, chosen, contenders)
             except _FinalistsFailed as failed:
                 await self._drop(worker, failed.failures)
                 return True
@@ -121,8 +134,8 @@ class FinalStage:
                     self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
                     return False
             else:
-                device = worker.name
-                self.emit(FinalOrdered, worker=device, device=device, entries=tuple(entries), reference=reference)
+                where = {"worker": worker.name, "device": worker.name}
+                self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)
                 return False
         return False
 
@@ -138,7 +151,7 @@ class FinalStage:
 
     async def _rounds(
         self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]
-    ) -> tuple[list[FinalEntry], Timing | None]:
+    ) -> tuple[list[FinalEntry], tuple[int, ...], Timing | None]:
         """Time all in turn, then only those whose order is open, until it is settled or a limit is reached."""
         rounds = self.benchmark.n_final_rounds
         looks = max(1, self.benchmark.n_final_limit // rounds)
@@ -151,7 +164,10 @@ class FinalStage:
                 break
             found, _ = await self._timed(worker, playing, rounds, with_reference=False)
             timings.update((e.index, timings[e.index].and_more(e.timing)) for e in found)
-        return final_order(timings, contenders, {i: self.state.entries[i].key for i in timings}, looks), reference
+        keys = {i: self.state.entries[i].key for i in timings}
+        entries = final_order(timings, contenders, keys, looks, self._default())
+        equals = equal_best(timings, contenders, keys, looks)
+        return entries, tuple(e.index for e in entries[1:] if e.index in equals), reference
 
     async def _timed(
         self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, with_reference: bool = True

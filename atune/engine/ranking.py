@@ -30,18 +30,14 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int], looks: i
     return [leader, *still] if still else []
 
 
-def final_order(
+def equal_best(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], looks: int
-) -> list[FinalEntry]:
-    """Return all entries: the winner first, then the others by latency.
-
-    The leader wins if its advantage is significant. Otherwise the smallest config key wins among the leader and those
-    equally fast or indistinguishable. So repeated runs name the same winner.
-    """
+) -> list[int]:
+    """Return the leader and the contenders that cannot be told from it, or are as fast."""
     playing = _playing(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
     level = 1 - MISTAKE / max(1, looks * (len(contenders) - 1))
-    equals = [
+    return [
         i
         for i in playing
         if i == leader
@@ -50,7 +46,22 @@ def final_order(
             and _ratio(timings[i], timings[leader]) <= 1 + CLOSE
         )
     ]
-    winner = min(equals, key=lambda i: keys[i])
+
+
+def final_order(
+    timings: Mapping[int, Timing],
+    contenders: Sequence[int],
+    keys: Mapping[int, str],
+    looks: int,
+    default: int | None = None,
+) -> list[FinalEntry]:
+    """Return all entries, the winner first, the others by latency.
+
+    The winner is the leader where its advantage holds. Of those that cannot be told apart from it, or are as fast,
+    it is the `default`, else the one with the smallest config key, so that runs repeat.
+    """
+    equals = equal_best(timings, contenders, keys, looks)
+    winner = default if default is not None and default in equals else min(equals, key=lambda i: keys[i])
     rest = sorted((i for i in timings if i != winner), key=lambda i: (timings[i].latency_ms, keys[i]))
     return [FinalEntry(i, timings[i]) for i in (winner, *rest)]
 

@@ -272,6 +272,13 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
     latency_ms: float
 
 
+class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
+    """The best few, the default and the slowest, `indices`, begin to be timed in turn; nothing compiles any more."""
+
+    device: str
+    indices: tuple[int, ...]
+
+
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     """The best few, the default and the slowest, timed again in turn while nothing compiled.
 
@@ -281,6 +288,8 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
+    ties: tuple[int, ...] | None = None
+    """Those that cannot be told from the winner, or are as fast. None in older journals, which do not say."""
 
 
 class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):
@@ -351,7 +360,7 @@ AnyEvent = (
     RunStarted | SpaceSurveyed | CandidateProposed | CandidateLowered | CandidatePruned | CandidateAliased
     | ArtifactBuilt | BuildFailed | GroupSplit | CompileRepeated | DeviceReady | DeviceLost | DeviceExcluded
     | ReferenceMeasured | BenchmarkStarted | BenchmarkRepeated | CandidateMeasured | BenchmarkFailed | BestChanged
-    | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
+    | FinalStarted | FinalOrdered | WinnerProven | Warned | RunFinished | RunInterrupted | RunResumed | JournalRepaired
 )  # fmt: skip
 """The union that `decode` reads."""
 

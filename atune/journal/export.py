@@ -50,6 +50,8 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
             "latency_ms": record.latency_ms,
             "spread": None if timing is None else timing.spread,
             "n_samples": None if timing is None else len(timing.samples_us),
+            "power_w": None if timing is None or timing.energy is None else timing.energy.power_w,
+            "call_j": None if timing is None or timing.energy is None else timing.energy.call_j,
             "device": record.device or None,
             "same_as": record.same_as,
             "kind": record.kind or None,

@@ -17,24 +17,26 @@ from atune.journal.failures import failures_data
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
+from atune.journal.noise import noise_of
 from atune.journal.printing import describe_config as describe_config
 from atune.journal.printing import printable as printable
 from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, StaticFacts, source_path
 from atune.model.candidate import Config
-from atune.model.measurement import FinalEntry, Measurement, Timing, ratio_interval
+from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.occupancy import MachineFacts
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 from atune.system.paths import cache_folder, is_cached, is_stored
 
-__all__ = ["Record", "State", "TuneResult"]
+__all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
-    "roofline", "reference_roofline", "reason", "audited",
+    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
 
@@ -91,6 +93,8 @@ class TuneResult:
         self.total = state.total
         self.wall_s = state.wall_s
         self.finished = state.finished is not None
+        self.interrupted = state.interrupted is not None
+        """Whether the run was cut short; a run that was killed, or goes on, is neither that nor finished."""
         self.cache_hit = False
         """Whether it comes from the result cache, or from another task's tuning, and nothing was tuned for it."""
         self.warnings = tuple(state.warnings)
@@ -118,6 +122,9 @@ class TuneResult:
         self.final: tuple[FinalEntry, ...] = tuple(FinalEntry(e.index, timing) for e, timing in kept)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
+        self.ties: tuple[int, ...] | None = _ties(state, self.final)
+        """Finalists that cannot be told from the winner, or are as fast; None without a final, and where it is too old
+        to say. The default is preferred among equals, then the smallest config key."""
         self.work: ProblemWork = _work(state)
         """The operations and bytes of one call, as the user gave them or as derived from the kernels."""
         self._peaks = {device.id: device.peaks for device in self.devices}
@@ -138,7 +145,13 @@ class TuneResult:
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
+        firsts_of = [(m.device, m.timing) for m in state.ranked()]
+        finals = [(state.final.device, entry.timing) for entry in self.final] if state.final else []
+        best = [(device, timing) for device, timing in finals if timing.n_samples == _most(self.final)]
+        self.noise: tuple[str, ...] = tuple(noise_of([*state.references.items(), *firsts_of, *finals], best))
+        """What tells that the machine was not quiet, and what to do: a sentence each; empty where nothing does."""
         self._reference = self._pick_reference(state)
+        self._final_reference = state.final.reference if state.final is not None and self.final else None
 
     @classmethod
     def from_events(
@@ -171,6 +184,11 @@ class TuneResult:
         return None if self._reference is None else self._reference.latency_ms
 
     @property
+    def energy(self) -> Energy | None:
+        """The winner's power and energy; None where it was not asked for, or its device does not tell."""
+        return None if self.best is None or self.best.timing is None else self.best.timing.energy
+
+    @property
     def failures(self) -> tuple[Record, ...]:
         """The records of candidates that failed, by index; those that were pruned are not among them."""
         return tuple(r for r in self.records if r.status == "failed")
@@ -200,6 +218,21 @@ class TuneResult:
         return self._speedup(self.default)
 
     @property
+    def speedup_over_reference(self) -> Ratio | None:
+        """As `speedup_over_default`, over the reference; None unless it was timed in the final."""
+        return self._speedup_over(self._final_reference)
+
+    @property
+    def reference_ratio(self) -> float | None:
+        """How many times faster the winner is than the reference; below 1 it is slower.
+
+        The median of `speedup_over_reference`, or without a final the ratio of the first timings' medians.
+        """
+        if (ratio := self.speedup_over_reference) is not None:
+            return round(ratio[1], 5)
+        return round(self.reference_ms / self.latency_ms, 5) if self.reference_ms and self.latency_ms else None
+
+    @property
     def speedup_over_slowest(self) -> Ratio | None:
         """As `speedup_over_default`, over the slowest candidate."""
         return self._speedup(self.slowest)
@@ -216,10 +249,12 @@ class TuneResult:
         return {**found, "device_s": round(self.device_s, 4), "untried": left, "failures": failures_data(self)}
 
     def table(self) -> str:
-        """Return the records as aligned text: by latency, the winner first; then failures with their reasons."""
-        rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
-        rows += [_row(record, self._final) for record in sorted(self.records, key=self._place)]
-        return _aligned(rows)
+        """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
+
+        The winner comes first, then the other finalists by their final timing, then those with a first timing alone, by
+        that; then failures with their reasons. The two kinds of timing are not compared with each other.
+        """
+        return table(self)
 
     @cached_property
     def axis_importance(self) -> Importance | None:
@@ -237,7 +272,8 @@ class TuneResult:
 
     def _next(self) -> list[Record]:
         others = [r for r in self.records if r.status == "measured" and r.index != self.best_index]
-        return sorted(others, key=self._place)[:RIVALS]
+        known = [r for r in others if r.latency_ms is not None]
+        return sorted(known, key=lambda r: (r.latency_ms, r.kind or r.status, r.index))[:RIVALS]
 
     @property
     def inert_axes(self) -> tuple[InertAxis, ...]:
@@ -288,12 +324,6 @@ class TuneResult:
     def _writes(self) -> tuple[int, ...]:
         return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
-    def _place(self, record: Record) -> tuple[bool, bool, float, str, int]:
-        # The winner leads even where a first timing of another came out smaller than the winner's in the final.
-        winner = record.index == self.best_index
-        latency = float("inf") if record.latency_ms is None else record.latency_ms
-        return record.latency_ms is None, not winner, latency, record.kind or record.status, record.index
-
     def __repr__(self) -> str:
         latency = "no winner" if self.latency_ms is None else f"{self.latency_ms:.4g} ms with {self.best_config}"
         return f"<TuneResult {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
@@ -331,9 +361,11 @@ class TuneResult:
     def _speedup(self, slow: Record | None) -> Ratio | None:
         if slow is None or self.best_index is None:
             return None
-        timing = self._final.get(slow.index if slow.same_as is None else slow.same_as)
-        fast = self._final.get(self.best_index)
-        if timing is None or fast is None:
+        return self._speedup_over(self._final.get(slow.index if slow.same_as is None else slow.same_as))
+
+    def _speedup_over(self, timing: Timing | None) -> Ratio | None:
+        fast = None if self.best_index is None else self._final.get(self.best_index)
+        if timing is None or fast is None or not timing.samples_us:
             return None
         if not fast.samples_us or not all(fast.samples_us):  # a journal may hold what no run wrote
             return None
@@ -386,33 +418,24 @@ def _work(state: State) -> ProblemWork:
     return problem_work((entry.facts for entry in state.entries.values()), *told)
 
 
+def _most(final: Sequence[FinalEntry]) -> int:
+    """Return the samples that those have who were in the final to its end."""
+    return max((entry.timing.n_samples for entry in final), default=0)
+
+
+def _ties(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
+    """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
+    if state.final is None or state.final.ties is None or not final:
+        return None
+    if state.first(state.final.entries[0].index).index != final[0].index:
+        return None
+    ties = {state.first(index).index for index in state.final.ties}
+    return tuple(entry.index for entry in final[1:] if entry.index in ties)
+
+
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
     """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
     groups = result.failure_summary()
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])
     return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
-
-
-def _row(record: Record, final: dict[int, Timing]) -> tuple[str, ...]:
-    note: str = record.status
-    if record.message:
-        note += f": {record.kind + ': ' if record.kind else ''}{printable(record.message)}"
-    if record.same_as is not None:
-        note = f"same code as {record.same_as}"
-    elif record.index in final:
-        note += ", timed again in the final"
-    if record.timing is None:
-        return "-", "-", str(record.index), describe_config(record.config), note
-    timing = record.timing
-    return f"{timing.latency_ms:.4f}", f"{timing.spread:.1%}", str(record.index), describe_config(record.config), note
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[:3], widths, strict=False)]
-        texts = [cell.ljust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-        lines.append("  ".join(numbers + texts).rstrip())
-    return "\n".join(lines)

@@ -158,6 +158,8 @@ class LocalDeviceWorker:
         """Make the inputs and run the reference; time it for the `first` process, whose failure is the workload's."""
         limit = self.context.limit_s
         request = Prepare(artifact=artifact, timed=first)
+        if first:
+            await self._lookout.look(self._worker, limit, idle=True)
         try:
             reply = await self._call("prepare", msgspec.msgpack.encode(request), limit)
         except RemoteError as error:

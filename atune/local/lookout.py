@@ -12,13 +12,17 @@ import msgspec
 from atune.errors import WorkerError
 from atune.local.entry_points import NEIGHBOURS
 from atune.model.device import DeviceInfo
-from atune.processes.messages import Neighbour, Neighbours
+from atune.processes.messages import Around, Neighbours
 from atune.processes.worker import Worker
 
 LOOK_S = 5.0
 """Least seconds between two checks."""
 MOST_NEIGHBOURS = 8
 """Processes of others that a run tells of, a device."""
+
+BUSY_PERCENT = 20
+"""Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
+REMEDY = "end it, or measure on another device"
 
 
 class Lookout:
@@ -29,8 +33,8 @@ class Lookout:
         self._looked = float("-inf")
         self._told: set[int] = set()
 
-    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False) -> None:
-        """Look around, unless that was done a moment ago; `at_once`: then, too.
+    async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
+        """Look around, unless that was done a moment ago; `at_once`: then, too. `idle`: the run computes nothing now.
 
         The process may die of the question, or run past `limit_s`; whoever calls it next learns so.
         """
@@ -38,11 +42,16 @@ class Lookout:
         if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
             return
         self._looked = now
-        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid))
+        question = msgspec.msgpack.encode(Neighbours(program=os.getpid(), uuid=self.info.uuid, idle=idle))
         with suppress(WorkerError):
-            found = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=list[Neighbour])
-            new = [one for one in found if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
+            seen = msgspec.msgpack.decode(await worker.call(NEIGHBOURS, question, limit_s), type=Around)
+            if (seen.busy_percent or 0) > BUSY_PERCENT:
+                self.warn(
+                    f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
+                    f"another program computes there and may disturb what is timed; {REMEDY}"
+                )
+            new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
             self._told |= {one.pid for one in new}
             if new:
                 others = ", ".join(map(str, new))
-                self.warn(f"device {self.info.id} is also used by {others}: that may disturb what is timed")
+                self.warn(f"device {self.info.id} is also used by {others}: that may disturb what is timed; {REMEDY}")

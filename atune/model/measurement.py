@@ -19,6 +19,17 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why its clocks were lowered; empty when they were not."""
 
 
+class Energy(msgspec.Struct, frozen=True, gc=False):
+    """What calls back to back take of a GPU, idle power included. Their data may stay in the L2 cache."""
+
+    power_w: float
+    """Average power, W."""
+    call_j: float
+    """Energy a call, J."""
+    calls: int
+    """How many calls it is an average of."""
+
+
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Samples of one kernel's time on one device, and how they were taken.
 
@@ -34,6 +45,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """``events`` (CUDA events, launches queued behind a device sleep), ``cuda_graph`` (the same, of a graph of the
     call), ``cupti`` (the kernels' own times, as CUPTI records them) or ``perf_counter`` (CPU)."""
     conditions: Conditions | None = None
+    energy: Energy | None = None
+    """Of a finalist, where it was asked for and the device tells."""
 
     @property
     def n_samples(self) -> int:
@@ -50,7 +63,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def and_more(self, other: Timing) -> Timing:
         """Return this timing with the samples of `other` after its own; taken later, under its conditions."""
-        return Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
+        both = Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
+        return msgspec.structs.replace(both, energy=self.energy or other.energy)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):

@@ -159,6 +159,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     `standby`: keep a second process with its context made on each GPU, which takes over when the first one is lost.
     None keeps one on GPUs that have memory to spare for it, unless there are only two cores to compile on, and none on
     the CPU, where a new process starts at once.
+    `energy`: have finalists run 0.3 s longer each, for their power and energy, on GPUs that count it.
     `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
 
     Raises `UsageError`, with what was meant, for a name or a value that cannot be.
@@ -179,6 +180,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     n_final_limit: int = 200
     standby: bool | None = None
     mixed_devices: bool = False
+    energy: bool = False
 
     def __post_init__(self) -> None:
         where = "BenchmarkSettings"
@@ -195,7 +197,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
         if isinstance(self.input_seed, bool) or not isinstance(self.input_seed, int):
             raise UsageError(f"{where}: input_seed must be a whole number, got {self.input_seed!r}")
-        switches(self, "adaptive", "check", "cache_inputs", "mixed_devices")
+        switches(self, "adaptive", "check", "cache_inputs", "mixed_devices", "energy")
         if self.standby is not None:
             switches(self, "standby")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from atune.journal.events import Event, RunFinished, RunInterrupted, RunStarted, Warned
+from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.result import describe_config, printable
 from atune.journal.state import State
 from atune.model.candidate import Config
@@ -19,20 +20,32 @@ class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
     `stream`: where to write (default: stderr). `interval_s`: least time between two plain lines, by the run's clock.
-    `budget`: the run's budget, needed for totals and for the time left.
+    `budget`: the run's budget, needed for totals and for the time left. `plain`: lines on a terminal, too.
     """
 
-    def __init__(self, stream: TextIO | None = None, interval_s: float = 5.0, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        interval_s: float = 5.0,
+        budget: Budget | None = None,
+        *,
+        plain: bool = False,
+    ) -> None:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget = budget or Budget()
         self._state = State()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
+        self._plain = plain
         self._bars: _Bars | None = None
+        self.finalists: int | None = None
+        """Candidates that the final times; None before it."""
+        self.final_done = False
 
     def __enter__(self) -> Self:
-        if self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        if self._stream is not None and able and not self._plain:
             self._bars = _Bars(self._stream)
         return self
 
@@ -41,7 +54,8 @@ class Progress:
     ) -> None:
         if self._bars is not None:
             with suppress(OSError):  # the terminal is gone
-                self._bars.show(self)
+                if self._state.header is not None:
+                    self._bars.show(self)
                 self._bars.stop()
         elif self._state.header is not None:
             self._line()
@@ -54,9 +68,12 @@ class Progress:
             self._started_mono = event.mono  # earlier time went into imports, not candidates
         if isinstance(event, Warned):
             self._warn(event.message)
+        if isinstance(event, FinalStarted | FinalOrdered):
+            self.final_done = isinstance(event, FinalOrdered)
+            self.finalists = len(event.entries if isinstance(event, FinalOrdered) else event.indices)
         # Thousands of events may come per second.
         interval_s = self._interval_s if self._bars is None else 0.1
-        if event.mono - self._shown_mono < interval_s and not isinstance(event, RunFinished | RunInterrupted):
+        if event.mono - self._shown_mono < interval_s and not isinstance(event, SHOWN_AT_ONCE):
             return
         self._shown_mono = event.mono
         if self._bars is not None:
@@ -107,6 +124,12 @@ class Progress:
         return f"best {latency_ms:.4g} ms: {describe_config(config)}"
 
     @property
+    def hopeless(self) -> bool:
+        """Whether the run ended with every candidate that was tried failed."""
+        ended = self._state.finished is not None or (self.total > 0 and self._state.settled >= self.total)
+        return ended and self.failed > 0 and self._state.best is None
+
+    @property
     def expected(self) -> str:
         """The best latency that the strategy expects. Empty if it expects none, or if the run has ended."""
         state = self._state
@@ -153,8 +176,16 @@ class Progress:
                 self._stream = None  # the result is still wanted
 
 
+SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
+BEST_LINES = 2
+"""Lines of the terminal that the best so far takes at most."""
+
+
 class _Bars:
-    """Two rich bars with the findings below. Long lines wrap between words."""
+    """Rich bars of compiling, measuring and the final once it begins, with the findings below.
+
+    Shown from the first event on. Long lines wrap between words.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console, Group
@@ -165,14 +196,16 @@ class _Bars:
         from rich.text import Text
 
         fixed = Column(no_wrap=True, min_width=8)
+        self._bar: Any = BarColumn()
         self._progress: Any = RichProgress(
             TextColumn("{task.description:>8}", table_column=fixed),
-            BarColumn(),
+            self._bar,
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[note]}", markup=False),
+            TextColumn("{task.fields[note]}"),
         )
         self._compiled = self._progress.add_task("compiled", total=None, note="")
         self._measured = self._progress.add_task("measured", total=None, note="")
+        self._final: Any = None
         self._text, self._group = Text, Group
         self._live: Any = Live(
             self._progress,
@@ -181,22 +214,39 @@ class _Bars:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._live.start()
 
     def show(self, state: Progress) -> None:
+        self._live.start()  # does nothing the second time
         total = state.total or None
         left = f"about {duration(state.left_s)} left" if state.left_s else state.proof
-        self._below = state.best
-        self._progress.update(self._compiled, completed=state.compiled, total=total, note=f"{state.failed} failed")
+        failed = f"[red]{state.failed} failed[/red]" if state.failed else "0 failed"
+        self._progress.update(self._compiled, completed=state.compiled, total=total, note=failed)
         self._progress.update(self._measured, completed=state.measured, total=total and state.to_measure, note=left)
-        said = "; ".join(part for part in (state.best, state.expected, state.tried, state.proof) if part)
+        if state.hopeless:
+            self._bar.complete_style = self._bar.finished_style = "red"
+        if state.finalists is not None:
+            if self._final is None:
+                self._final = self._progress.add_task("final", total=None, note="")
+            done, note = (state.finalists, "") if state.final_done else (0, "timed in turn")
+            self._progress.update(self._final, completed=done, total=state.finalists, note=note)
+        best = shortened(state.best, BEST_LINES * shutil.get_terminal_size().columns)
+        said = "; ".join(part for part in (best, state.expected, state.tried, state.proof) if part)
         self._live.update(self._group(self._progress, self._text(said)))
 
     def note(self, text: str) -> None:
+        self._live.start()
         self._live.console.print(f"warning: {text}", markup=False, highlight=False)
 
     def stop(self) -> None:
         self._live.stop()
+
+
+def shortened(text: str, most: int) -> str:
+    """Return `text` in `most` characters, its middle left out where it is longer."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 3
+    return f"{text[: most - 1 - end]}…{text[-end:]}"
 
 
 def duration(seconds: float | None) -> str:

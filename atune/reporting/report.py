@@ -26,6 +26,7 @@ from atune.journal.state import State
 from atune.model.measurement import Timing
 from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
+from atune.reporting.headline import default_line, latency_line, ties_line
 from atune.reporting.search_section import plain_summary, search_section
 
 SPANS = 6000
@@ -186,7 +187,7 @@ def _data(result: TuneResult, state: State, lanes: Lanes, clocks: Clocks) -> dic
         "timeline": _timeline(lanes),
         "clocks": clocks.data(),
         "failures": _failures(result),
-        "warnings": [printable(text) for text in result.warnings],
+        "warnings": [printable(text) for text in (*result.warnings, *result.noise)],
         "environment": _environment(result, state),
     }
 
@@ -204,12 +205,11 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     if result.best is None:
         return None
     lines = [printable(f"Candidate {result.best.index}: {describe_config(result.best.config)}")]
-    for ratio, than in (
-        (result.speedup_over_default, "the default configuration"),
-        (result.speedup_over_slowest, "the slowest configuration"),
-    ):
-        if ratio is not None:
-            lines.append(f"{ratio[1]:.2f} times faster than {than} (95 % interval {ratio[0]:.2f}–{ratio[2]:.2f}).")
+    lines += [
+        f"{line[:1].upper()}{line[1:]}."
+        for line in (latency_line(result), default_line(result), ties_line(result))
+        if line
+    ]
     if why := why_unchecked(result):
         lines.append(f"Its outputs were not checked: {why}.")
     if result.proven:

@@ -90,7 +90,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
         "inert_axes": [], "roofline": None, "reference_roofline": None,
         "best_config": {"block": 1}, "latency_ms": 1.0, "reference_ms": 3.0, "measured": 2, "failed": 1, "pruned": 0,
         "duplicates": 0, "remaining": 0, "total": 3, "wall_s": 2.5, "journal": journal, "proven": False,
-        "untried": [], "audited": None,
+        "untried": [], "audited": None, "reference_ratio": 3.0, "ties": None, "noise": [], "energy": None,
         "failures": [{
             "kind": "mismatch", "count": 1, "message": "wrong", "where": None,
             "example": {"index": 2, "config": {"block": 2}},
@@ -105,9 +105,10 @@ def test_without_json_people_are_told(engine: Any, workload: str, capsys: Any) -
     engine()
     assert main(["tune", workload]) == 0
     out, err = capsys.readouterr()
-    assert "winner     block=1" in out and "1 ms (reference 3 ms)" in out
+    assert out.startswith("latency    1 ms, 3.00 times faster than the reference (3 ms)\n")
+    assert "winner     block=1" in out
     assert "4.00 times faster than the default configuration (95 % interval 4.00–4.00)" in out
-    assert "times faster than the slowest" in out and "1 × mismatch: wrong" in out
+    assert "the slowest" not in out and "1 × mismatch: wrong" in out
     journal = next(line for line in out.splitlines() if line.startswith("journal")).split()[1]
     assert Path(journal).is_file() and "/cache/atune/journals/toy-" in journal
     assert "3/3 compiled" in err

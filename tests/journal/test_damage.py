@@ -176,11 +176,14 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     expected = json.loads((DATA / name).with_suffix(".json").read_text())
     summary = {k: v for k, v in result.summary().items() if k != "journal"}
     newer = {"proven", "best_over_time", "axis_importance", "wins_by", "inert_axes", "roofline", "reference_roofline"}
-    newer |= {"reason", "device_s", "untried", "audited"}
+    newer |= {"reason", "device_s", "untried", "audited", "reference_ratio", "ties", "noise", "energy"}
     assert {k: v for k, v in json.loads(json.dumps(summary)).items() if k not in newer} == expected["summary"]
     assert not summary["proven"]  # of that time there is no proof
     assert summary["best_over_time"][-1]["latency_ms"] == min(m.timing.latency_ms for m in result.measurements)
-    assert result.table().splitlines() == expected["table"]
+    figures = slice(0, expected["table"][0].index("note"))  # notes are worded anew, and finalists stand together
+    rows = [line[figures] for line in result.table().splitlines()]
+    assert rows[:2] == [line[figures] for line in expected["table"][:2]]
+    assert sorted(rows) == sorted(line[figures] for line in expected["table"])
     events = read(DATA / name)
     assert expected["kinds"] == sorted({type(event).__name__ for event in events})
     assert [CandidateMeasured] == list(

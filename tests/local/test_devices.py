@@ -282,6 +282,17 @@ async def test_the_final_ends_at_its_limit_and_a_tie_goes_to_the_smaller_key() -
     assert len(winners) == 1
 
 
+async def test_the_default_wins_among_equals_and_the_final_tells_the_ties() -> None:
+    """Four of one speed, and one that is plainly slower: without the default the key would choose."""
+    for default in range(4):
+        machine = FakeMachine(5, Script(latency_ms=lambda c: 1.0 if c["x"] < 4 else 2.0), default=default)
+        run = await finish(machine, benchmark=BenchmarkSettings(n_final=5))
+        assert run.result.best_index == default
+        assert sorted([default, *(run.result.ties or ())]) == [0, 1, 2, 3]
+    run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
+    assert run.result.ties == () and run.of(FinalOrdered)[0].ties == ()
+
+
 async def test_a_final_whose_device_is_lost_is_held_again() -> None:
     run = await finish(FakeMachine(6, Script(final_losses=1, latency_ms=valley(2))))
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceReady)) == 2 and not run.of(Warned)
@@ -299,6 +310,12 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     keys = {0: "b", 1: "a", 2: "a"}
     assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10)] == [2, 0, 1]  # 2 is as fast, by 0.1 %
     assert [e.index for e in final_order({0: timing(1.0), 1: timing(1.004)}, [0, 1], {0: "b", 1: "a"}, 10)] == [0, 1]
+    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=0)] == [
+        0,
+        2,
+        1,
+    ]  # preferred among equals
+    assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=1)] == [2, 0, 1]  # it is slower
     wide = [0.0, 0.1] * 10
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import atune
+from atune.local.lookout import REMEDY
 from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.stages.measure.neighbours import others
@@ -38,6 +39,9 @@ def nvmlDeviceGetHandleByUUID(uuid): return uuid
 def nvmlDeviceGetComputeRunningProcesses(handle):
     with open(os.environ["OTHERS"]) as file:
         return [Process(int(pid)) for pid in file.read().replace("SELF", str(os.getpid())).split()]
+def nvmlDeviceGetUtilizationRates(handle):
+    class Rates: gpu, memory = int(os.environ["BUSY"]), 0
+    return Rates
 """
 
 
@@ -119,6 +123,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("OTHERS", str(tmp_path / "others"))
+    monkeypatch.setenv("BUSY", "0")
     return tmp_path / "others"
 
 
@@ -131,14 +136,16 @@ def warnings_of_a_run() -> list[str]:
     )
     result = atune.run(machine=machine)
     assert result.measured == 5
-    return [warning for warning in result.warnings if "also used by" in warning]
+    return [warning for warning in result.warnings if "may disturb what is timed" in warning]
 
 
 def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger: Stranger) -> None:
     pid = stranger()
     nvml.write_text(f"SELF {os.getpid()} {pid}")
     [said] = warnings_of_a_run()
-    assert said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb what is timed"
+    assert (
+        said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb what is timed; {REMEDY}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,3 +154,19 @@ def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger:
 def test_a_run_alone_on_its_gpu_says_nothing(nvml: Path, listed: str) -> None:
     nvml.write_text(listed)
     assert warnings_of_a_run() == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "busy", "told"),
+    [("1 2 3", 43, True), ("1 2 3", 5, False), ("SELF", 43, False)],
+    ids=["nobody can be named", "idle", "nobody is there"],
+)
+def test_a_gpu_that_is_busy_before_the_run_is_told_of(
+    nvml: Path, monkeypatch: pytest.MonkeyPatch, listed: str, busy: int, told: bool
+) -> None:
+    nvml.write_text(listed)
+    monkeypatch.setenv("BUSY", str(busy))
+    said = warnings_of_a_run()
+    assert len(said) == told
+    if told:
+        assert said[0].startswith("device cpu was 43 % busy before anything was measured on it") and REMEDY in said[0]

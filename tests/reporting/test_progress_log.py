@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from event_streams import Stream
 
-from atune.journal.events import CandidateProposed, Warned
+from atune.journal.events import CandidateProposed, FinalStarted, Warned
 from atune.model.candidate import config_key
 from atune.model.settings import Budget
 from atune.reporting.log import event_logger
-from atune.reporting.progress import Progress, duration
+from atune.reporting.progress import Progress, duration, shortened
 
 
 class Terminal(io.StringIO):
@@ -149,6 +149,60 @@ def test_forty_columns_hold_counts_best_and_expected_best(monkeypatch: pytest.Mo
     last = " ".join(" ".join(lines[-5:]).split())
     assert "compiled" in last and "measured" in last and last.count("23/1080") == 2
     assert "best 1.78 ms: block_M=1408, block_N=128, num_stages=3; expected best 1.235 ms; tried 23 of 1,080" in last
+
+
+def bars(stream: Stream, monkeypatch: pytest.MonkeyPatch, columns: int = 100, **options: object) -> list[str]:
+    """Return what a terminal with colours is sent of `stream`, a frame each, escapes included."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = Terminal()
+    with Progress(out, **options) as progress:  # type: ignore[arg-type]
+        for event in stream.events:
+            progress.on_event(event)
+    return re.split(r"\r(?:\x1b\[1A|\x1b\[2K)+", out.getvalue())
+
+
+def test_the_final_has_a_bar_of_its_own_once_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(total=2).ready().candidate(0, 1.0).candidate(1, 2.0)
+    assert " final " not in bars(stream, monkeypatch)[-1]
+    stream.add(FinalStarted, device="cpu", indices=(0, 1))
+    assert re.search(r" final .*0/2.*timed in turn", bars(stream, monkeypatch)[-1])
+    last = bars(stream.final({0: [1.0], 1: [2.0]}).finished(), monkeypatch)[-1]
+    assert re.search(r" final .*2/2", last) and "timed in turn" not in last
+    old = Stream(total=2).ready().candidate(0, 1.0).candidate(1, 2.0).final({0: [1.0], 1: [2.0]})
+    assert re.search(r" final .*2/2", bars(old, monkeypatch)[-1])  # a journal that does not say when it began
+
+
+def test_failures_are_red_and_so_are_the_bars_of_a_run_in_which_all_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    red_bar = re.compile(r"\x1b\[31m━")
+    some = bars(Stream(total=2).ready().candidate(0, 1.0).candidate(1).finished(), monkeypatch)[-1]
+    assert "\x1b[31m1 failed" in some and not red_bar.search(some)
+    none = bars(Stream(total=2).ready().candidate(0).candidate(1).finished(), monkeypatch)[-1]
+    assert "\x1b[31m2 failed" in none and red_bar.search(none)
+    good = bars(Stream(total=1).ready().candidate(0, 1.0).finished(), monkeypatch)[-1]
+    assert "\x1b[31m" not in good
+
+
+def test_a_long_configuration_takes_two_lines_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {f"axis_number_{k}": k for k in range(20)}
+    last = bars(Stream(total=1).ready().candidate(0, 1.0, **config), monkeypatch, columns=60)[-1]
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)
+    assert "best 1 ms: axis_number_0=0" in text and "axis_number_19=19" in text and "…" in text
+    assert len(text.strip().splitlines()) <= 5
+    assert shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcdef…ijk"
+
+
+def test_plain_lines_are_shown_on_a_terminal_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    [text] = bars(run_of(3), monkeypatch, plain=True)
+    assert "\x1b" not in text and "atune: [2 s] 3/3 compiled" in text
+
+
+def test_a_run_that_never_started_leaves_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with Progress(out):
+        pass
+    assert out.getvalue() == ""
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from atune.stages.measure.check import Expected, Mismatch, expected_outputs, jud
 from atune.stages.measure.conditions import Observer
 from atune.stages.measure.device_errors import kind_of, words_of
 from atune.stages.measure.effort import PROBE, counts, still_wanted
+from atune.stages.measure.energy import energy_of
 from atune.stages.measure.guards import Guards
 from atune.stages.measure.inputs import Arguments
 from atune.stages.measure.loader import LoadError, load
@@ -127,7 +128,9 @@ def final(payload: bytes) -> bytes:
     if with_reference:
         calls.append(_device.timer.ready(_timed_reference()))
     samples = _device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
-    entries = tuple(FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False))
+    entries = [FinalEntry(a.index, _timing(s)) for a, s in zip(job.artifacts, samples, strict=False)]
+    if job.with_reference and session().benchmark.energy:  # in the first look alone
+        entries = [_with_energy(entry, timed) for entry, timed in zip(entries, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments, expected = kept[artifact.params]
@@ -138,7 +141,16 @@ def final(payload: bytes) -> bytes:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
     reference = _timing(samples[-1]) if with_reference else None
-    return msgspec.msgpack.encode(Finals(entries, reference, tuple(failures)))
+    return msgspec.msgpack.encode(Finals(tuple(entries), reference, tuple(failures)))
+
+
+def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
+    """Return `entry` with its power and energy; as it is where inputs must be restored between calls."""
+    if _device.observer is None or timed.before is not None:
+        return entry
+    timer, timing = _device.timer, entry.timing
+    found = energy_of(timed.call, timer.synchronise, _device.observer.energy_mj, timing.latency_ms)
+    return FinalEntry(entry.index, msgspec.structs.replace(timing, energy=found))
 
 
 def outputs(payload: bytes) -> bytes:

@@ -44,6 +44,10 @@ class Observer:
             throttle=tuple(name for bit, name in THROTTLE.items() if reasons and reasons & bit),
         )
 
+    def energy_mj(self) -> int | None:
+        """Return the energy that the GPU has taken since its driver was loaded, in mJ; None where it does not tell."""
+        return None if self._nvml is None else self._ask("nvmlDeviceGetTotalEnergyConsumption")
+
     def _ask(self, name: str, *arguments: Any) -> int | None:
         try:
             return int(getattr(self._nvml, name)(self._handle, *arguments))

@@ -11,17 +11,21 @@ from typing import Any
 
 import msgspec
 
-from atune.processes.messages import Neighbour, Neighbours
+from atune.processes.messages import Around, Neighbour, Neighbours
 from atune.system.folders import SERVER_FOLDER
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → a list of `Neighbour`; empty where NVML cannot tell."""
+    """Entry point: `Neighbours` → `Around`; empty where NVML cannot tell."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
     found: list[Neighbour] = []
+    busy: int | None = None
     with suppress(Exception):  # no driver, no permission, not supported here
-        found = others(_nvml().nvmlDeviceGetComputeRunningProcesses(_handle(question.uuid)), question.program)
-    return msgspec.msgpack.encode(found)
+        running = _nvml().nvmlDeviceGetComputeRunningProcesses(_handle(question.uuid))
+        found = others(running, question.program)
+        if question.idle and os.getpid() not in {entry.pid for entry in running}:
+            busy = int(_nvml().nvmlDeviceGetUtilizationRates(_handle(question.uuid)).gpu)
+    return msgspec.msgpack.encode(Around(tuple(found), busy))
 
 
 def others(running: list[Any], program: int) -> list[Neighbour]:

@@ -1,0 +1,63 @@
+"""A machine that was not quiet is named, with what to do; a quiet one is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from event_streams import Stream
+
+from atune.cli.main import summary_text
+from atune.journal.noise import noise_of
+from atune.journal.result import TuneResult
+from atune.model.measurement import Conditions, Timing
+
+
+def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[str, Timing]:
+    conditions = Conditions("GPU-1", **seen) if seen else None
+    return "0", Timing(1.0, spread, (1000.0,), method, conditions)
+
+
+def test_samples_that_scatter_are_told_of_with_the_device() -> None:
+    [said] = noise_of([], [timed(0.05), timed(0.04), timed(0.001)])
+    assert said.startswith("the best candidates' samples scatter by 4.0%") and "stop what else runs on device 0" in said
+    [said] = noise_of([], [timed(0.2, "perf_counter")])
+    assert "stop what else runs on the CPU" in said
+
+
+@pytest.mark.parametrize("contenders", [[], [timed(0.03)], [timed(0.09, "perf_counter")], [timed(0.5), *[timed()] * 2]])
+def test_samples_that_scatter_as_usual_are_not_told_of(contenders: Any) -> None:
+    assert noise_of([], contenders) == []
+
+
+def test_lowered_clocks_are_told_of_with_their_reasons() -> None:
+    quiet = timed(sm_mhz=1980)
+    hot = timed(sm_mhz=1500, throttle=("temperature", "application clocks"))
+    [said] = noise_of([quiet, hot, timed(sm_mhz=1980, throttle=("power cap",))], [])
+    assert said.startswith(
+        "device 0 had lowered its clocks between 1500 and 1980 MHz at 2 of 3 timings (power cap, temperature)"
+    )
+    assert "raise its power limit" in said
+
+
+def test_a_clock_that_moved_is_told_of() -> None:
+    [said] = noise_of([timed(sm_mhz=1980), timed(sm_mhz=1900)], [])
+    assert said == ("device 0's clock moved between 1900 and 1980 MHz: lock it with nvidia-smi -lgc, then tune again")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [timed(sm_mhz=1965), timed(), timed(sm_mhz=1980, throttle=("application clocks",)), ("1", timed(sm_mhz=900)[1])],
+    ids=["a little", "unknown", "set by somebody", "another device"],
+)
+def test_clocks_that_stand_are_not_told_of(other: tuple[str, Timing]) -> None:
+    assert noise_of([timed(sm_mhz=1980), other], []) == []
+
+
+def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
+    wide = [1.0, 2.0] * 5
+    stream = Stream(total=3).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 9.0)
+    result = TuneResult.from_events(stream.final({0: wide, 1: wide[::-1], 2: [9.0] * 2}).finished().events)
+    assert result.noise == tuple(result.summary()["noise"]) and "scatter" in result.noise[0]
+    assert f"\nnoise      {result.noise[0]}" in summary_text(result)
+    assert "scatter" not in summary_text(TuneResult.from_events(Stream().candidate(0, 1.0).finished().events))

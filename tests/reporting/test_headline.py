@@ -1,0 +1,144 @@
+"""A result's first lines: how the winner compares, what ties with it, and which timings a table ranks."""
+
+from __future__ import annotations
+
+import pytest
+from event_streams import Stream
+
+from atune.cli.main import summary_text
+from atune.journal.result import TuneResult
+from atune.model.roofline import Roofline
+from atune.reporting import headline
+from atune.reporting.headline import comparison, default_line, headline_lines, latency_line, ties_line
+
+
+def folded(stream: Stream) -> TuneResult:
+    return TuneResult.from_events(stream.events)
+
+
+def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | None = ()) -> TuneResult:
+    """Return a run of three whose final took 1, 1.002 and 4 ms, by index."""
+    stream = Stream(total=3, default=default).ready(reference_ms)
+    for index, first_ms in enumerate((1.1, 1.1, 0.9)):
+        stream.candidate(index, first_ms)
+    entries = {0: [1.0] * 9, 1: [1.002] * 9, 2: [4.0] * 9}
+    return folded(stream.final(entries, [reference_ms] * 9, ties).finished())
+
+
+def test_the_first_line_compares_with_the_reference_and_the_second_with_the_default() -> None:
+    first, second, third = headline_lines(final_of(2.5, default=2))
+    assert first == "latency    1 ms, 2.50 times faster than the reference (2.5 ms)"
+    assert second == "           4.00 times faster than the default configuration (95 % interval 4.00–4.00)"
+    assert third == "winner     block=0"
+
+
+def test_a_winner_slower_than_the_reference_is_told_to_be() -> None:
+    result = final_of(0.4)
+    assert latency_line(result) == "1 ms, 2.50 times slower than the reference (0.4 ms)"
+    assert result.summary()["reference_ratio"] == 0.4
+
+
+def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:
+    assert comparison((0.99, 1.02, 1.05), "the reference") == "not to be told from the reference"
+    assert comparison((0.999, 1.001, 1.003), "the reference") == "as fast as the reference"
+    assert comparison((1.01, 1.02, 1.03), "the reference") == "1.02 times faster than the reference"
+
+
+def test_the_slowest_is_compared_with_nothing() -> None:
+    assert "slowest" not in summary_text(final_of(2.5, default=2))
+
+
+def test_without_a_final_the_line_says_that_it_tells_first_timings() -> None:
+    result = folded(Stream(total=1).ready(2.0).candidate(0, 1.0).finished())
+    assert latency_line(result) == "1 ms by first timing, 2.00 times faster than the reference (2 ms)"
+    assert result.reference_ratio == 2.0 and result.ties is None
+
+
+def test_without_a_reference_the_line_has_the_latency_alone() -> None:
+    result = folded(Stream(total=1).ready().candidate(0, 1.0).finished())
+    assert latency_line(result) == "1 ms by first timing" and result.reference_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("roofline", "told"),
+    [
+        (None, "1 ms"),
+        (
+            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute", peaks="measured"),
+            "1 ms; 757 TFLOP/s, 76 % of the measured peak",
+        ),
+        (
+            Roofline(gflops_s=757, gbytes_s=500, compute_share=0.1, memory_share=0.5, bound="memory", peaks="nominal"),
+            "1 ms; 500 GB/s, 50 % of the nominal peak",
+        ),
+        (Roofline(gbytes_s=5000), "1 ms; 5 TB/s"),
+    ],
+)  # fmt: skip
+def test_the_rate_of_what_limits_the_problem_is_told(
+    roofline: Roofline | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = final_of(2.5)
+    monkeypatch.setattr(TuneResult, "roofline", roofline)
+    monkeypatch.setattr(TuneResult, "reference_ms", None)
+    assert headline.latency_line(result) == told
+
+
+def test_ties_are_told_with_the_rule_that_chose() -> None:
+    by_default = final_of(2.5, default=0, ties=(1,))
+    assert ties_line(by_default) == "candidate 1 cannot be told from the winner; the default is preferred among equals"
+    by_key = final_of(2.5, default=2, ties=(1, 2))
+    assert ties_line(by_key) == (
+        "candidates 1 and 2 cannot be told from the winner; the smallest key was chosen among equals"
+    )
+    assert "\nties       candidates 1 and 2 cannot" in summary_text(by_key)
+    assert by_key.summary()["ties"] == (1, 2)
+    assert "ties " not in summary_text(final_of(2.5, ties=()))
+
+
+def test_many_ties_are_counted() -> None:
+    stream = Stream(total=9)
+    for index in range(9):
+        stream.candidate(index, 1.0)
+    result = folded(stream.final({i: [1.0] for i in range(9)}, ties=tuple(range(1, 9))).finished())
+    assert ties_line(result).startswith("candidates 1, 2, 3, 4, 5 and 3 more cannot be told")
+
+
+def test_ties_of_a_winner_that_failed_since_are_not_told() -> None:
+    stream = Stream(total=3)
+    for index in range(3):
+        stream.candidate(index, 1.0)
+    stream.final({0: [1.0], 1: [1.0], 2: [1.0]}, ties=(1,)).failed(0)
+    assert folded(stream).best_index == 1 and folded(stream).ties is None
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        (Stream(default=0).candidate(0, 1.0).candidate(1, 2.0), "the default configuration wins"),
+        (
+            Stream(default=1).candidate(0, 1.0).proposed(1).aliased(1, 0),
+            "the default configuration has the same code as the winner",
+        ),
+        (Stream(default=1).candidate(0, 1.0).candidate(1), "the default configuration failed"),
+        (Stream(default=1).candidate(0, 1.0).proposed(1).pruned(1), "the default configuration was pruned"),
+        (Stream(default=1).candidate(0, 1.0).candidate(1, 2.0), ""),
+        (Stream().candidate(0, 1.0), ""),
+    ],
+)
+def test_a_default_that_is_not_slower_is_told_of(stream: Stream, told: str) -> None:
+    assert default_line(folded(stream)) == told
+
+
+def test_the_table_marks_winner_tie_default_and_failed_and_ranks_timings_of_one_kind() -> None:
+    stream = Stream(total=5, default=2)
+    for index, first_ms in enumerate((1.1, 1.2, 1.3, 2.0)):
+        stream.candidate(index, first_ms)
+    result = folded(stream.candidate(4).final({0: [1.0], 1: [1.001], 2: [3.0]}, ties=(1,)).finished())
+    rows = [line.split() for line in result.table().splitlines()[1:]]
+    assert [(row[2], " ".join(row[4:])) for row in rows] == [
+        ("0", "winner, final timing"),
+        ("1", "tie, final timing"),
+        ("2", "default, final timing"),
+        ("3", "first timing"),
+        ("4", "failed: mismatch: wrong"),
+    ]
