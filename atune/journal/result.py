@@ -16,6 +16,7 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
+from atune.journal.shown import Shown
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by
@@ -69,8 +70,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     roofline: Roofline | None = None
     """How near its latency comes to its device's peaks; None where the work of the problem is not known."""
 
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("atune.reporting.notebook").record_html(self))
 
-class TuneResult:
+
+class TuneResult(Shown):
     """What a run found. Made from events alone; a snapshot that later events do not change.
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: bars on a terminal, a line now and then elsewhere."""
+"""Progress of a run on stderr: bars on a terminal and in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from atune.journal.result import describe_config, printable
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.settings import Budget
+from atune.reporting.notebook_progress import NotebookBars, in_notebook
 
 
 class Progress:
@@ -23,16 +24,19 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = 5.0, budget: Budget | None = None) -> None:
+        self._in_notebook = stream is None and in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget = budget or Budget()
         self._state = State()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
-        self._bars: _Bars | None = None
+        self._bars: _Bars | NotebookBars | None = None
 
     def __enter__(self) -> Self:
-        if self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        if self._in_notebook:
+            self._bars = NotebookBars()
+        elif self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
             self._bars = _Bars(self._stream)
         return self
 

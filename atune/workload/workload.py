@@ -6,6 +6,7 @@ with their source text (tilelang reads the source of a kernel, also of one typed
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -177,6 +178,9 @@ class Workload:
         self.default = dict(default) if default is not None else None
         self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}
         self.source = source
+
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("atune.reporting.notebook").workload_html(self))
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` where a configuration does not fit the kernel."""
