@@ -1,4 +1,4 @@
-"""What a notebook shows: results, records, spaces, workloads, plots and progress; and the notebook among the examples."""
+"""What a notebook shows of results, records, spaces, workloads and progress; and the notebook among the examples."""
 
 from __future__ import annotations
 
