@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import best_config as best_config
     from atune.decorator.decorator import clear_cache as clear_cache
     from atune.decorator.presets import ByArch as ByArch
+    from atune.decorator.tuned import tunings as tunings
 
     # What happens meanwhile
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -159,6 +160,7 @@ __all__ = [
     "shutdown",
     "simulate",
     "tune",
+    "tunings",
     "warm",
 ]
 
@@ -184,6 +186,7 @@ _HOME = {
         "clear_cache",
     ),
     "atune.decorator.presets": ("ByArch",),
+    "atune.decorator.tuned": ("tunings",),
     "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",

@@ -11,6 +11,7 @@ from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
+from atune.decorator.files import files_in
 from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
@@ -68,6 +69,8 @@ def autotune(
     concurrent: Concurrent = "wait",
     on_miss: OnMiss = "tune",
     shipped: PathLike | Sequence[PathLike] = (),
+    journal: PathLike | None = None,
+    report: PathLike | None = None,
     progress: bool = False,
     on_event: Callable[[Event], None] | None = None,
     log: EventLog | None = None,
@@ -119,6 +122,9 @@ def autotune(
         Where no result is known: ``tune``, take the ``default`` configuration, or raise (``error``) `CacheMiss`.
     shipped
         Files that `atune cache export` wrote, asked after the result cache and before tuning.
+    journal, report
+        Folders for the journal and for the report's page of each tuning. A file has the kernel's name and the
+        beginning of the key, as ``atune cache ls`` shows it. What the result cache had is written from there.
 
     Raises `UsageError` and its branches for what cannot work, which is a TypeError too for an option that there is not.
     """
@@ -173,6 +179,7 @@ def autotune(
         concurrent=concurrent,
         on_miss=on_miss,
         shipped=tuple(str(os.fspath(p)) for p in ([shipped] if isinstance(shipped, (str, os.PathLike)) else shipped)),
+        files=files_in(journal, report),
     )
 
     def decorate(kernel: Any) -> Autotuned:
