@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import best_config as best_config
     from atune.decorator.decorator import clear_cache as clear_cache
     from atune.decorator.presets import ByArch as ByArch
+    from atune.decorator.tuned import tunings as tunings
 
     # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -161,6 +162,7 @@ __all__ = [
     "shutdown",
     "simulate",
     "tune",
+    "tunings",
     "warm",
 ]
 
@@ -186,6 +188,7 @@ _HOME = {
         "clear_cache",
     ),
     "atune.decorator.presets": ("ByArch",),
+    "atune.decorator.tuned": ("tunings",),
     "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",

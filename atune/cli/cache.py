@@ -56,14 +56,16 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         say(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
+    from atune.cli.telling_apart import differences, key_words
     from atune.journal.result import describe_config, printable
 
-    rows = [("key", "kernel", "problem", "device", "latency ms", "config")]
-    for entry in entries:
+    rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config", "differs in")]
+    for entry, differs in zip(entries, differences(entries), strict=True):
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        problem = describe_config(entry.parts.problem) if isinstance(entry.parts.problem, dict) else "-"
-        named = printable(entry.parts.kernel), problem, printable(entry.parts.device)
-        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
+        named = printable(entry.parts.kernel), key_words(entry.parts.problem), printable(entry.parts.device)
+        rows.append((entry.key[:12], *named, latency, describe_config(entry.config), differs))
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     if not entries:
         say("no results")
         return 0

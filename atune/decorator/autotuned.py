@@ -16,12 +16,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.api.cached_tune import discover, tune_work
+from atune.api.cached_tune import Work, discover, tune_work
 from atune.api.libraries import with_library, with_library_async
 from atune.api.tuner import run_blocking, tune
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
+from atune.decorator.files import tune_recorded, write_known
 from atune.decorator.miss import describe_miss, warn_of_default
 from atune.decorator.shipped import find_shipped
 from atune.decorator.tunings import Tunings
@@ -197,6 +198,10 @@ class Autotuned:
                 self._kernels.clear()
         self._tunings.forget(None if key is None else text_of(key))
 
+    def known(self) -> dict[str, Winner]:
+        """Return the winners that are known in this program, by key as text."""
+        return dict(self._tunings.known)
+
     def __repr__(self) -> str:
         return f"<autotuned {self.__name__}, {len(self._tunings.known)} keys known>"
 
@@ -318,6 +323,8 @@ class Autotuned:
         cache = self.options.cache
         if cache is not None and (result := call.work.known_result(cache)) is not None:
             found = _winner_of(result)
+            if self.options.files:
+                write_known(self.options.files, call.work, cache)
         elif cache is not None and (entry := call.work.known_entry(cache)) is not None:
             found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
         elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
@@ -359,10 +366,14 @@ class Autotuned:
     async def _tune(self, call: Call, refresh: bool) -> TuneResult:
         work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
         try:
-            if cache is None:
-                result = await tune(work.workload, **work.options)
-            else:
-                result = await tune_work(work, cache, concurrent=self.options.concurrent, refresh=refresh)
+            result = await tune_recorded(
+                self.options.files,
+                work,
+                cache,
+                lambda: self._tune_work(work, refresh),
+                concurrent=self.options.concurrent,
+                refresh=refresh,
+            )
         finally:
             if self.options.inputs == "call":
                 work.workload.inputs.discard()  # type: ignore[union-attr]
@@ -371,6 +382,11 @@ class Autotuned:
                 self._entries.clear()
                 self._provisional.clear()
         return result
+
+    async def _tune_work(self, work: Work, refresh: bool) -> TuneResult:
+        if self.options.cache is None:
+            return await tune(work.workload, **work.options)
+        return await tune_work(work, self.options.cache, concurrent=self.options.concurrent, refresh=refresh)
 
     # Kernels
 

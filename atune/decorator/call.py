@@ -11,6 +11,7 @@ import msgspec
 
 from atune.api.cached_tune import Concurrent, Work
 from atune.decorator.arguments import Arguments, KeyRule, text_of
+from atune.decorator.files import Files
 from atune.decorator.presets import copy_of, resolved
 from atune.errors import SpaceError, UsageError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
@@ -45,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     concurrent: Concurrent
     on_miss: OnMiss
     shipped: tuple[str, ...]
+    files: Files = Files()
 
 
 class Call:

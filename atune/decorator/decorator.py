@@ -11,6 +11,7 @@ from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
+from atune.decorator.files import files_in
 from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.order import refuse_jit_above
 from atune.decorator.presets import TUNING, tuning_options
@@ -69,6 +70,8 @@ def autotune(
     concurrent: Concurrent = "wait",
     on_miss: OnMiss = "tune",
     shipped: PathLike | Sequence[PathLike] = (),
+    journal: PathLike | None = None,
+    report: PathLike | None = None,
     progress: bool = False,
     on_event: Callable[[Event], None] | None = None,
     log: EventLog | None = None,
@@ -120,6 +123,9 @@ def autotune(
         If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).
     shipped
         Files that `atune cache export` wrote. They are read after the result cache and before tuning.
+    journal, report
+        Folders for the journal and for the report's page of each tuning. A file has the kernel's name and the
+        beginning of the key, as ``atune cache ls`` shows it. Results that the result cache had are written from there.
 
     Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
@@ -174,6 +180,7 @@ def autotune(
         concurrent=concurrent,
         on_miss=on_miss,
         shipped=tuple(str(os.fspath(p)) for p in ([shipped] if isinstance(shipped, (str, os.PathLike)) else shipped)),
+        files=files_in(journal, report),
     )
 
     def decorate(kernel: Any) -> Autotuned:

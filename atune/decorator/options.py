@@ -45,6 +45,8 @@ class AutotuneOptions(TypedDict, total=False):
     concurrent: Concurrent
     on_miss: OnMiss
     shipped: PathLike | Sequence[PathLike]
+    journal: PathLike | None
+    report: PathLike | None
     progress: bool
     on_event: Callable[[Event], None] | None
     log: EventLog | None

@@ -20,6 +20,7 @@ from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.noise import noise_of
 from atune.journal.printing import describe_config as describe_config
 from atune.journal.printing import printable as printable
+from atune.journal.shown import Shown
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
@@ -74,8 +75,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     roofline: Roofline | None = None
     """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
 
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("atune.reporting.notebook").record_html(self))
 
-class TuneResult:
+
+class TuneResult(Shown):
     """The result of a run, made from events alone. It is a snapshot that later events do not change.
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its

@@ -67,7 +67,8 @@ def _stack(mine: int, theirs: Sequence[int]) -> str:
     return f"{own} against {_either(theirs)}{'' if mine else ' bytes of stack a thread'}"
 
 
-def _occupancy(record: Record, arch: str) -> int | None:
+def resident_blocks(record: Record, arch: str) -> int | None:
+    """Return how many blocks of a candidate a multiprocessor of `arch` holds at once; None where that is not known."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
@@ -115,7 +116,7 @@ def _order(record: Record, _: str) -> str | None:
 FACTS: tuple[tuple[Callable[[Any, Sequence[Any]], str], Reads], ...] = (
     (_stack, _of_machine("stack_bytes")),
     (_against("redundant iterations of a thread"), _of_layouts("redundant")),
-    (_against("occupancy"), _occupancy),
+    (_against("occupancy"), resident_blocks),
     (_against("pipeline stages"), _of_work("stages")),
     (_against("global traffic"), _traffic),
     (_against("tile"), _tile),

@@ -32,7 +32,7 @@ def efficiency_section(result: TuneResult) -> str:
 
 
 def _table(result: TuneResult) -> list[str]:
-    heads = ("", "GFLOP/s", "GB/s", "of the tensor cores", "of the memory", "bound by")
+    heads = ("of", "GFLOP/s", "GB/s", "of the tensor cores", "of the memory", "bound by")
     rows = [("winner", result.roofline), ("reference", result.reference_roofline)]
     told = {
         "measured": "The peaks were measured on this device.",
@@ -42,9 +42,10 @@ def _table(result: TuneResult) -> list[str]:
     note = told[result.roofline.peaks if result.roofline else ""]
     return [
         f'<p class="soft">{note}</p>',
-        "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>",
+        '<div class="scroll" tabindex="0" role="region" aria-label="roofline">',
+        "<table><tr>" + "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr>",
         *(_row(name, roofline) for name, roofline in rows if roofline is not None),
-        "</table>",
+        "</table></div>",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: bars on a terminal, plain lines elsewhere."""
+"""Progress of a run on stderr: bars on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from atune.journal.result import describe_config, printable
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.settings import Budget
+from atune.reporting.notebook_progress import NotebookBars, in_notebook
 
 
 class Progress:
@@ -31,6 +32,7 @@ class Progress:
         *,
         plain: bool = False,
     ) -> None:
+        self._in_notebook = stream is None and not plain and in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget = budget or Budget()
@@ -38,14 +40,16 @@ class Progress:
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
         self._plain = plain
-        self._bars: _Bars | None = None
+        self._bars: _Bars | NotebookBars | None = None
         self.finalists: int | None = None
         """Candidates that the final times; None before it."""
         self.final_done = False
 
     def __enter__(self) -> Self:
         able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-        if self._stream is not None and able and not self._plain:
+        if self._in_notebook:
+            self._bars = NotebookBars()
+        elif self._stream is not None and able and not self._plain:
             self._bars = _Bars(self._stream)
         return self
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,18 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.journal.state import State
 from atune.model.measurement import Timing
+from atune.reporting.candidates import candidates_section
 from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.headline import default_line, latency_line, ties_line
-from atune.reporting.search_section import plain_summary, search_section
+from atune.reporting.page_parts import (
+    environment_section,
+    failures_section,
+    head_section,
+    page_title,
+    warnings_section,
+)
+from atune.reporting.search_section import search_section
 
 SPANS = 6000
 """Most spans that the timeline draws. A longer run shows its longest spans."""
@@ -42,21 +51,25 @@ Point = tuple[float, int | None, int | None, int | None, str]
 
 def report(journal: str | Path) -> str:
     """Return the page for `journal`. Raises `JournalError` if it cannot be read."""
+    return page_of(JournalReader(journal), Path(journal))
+
+
+def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
+    """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
     state, lanes, clocks = State(), Lanes(), Clocks()
-    for event in JournalReader(journal):
+    for event in events:
         state.apply(event)
         lanes.add(event)
         clocks.add(event)
-    result = TuneResult(state, Path(journal), replayed=True)
+    result = TuneResult(state, journal, replayed=True)
     page = (Path(__file__).with_name("report_page.html")).read_text(encoding="utf-8")
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
-    data = json.dumps(_data(result, state, lanes, clocks), separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    data = json.dumps(_data(result, lanes, clocks), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
+        "@TITLE@": escape(page_title(result)),
+        "@BEFORE@": _before(result),
+        "@AFTER@": _after(result, state),
         "@DATA@": data,
-        "@SEARCH@": efficiency_section(result) + search_section(result),
-        "@PLAIN@": plain_summary(result),
     }
     return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # one pass: texts may hold "@DATA@"
 
@@ -90,13 +103,15 @@ class Lanes:
                     f"candidate {event.indices[0]}" if len(event.indices) == 1 else f"{len(event.indices)} candidates"
                 )
                 self._compiled(event, "build", what)
+            case FinalOrdered():
+                self._final(event)
             case RunResumed():
                 self.parts.append(round(event.mono, 4))
                 self._started.clear()
 
     def overlap(self) -> tuple[float, float]:
         """Return the seconds in which a device measured, and the part of them in which a worker compiled."""
-        measuring = _union([span for spans in self.device.values() for span in spans])
+        measuring = _union([span for spans in self.device.values() for span in spans if span[0] != "final"])
         compiling = _union([span for spans in self.compile.values() for span in spans])
         both, i = 0.0, 0
         for low, high in measuring:
@@ -107,6 +122,13 @@ class Lanes:
                 both += min(high, compiling[j][1]) - max(low, compiling[j][0])
                 j += 1
         return sum(high - low for low, high in measuring), both
+
+    def _final(self, event: FinalOrdered) -> None:
+        """Take in the final, which began when nothing compiled and nothing else was measured any more."""
+        ends = [spans[-1][2] for spans in (*self.compile.values(), *self.device.values())]
+        begun = max([0.0, *ends, *self.parts[-1:]])
+        span = ("final", min(begun, event.mono), round(event.mono, 4), f"of {len(event.entries)} candidates")
+        self.device.setdefault(event.device, []).append(span)
 
     def _compiled(self, event: CandidateLowered | ArtifactBuilt, kind: str, what: str) -> None:
         since = max(0.0, event.mono - event.seconds)
@@ -161,34 +183,30 @@ def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
     return found
 
 
-def _data(result: TuneResult, state: State, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
-    header = result.header
-    assert header is not None
+def _before(result: TuneResult) -> str:
+    """Return what stands before the plots."""
+    head = head_section(result, _cards(result), _winner(result))
+    return head + efficiency_section(result) + failures_section(_failures(result)) + search_section(result)
+
+
+def _after(result: TuneResult, state: State) -> str:
+    """Return what stands behind the plots."""
+    return candidates_section(result) + warnings_section(result) + environment_section(result, state)
+
+
+def _data(result: TuneResult, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
+    """Return what the page's script draws."""
     final = {entry.index for entry in result.final}
     records = [
-        {
-            "index": r.index,
-            "config": r.config,
-            "latency_ms": r.latency_ms,
-            "same_as": r.same_as,
-            "final": r.index in final,
-        }
+        {"config": r.config, "latency_ms": r.latency_ms, "same_as": r.same_as, "final": r.index in final}
         for r in result.records
         if r.status in ("measured", "duplicate")
     ]
-    problem = ", ".join(f"{name}={value}" for name, value in header.arguments.items())
     return {
-        "title": printable(f"{header.workload} {problem}".strip()),
-        "subtitle": printable(f"{header.target} on {', '.join(d.name for d in result.devices) or 'no device'}"),
-        "cards": _cards(result),
-        "winner": _winner(result),
         "reference_ms": result.reference_ms,
         "records": records,
         "timeline": _timeline(lanes),
         "clocks": clocks.data(),
-        "failures": _failures(result),
-        "warnings": [printable(text) for text in (*result.warnings, *result.noise)],
-        "environment": _environment(result, state),
     }
 
 
@@ -229,7 +247,7 @@ def _timeline(lanes: Lanes) -> dict[str, Any]:
     devices = [(f"device {name}", spans) for name, spans in lanes.device.items()]
     rows = sorted(lanes.compile.items(), key=place) + sorted(devices, key=place)
     n = sum(len(spans) for _, spans in rows)
-    text = "Grey is lowering, blue compiling, orange measuring, red a failure on the device."
+    text = "Grey is lowering, blue compiling, orange measuring, green the final, red a failure on the device."
     if n > SPANS:
         lengths = sorted((span[2] - span[1] for _, spans in rows for span in spans), reverse=True)
         rows = [(name, [s for s in spans if s[2] - s[1] >= lengths[SPANS - 1]][:SPANS]) for name, spans in rows]
@@ -253,19 +271,5 @@ def _failures(result: TuneResult) -> list[dict[str, Any]]:
             "example": f"candidate {group.index}: {describe_config(group.example)}",
             "detail": group.detail,
         }
-        for group in failure_groups(result.records)[:200]
+        for group in failure_groups(result.records)
     ]
-
-
-def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
-    header = result.header
-    assert header is not None
-    rows = [("journal", result.journal or ""), ("workload", header.origin or header.workload)]
-    rows += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
-    rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
-    rows += [(name, version) for name, version in sorted(header.versions.items())]
-    rows += [(name, json.dumps(value)) for name, value in header.settings.items()]
-    if state.resumed is not None:
-        rows.append(("parts", str(state.resumed.part + 1)))
-        rows += [("accepted difference", text) for text in state.resumed.accepted]
-    return [(printable(name), printable(value)) for name, value in rows]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 from atune.journal.improvements import Improvement
-from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.result import TuneResult, printable
+from atune.reporting.ticks import linear_ticks, log_ticks
 
-WIDTH, HEIGHT = 1040, 240
-LEFT, RIGHT, TOP, BOTTOM = 70, 10, 14, 30
+HEIGHT = 240
+"""Of the curve, in pixels; it is as wide as the page."""
+LEFT, RIGHT = 1.0, 99.0
+"""Where the curve begins and ends, in hundredths of the width."""
+TOP, BOTTOM = 22, 30
 """Margins of the curve, in pixels."""
 
 
@@ -21,48 +26,40 @@ def search_section(result: TuneResult) -> str:
     return "\n".join(['<section id="search">', *_over_time(result, steps), *_axes(result), "</section>"])
 
 
-def plain_summary(result: TuneResult) -> str:
-    """Return the most important results, for browsers that run no scripts."""
-    header = result.header
-    title = "" if header is None else printable(header.workload)
-    lines = ["No candidate worked."]
-    if result.best is not None and result.latency_ms is not None:
-        lines = [f"Winner: {describe_config(result.best.config)}", f"Latency: {result.latency_ms:.4g} ms"]
-    counts = (
-        f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, "
-        f"{result.remaining} remaining, of {result.total}"
-    )
-    told = "".join(f"<p>{escape(line)}</p>" for line in [*lines, counts, "The rest of this page needs JavaScript."])
-    return f"<h1>{escape(title)}</h1>{told}"
-
-
 def _over_time(result: TuneResult, steps: list[Improvement]) -> list[str]:
     tried = result.total - result.remaining
-    end_s = max(result.wall_s, steps[-1].seconds, 1e-9)
+    last = steps[-1]
+    return [
+        "<h2>Best so far over time</h2>",
+        f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, with candidate '
+        f"{last.tried:,} of the {tried:,} that were tried. The space has {result.total:,}.</p>",
+        curve(steps, result.wall_s),
+    ]
+
+
+def curve(steps: Sequence[Improvement], wall_s: float) -> str:
+    """Return the best so far over seconds as an SVG that is as wide as what holds it, with latencies on a log scale."""
+    end_s = max(wall_s, steps[-1].seconds, 1e-9)
     high, low = steps[0].latency_ms, steps[-1].latency_ms
     room = math.log(high / low) or 0.01
 
     def x(seconds: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * min(1.0, max(0.0, seconds / end_s)), 1)
+        return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, seconds / end_s)), 2)
 
     def y(latency_ms: float) -> float:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(latency_ms / low) / room, 1)
 
     path = f"M{x(steps[0].seconds)},{y(high)}"
     path += "".join(f"H{x(step.seconds)}V{y(step.latency_ms)}" for step in steps[1:]) + f"H{x(end_s)}"
-    drawn = [_text(LEFT - 6, y(ms) + 4, f"{ms:.4g} ms", "end") for ms in dict.fromkeys((high, low))]
-    drawn += [_text(LEFT, HEIGHT - 6, "0 s", "start"), _text(WIDTH - RIGHT, HEIGHT - 6, f"{end_s:.1f} s", "end")]
-    drawn.append(f'<path d="{path}" fill="none" stroke="var(--a)" stroke-width="2"/>')
+    drawn = [_level(y(ms), f"{ms:.6g} ms") for ms in log_ticks(low, high)]
+    drawn += [_second(x(seconds), seconds, end_s) for seconds in linear_ticks(0.0, end_s)]
+    drawn.append(
+        f'<svg viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none"><path d="{path}" fill="none" stroke="var(--a)" '
+        'stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
+    )
     drawn += [_point(x(step.seconds), y(step.latency_ms), step) for step in steps]
-    last = steps[-1]
-    return [
-        "<h2>Best so far over time</h2>",
-        f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, with candidate '
-        f"{last.tried:,} of the {tried:,} that were tried. The space has {result.total:,}.</p>",
-        f'<svg id="best" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="best latency so far over seconds">',
-        *drawn,
-        "</svg>",
-    ]
+    label = "best latency so far over seconds"
+    return f'<svg id="best" class="curve" height="{HEIGHT}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
 
 
 def _axes(result: TuneResult) -> list[str]:
@@ -80,10 +77,16 @@ def _axes(result: TuneResult) -> list[str]:
     return [*lines, "</table>"]
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+def _level(y: float, text: str) -> str:
+    line = f'<line x1="0%" x2="100%" y1="{y}" y2="{y}" stroke="var(--line)"/>'
+    return f'{line}<text x="0%" y="{round(y - 3, 1)}">{escape(text)}</text>'
+
+
+def _second(x: float, seconds: float, end_s: float) -> str:
+    anchor = "start" if x < 5 else "end" if seconds > 0.95 * end_s else "middle"
+    return f'<text x="{x}%" y="{HEIGHT - 6}" text-anchor="{anchor}">{seconds:g} s</text>'
 
 
 def _point(x: float, y: float, step: Improvement) -> str:
     told = f"candidate {step.index}, {step.tried:,} tried, {step.seconds:.1f} s: {step.latency_ms:.4g} ms"
-    return f'<circle cx="{x}" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(told)}</title></circle>'
+    return f'<circle cx="{x}%" cy="{y}" r="3.5" fill="var(--b)"><title>{escape(told)}</title></circle>'

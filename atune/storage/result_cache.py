@@ -81,6 +81,17 @@ class ResultCache:
         result.cache_hit = True
         return result
 
+    def events(self, key: ResultKey) -> list[Event]:
+        """Return the events of the run behind the result under `key`; empty where there is none, or it is damaged."""
+        query = "SELECT events FROM results WHERE key = ?"
+        packed: list[tuple[bytes | None]] = self._ask(lambda db: db.execute(query, (key.text,)).fetchall(), [])
+        if not packed or packed[0][0] is None:
+            return []
+        try:
+            return list(_unpacked(bytes(packed[0][0])))
+        except (zlib.error, msgspec.MsgspecError, ValueError):
+            return []
+
     def find_entry(self, key: ResultKey) -> CacheEntry | None:
         """Return the entry under `key`, even if it was imported."""
         rows: list[_Row] = self._ask(lambda db: db.execute(f"{_SELECT} WHERE key = ?", (key.text,)).fetchall(), [])

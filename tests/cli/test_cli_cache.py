@@ -82,3 +82,22 @@ def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert as_json(capsys, "clear", "--folder", folder) == {"removed": 0}
     assert json.loads(said(capsys, "export", "--folder", folder))["entries"] == []
     assert not Path(folder).exists()
+
+
+def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.put(key(kernel="add", problem={"dtype": {"$dtype": "float32"}, "M": {"$dynamic": "m"}}), events(1.0))
+    cache.put(key(kernel="none", problem={}), events(1.0))
+    lines = said(capsys, "ls").splitlines()
+    assert any("add" in line and "M=m, dtype=float32 " in line for line in lines)
+    assert any("none" in line and "no arguments" in line for line in lines)
+
+
+def test_ls_says_in_what_entries_of_one_key_differ(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "differs in" not in said(capsys, "ls")
+    cache.put(key(source="other", fingerprint="other", versions={"atune": "2"}), events(1.0))
+    cache.put(key(source="other", fingerprint="other", versions={"atune": "2"}, problem={"M": 65}), events(1.0))
+    heads, *lines = said(capsys, "ls").splitlines()
+    assert heads.endswith("differs in")
+    of_one_key = [line for line in lines if "M=64" in line]
+    assert sorted(line.split("source ")[1] for line in of_one_key) == sorted(["c, atune 1", "other, atune 2"])
+    assert all("source" not in line for line in lines if "M=64" not in line)

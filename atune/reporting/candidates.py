@@ -1,0 +1,154 @@
+"""All candidates as a table: their configuration, latency, what became of them, and the facts that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import msgspec
+
+from atune.journal.result import Record, TuneResult, printable
+from atune.journal.wins import resident_blocks
+
+ROWS = 10_000
+"""Most rows of the page's table; the fastest come first."""
+LONG = 60
+"""Characters of a configuration's value from which on the page cuts it."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column: its title, and how a record's value is read and shown. A value that is not known is None."""
+
+    title: str
+    read: Callable[[Record], Any]
+    show: Callable[[Any], str] = str
+
+
+def ranking(result: TuneResult) -> list[Record]:
+    """Return the records, the winner first, then by latency; then those without one, by index."""
+
+    def place(record: Record) -> tuple[bool, bool, float, int]:
+        latency = float("inf") if record.latency_ms is None else record.latency_ms
+        return record.latency_ms is None, record.index != result.best_index, latency, record.index
+
+    return sorted(result.records, key=place)
+
+
+def columns(result: TuneResult) -> list[Column]:
+    """Return the table's columns: an axis, or a fact, that is the same in all candidates has none."""
+    found = [
+        Column("candidate", lambda r: r.index),
+        Column("latency, ms", lambda r: r.latency_ms, lambda v: f"{v:.4g}"),
+        Column("spread, %", lambda r: None if r.timing is None else 100 * r.timing.spread, lambda v: f"{v:.1f}"),
+        Column("mark", lambda r: mark(r, result)),
+    ]
+    names = dict.fromkeys(name for record in result.records for name in record.config)
+    axes = [Column(printable(name), lambda r, n=name: r.config.get(n), _value) for name in names]  # type: ignore[misc]
+    differing = [axis for axis in axes if differs(axis, result)]
+    found += differing or axes
+    found += [fact for fact in facts(result) if differs(fact, result)]
+    return [*found, Column("what became of it", lambda r: outcome(r, result))]
+
+
+def facts(result: TuneResult) -> list[Column]:
+    """Return a column for each static fact, and for each figure of the roofline."""
+    header = result.header
+    arch = "" if header is None or header.target is None else header.target.arch
+
+    def of(part: str, name: str) -> Callable[[Record], Any]:
+        return lambda record: getattr(getattr(record, part), name, None)
+
+    def layouts(name: str) -> Callable[[Record], Any]:
+        return lambda record: getattr(getattr(record.facts, "layouts", None), name, None)
+
+    def share(name: str) -> Callable[[Record], Any]:
+        read = of("roofline", name)
+        return lambda record: None if (value := read(record)) is None else 100 * value
+
+    return [
+        Column("registers", of("machine", "registers")),
+        Column("stack and spills, bytes", of("machine", "stack_bytes")),
+        Column("shared memory, bytes", of("facts", "smem_bytes")),
+        Column("threads", of("facts", "threads")),
+        Column("occupancy, blocks", lambda record: resident_blocks(record, arch)),
+        Column("fragment slots", layouts("slots")),
+        Column("redundant iterations", layouts("redundant")),
+        Column("code, bytes", of("machine", "code_bytes")),
+        Column("GFLOP/s", of("roofline", "gflops_s"), lambda v: f"{v:.4g}"),
+        Column("GB/s", of("roofline", "gbytes_s"), lambda v: f"{v:.4g}"),
+        Column("of the tensor cores, %", share("compute_share"), lambda v: f"{v:.1f}"),
+        Column("of the memory, %", share("memory_share"), lambda v: f"{v:.1f}"),
+    ]
+
+
+def differs(column: Column, result: TuneResult) -> bool:
+    """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
+    seen = {_value(value) for record in result.records if (value := column.read(record)) is not None}
+    return len(seen) > 1
+
+
+def mark(record: Record, result: TuneResult) -> str:
+    """Return what the table marks a record as: the winner, the default, a finalist, a failure; empty for most."""
+    final = any(entry.index == record.index for entry in result.final)
+    default = result.header is not None and record.index == result.header.default
+    failed = record.status if record.status in ("failed", "pruned") else ""
+    best = record.index == result.best_index
+    told = (("winner", best), ("default", default), ("final", final), (failed, bool(failed)))
+    return ", ".join(word for word, holds in told if holds)
+
+
+def outcome(record: Record, result: TuneResult) -> str:
+    """Return what became of a record, and which of its timings counts, in a line."""
+    if record.same_as is not None:
+        return f"same code as {record.same_as}"
+    if record.latency_ms is not None:
+        return "timed in the final" if any(e.index == record.index for e in result.final) else "timed once"
+    kind = record.kind or record.status
+    return f"{kind}: {printable(record.message)}" if record.message else kind
+
+
+def candidates_section(result: TuneResult) -> str:
+    """Return the page's table of all candidates; empty where none was proposed."""
+    if not result.records:
+        return ""
+    shown, titles = ranking(result)[:ROWS], columns(result)
+    told = "The winner first, then by latency. A latency is the final's where the candidate was in the final."
+    if len(shown) < len(result.records):
+        told += f" Shown are {len(shown):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
+    return "\n".join(
+        [
+            '<section id="all">',
+            f'<h2>All candidates</h2><p class="soft">{told}</p>',
+            '<div class="scroll tall" tabindex="0" role="region" aria-label="all candidates">',
+            table(shown, titles),
+            "</div>",
+            "</section>",
+        ]
+    )
+
+
+def table(records: list[Record], titles: list[Column]) -> str:
+    """Return records as an HTML table. A cell that is rounded has its whole value in ``data-v``."""
+    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in titles)
+    rows = "".join(_row(record, titles) for record in records)
+    return f'<table id="candidates"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _row(record: Record, titles: list[Column]) -> str:
+    cells = []
+    for column in titles:
+        value = column.read(record)
+        shown = "–" if value is None else column.show(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        exact = f' data-v="{value:.9g}"' if number and shown != str(value) else ""
+        cells.append(f"<td{' class=n' if number or value is None else ''}{exact}>{escape(shown)}</td>")
+    named = "" if record.latency_ms is not None else " class=bad"
+    return f"<tr{named}>{''.join(cells)}</tr>"
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = printable(text)
+    return text if len(text) <= LONG else f"{text[: LONG - 1]}…"

@@ -1,0 +1,138 @@
+"""Spaces, workloads, records and results as a notebook shows them: small pieces of HTML without a script.
+
+Their `_repr_html_` names these functions by their import path: what is shown lies above what shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Any
+
+from atune.journal.result import Record, TuneResult, describe_config, failure_lines, printable
+from atune.model.space import Space
+from atune.reporting.candidates import columns, ranking
+from atune.reporting.plot import rank_plot
+from atune.workload.workload import Workload
+
+ROWS = 10
+"""Candidates in a result's table."""
+VALUES = 24
+"""Values of an axis that are shown."""
+CARD = "border: 1px solid #9aa3b5; border-radius: 6px; padding: .5em 1em; margin: .3em 0; display: inline-block"
+CELL = "text-align: left; padding: .1em .8em .1em 0"
+
+
+def result_html(result: TuneResult) -> str:
+    """Return a result: the winner, the first candidates of the ranking, the commonest failures, and a plot."""
+    parts = [_card(result), f"<p>{escape(_counts(result))}</p>"]
+    if result.best is not None:
+        parts += [_ranked(result), rank_plot(result).svg]
+    parts += [f"<p>{escape(line)}</p>" for line in failure_lines(result, 3)]
+    return "<div>" + "".join(parts) + "</div>"
+
+
+def record_html(record: Record) -> str:
+    """Return a record: what became of a candidate, and what is known of it."""
+    rows: list[tuple[str, Any]] = [("status", record.status), *record.config.items()]
+    if record.latency_ms is not None:
+        rows.append(("latency", f"{record.latency_ms:.4g} ms"))
+    if record.timing is not None:
+        rows.append(("spread", f"{100 * record.timing.spread:.1f} % of {len(record.timing.samples_us)} samples"))
+    rows += [("same code as", record.same_as), ("failure", record.kind), ("reason", record.message)]
+    for part in (record.machine, record.facts):
+        for name in ("registers", "stack_bytes", "code_bytes", "smem_bytes", "threads"):
+            rows.append((name, getattr(part, name, None)))
+    if record.roofline is not None:
+        rows.append(("roofline", record.roofline.describe()))
+    known = [(name, value) for name, value in rows if value is not None and value != ""]
+    return f"<b>Candidate {record.index}</b>" + _table(known)
+
+
+def space_html(space: Space) -> str:
+    """Return a space: its axes with their values. None of the user's functions is called."""
+    axes = space.axes
+    if not axes:
+        return f"<b>Space</b> of {_listed(space)}{_constraints(space.where)}"
+    known = [len(values) for values in axes.values() if not callable(values)]
+    size = f"{math.prod(known):,} points" if len(known) == len(axes) else "a size that the problem's arguments decide"
+    return f"<b>Space</b> of {size}{_constraints(space.where)}" + _table((n, _values(v)) for n, v in axes.items())
+
+
+def workload_html(workload: Workload) -> str:
+    """Return a workload: its problem, what it is checked against, and its space."""
+    checked = _name(workload.reference or workload.check, "nothing: outputs are not checked")
+    rows = [
+        ("problem", describe_config(workload.arguments) or "no arguments"),
+        ("inputs", _name(workload.inputs, "drawn by the parameters' shapes")),
+        ("checked against", checked),
+        ("default", "the kernel's own" if workload.default is None else describe_config(workload.default)),
+    ]
+    return f"<b>Workload {escape(printable(workload.name))}</b>{_table(rows)}{space_html(workload.space)}"
+
+
+def _card(result: TuneResult) -> str:
+    name = printable(result.header.workload) if result.header else "no run"
+    if result.best is None:
+        return f'<div style="{CARD}"><b>{escape(name)}</b>: no candidate worked</div>'
+    latency = f"{result.latency_ms:.4g} ms"
+    if result.reference_ms is not None:
+        latency += f" (reference {result.reference_ms:.4g} ms)"
+    config = escape(describe_config(result.best.config))
+    return f'<div style="{CARD}"><b>{escape(name)}: {latency}</b><br>{config}</div>'
+
+
+def _counts(result: TuneResult) -> str:
+    counts = [(result.measured, "measured"), (result.failed, "failed"), (result.pruned, "pruned")]
+    counts += [(result.duplicates, "duplicates"), (result.remaining, "remaining")]
+    told = ", ".join(f"{n:,} {name}" for n, name in counts if n)
+    return f"{told or 'nothing'} of {result.total:,} candidates in {result.wall_s:.1f} s."
+
+
+def _ranked(result: TuneResult) -> str:
+    titles = columns(result)
+    head = "".join(f'<th style="{CELL}">{escape(column.title)}</th>' for column in titles)
+    rows = []
+    for record in ranking(result)[:ROWS]:
+        values = [(column, column.read(record)) for column in titles]
+        shown = ("–" if value is None else column.show(value) for column, value in values)
+        rows.append("<tr>" + "".join(f'<td style="{CELL}">{escape(text)}</td>' for text in shown) + "</tr>")
+    return f'<div style="overflow-x: auto"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _table(rows: Iterable[tuple[str, Any]]) -> str:
+    lines = (
+        f'<tr><th style="{CELL}">{escape(printable(str(name)))}</th>'
+        f'<td style="{CELL}">{escape(printable(str(value)))}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _listed(space: Space) -> str:
+    configs = space.listed
+    if configs is None:
+        return "configurations that a function gives"
+    return f"{len(configs):,} configurations"
+
+
+def _values(values: Sequence[Any] | Callable[..., Any]) -> str:
+    if callable(values):
+        return f"by {_name(values, '')}"
+    shown = ", ".join(repr(value) for value in values[:VALUES])
+    return shown + (f", … ({len(values):,} values)" if len(values) > VALUES else "")
+
+
+def _constraints(where: Sequence[Any]) -> str:
+    if not where:
+        return ""
+    return f", before {len(where)} constraint{'s' if len(where) > 1 else ''}"
+
+
+def _name(value: Any, otherwise: str) -> str:
+    if value is None:
+        return otherwise
+    if callable(value):
+        return printable(str(getattr(value, "__name__", type(value).__name__)))
+    return value if isinstance(value, str) else f"{len(value)} tensors"

@@ -1,0 +1,91 @@
+"""A result's latencies as a picture that stands alone: SVG, for notebooks and files."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from math import isfinite, log
+from pathlib import Path
+
+import msgspec
+
+from atune.journal.result import Record, TuneResult, describe_config
+from atune.reporting.ticks import log_ticks
+
+WIDTH, HEIGHT = 720, 260
+LEFT, RIGHT, TOP, BOTTOM = 76, 12, 14, 30
+"""Margins, in pixels."""
+MEASURED, FINAL, REFERENCE, LINE, TEXT = "#3b76ea", "#c2620a", "#15803d", "#9aa3b5", "#757f92"
+"""Colours that stand out on white and on black alike."""
+POINTS = 3000
+"""About how many candidates are drawn at most; finalists always are."""
+
+
+class Plot(msgspec.Struct, frozen=True):
+    """A picture: `svg` is its text."""
+
+    svg: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture to a file, such as ``latencies.svg``."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Plot, {len(self.svg):,} characters of SVG>"
+
+
+def rank_plot(result: TuneResult) -> Plot:
+    """Return all measured latencies by rank, fastest first, on a log scale, with the reference as a line."""
+    measured = sorted(filter(_is_timed, result.records), key=lambda record: (record.latency_ms or 0.0, record.index))
+    if not measured:
+        return Plot(_svg([_text(WIDTH / 2, HEIGHT / 2, "No candidate was measured.", "middle")]))
+    reference = [result.reference_ms] if result.reference_ms and result.reference_ms > 0 else []
+    known = [record.latency_ms or 0.0 for record in measured] + reference
+    low, high = min(known), max(known)
+    room = log(high / low) or 0.01
+
+    def y(latency_ms: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * log(latency_ms / low) / room, 1)
+
+    drawn = []
+    for level in log_ticks(low, high):
+        drawn += [_line(y(level), LINE, "stroke-opacity='.4'"), _text(LEFT - 6, y(level) + 4, f"{level:.6g} ms", "end")]
+    if reference:
+        drawn.append(_line(y(reference[0]), REFERENCE, "stroke-width='2' stroke-dasharray='6 4'", "reference"))
+    finalists, step = {entry.index for entry in result.final}, -(-len(measured) // POINTS)
+    for rank, record in enumerate(measured):
+        if rank % step == 0 or record.index in finalists:
+            x = LEFT + (WIDTH - LEFT - RIGHT) * rank / max(1, len(measured) - 1)
+            drawn.append(_point(round(x, 1), y(record.latency_ms or low), record, record.index in finalists))
+    drawn.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"rank 1 to {len(measured):,}", "end"))
+    return Plot(_svg(drawn))
+
+
+def _is_timed(record: Record) -> bool:
+    latency = record.latency_ms
+    return record.status == "measured" and latency is not None and latency > 0 and isfinite(latency)
+
+
+def _point(x: float, y: float, record: Record, final: bool) -> str:
+    colour, radius = (FINAL, 4.5) if final else (MEASURED, 3)
+    told = f"candidate {record.index}: {record.latency_ms:.4g} ms, {describe_config(record.config)}"
+    return f"<circle cx='{x}' cy='{y}' r='{radius}' fill='{colour}'><title>{escape(told)}</title></circle>"
+
+
+def _line(y: float, colour: str, style: str, title: str = "") -> str:
+    inside = f"<title>{escape(title)}</title>" if title else ""
+    return f"<line x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}' stroke='{colour}' {style}>{inside}</line>"
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    font = "font-family='system-ui, sans-serif' font-size='11'"
+    return f"<text x='{x}' y='{y}' text-anchor='{anchor}' fill='{TEXT}' {font}>{escape(text)}</text>"
+
+
+def _svg(parts: list[str]) -> str:
+    space = "xmlns='http://www.w3.org/2000/svg'"
+    head = f"<svg {space} width='{WIDTH}' height='{HEIGHT}' viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
+    return f"{head} aria-label='latency against rank'>{''.join(parts)}</svg>"

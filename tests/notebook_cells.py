@@ -1,0 +1,80 @@
+"""Run a notebook's cells as Jupyter's kernel does, inside a running event loop, and print what each would show.
+
+    python tests/notebook_cells.py NOTEBOOK.ipynb
+
+IPython is a stand-in that keeps what is displayed. The last line of stdout is JSON: for each code cell, by its id, the
+HTML or SVG of its last expression, and what the cell displayed until then.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import linecache
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class Handle:
+    """A place in a cell's output."""
+
+    def __init__(self, shown: Any, log: list[str]) -> None:
+        self.log = log
+        self.update(shown)
+
+    def update(self, shown: Any) -> None:
+        self.log.append(shown._repr_html_())
+
+
+def stand_in(log: list[str]) -> None:
+    """Put modules with IPython's names in place."""
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=True)  # type: ignore[attr-defined]
+    display.display = lambda shown, display_id: Handle(shown, log)  # type: ignore[attr-defined]
+    sys.modules.update({"IPython": ipython, "IPython.display": display})
+
+
+def picture(value: Any) -> str:
+    """Return how a notebook shows a value."""
+    for name in ("_repr_html_", "_repr_svg_"):
+        if hasattr(value, name):
+            return str(getattr(value, name)())
+    return "" if value is None else repr(value)
+
+
+async def run_cell(name: str, source: str, names: dict[str, Any]) -> Any:
+    """Run a cell and return the value of its last expression."""
+    file = f"/tmp/ipykernel_1/{name}.py"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    tree = ast.parse(source, file)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    body = compile(tree, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    await awaited(eval(body, names))
+    if last is None:
+        return None
+    expression = ast.Expression(last.value)
+    return await awaited(eval(compile(expression, file, "eval", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names))
+
+
+async def awaited(value: Any) -> Any:
+    return await value if inspect.iscoroutine(value) else value
+
+
+async def main(path: str) -> None:
+    log: list[str] = []
+    stand_in(log)
+    shown = {}
+    for cell in json.loads(Path(path).read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            log.clear()
+            value = await run_cell(cell["id"], "".join(cell["source"]), sys.modules["__main__"].__dict__)
+            shown[cell["id"]] = {"value": picture(value), "displayed": list(log)}
+    print(json.dumps(shown))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

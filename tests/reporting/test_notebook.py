@@ -1,0 +1,197 @@
+"""What a notebook shows of results, records, spaces, workloads and progress; and the notebook among the examples."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from event_streams import Stream
+
+import atune
+from atune.errors import UsageError
+from atune.journal.replay import replay
+from atune.journal.result import TuneResult
+from atune.reporting.notebook import ROWS
+from atune.reporting.progress import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """Return HTML that is written as XML too: every element is closed, every text is escaped."""
+    return ElementTree.fromstring(f"<body>{html.replace('<br>', '<br/>')}</body>")
+
+
+def text_of(html: str) -> str:
+    return " ".join(" ".join(parsed(html).itertext()).split())
+
+
+def kernel(M: int, block: int = 16, mode: str = "a") -> None:
+    """Nothing calls it."""
+
+
+def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
+    result = replay(LAYOUTS)
+    html = result._repr_html_()
+    words = text_of(html)
+    assert "scaled rows of 2560: 0.0135 ms (reference 0.02902 ms)" in words and "held='compiler'" in words
+    assert "24 measured, 4 failed, 44 duplicates of 72 candidates" in words
+    assert "4 × lower: ValueError: layout: 256 threads" in words and "registers" in words
+    body = parsed(html)
+    assert len(body.findall(".//tr")) == 1 + ROWS
+    assert len(list(body.iter("{http://www.w3.org/2000/svg}circle"))) == result.measured
+
+
+def test_a_result_without_a_winner_says_so() -> None:
+    result = TuneResult.from_events(Stream(total=1).proposed(0).build_failed(0).finished().events)
+    words = text_of(result._repr_html_())
+    assert "toy : no candidate worked" in words and "1 × compile: g++ said no" in words
+    assert "No candidate was measured." in result.plot().svg
+
+
+def test_a_record_shows_what_is_known_of_it() -> None:
+    result = replay(LAYOUTS)
+    assert result.best is not None
+    words = text_of(result.best._repr_html_())
+    assert "Candidate 4 status measured block_rows 4" in words and "registers 32" in words and "GB/s" in words
+    [failed, *_] = result.failures
+    assert "failure lower reason ValueError" in text_of(failed._repr_html_())
+
+
+def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
+    def never(**values: Any) -> Any:
+        raise AssertionError("asked")
+
+    words = text_of(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)._repr_html_())
+    assert words == "Space of 4 points, before 1 constraint block 16, 32 mode 'a', '<b>'"
+    assert "by never" in text_of(atune.Space(block=never)._repr_html_())
+    assert text_of(atune.Space([{"x": 1}, {"x": 2}])._repr_html_()) == "Space of 2 configurations"
+    assert "a function gives" in text_of(atune.Space(never)._repr_html_())
+    assert "(1,000 values)" in text_of(atune.Space(x=list(range(1000)))._repr_html_())
+
+
+def test_a_space_of_a_generator_is_shown_without_reading_it() -> None:
+    space = atune.Space({"block": b} for b in (16, 32))
+    assert "a function gives" in text_of(space._repr_html_())
+    assert len(space.configs({})) == 2
+
+
+def test_a_workload_shows_its_problem_and_whether_it_is_checked() -> None:
+    workload = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64})
+    words = text_of(workload._repr_html_())
+    assert "Workload kernel problem M=64" in words and "nothing: outputs are not checked" in words
+    checked = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64}, reference=text_of)
+    assert "checked against text_of" in text_of(checked._repr_html_())
+
+
+def test_words_of_a_stranger_are_escaped_everywhere() -> None:
+    stream = Stream(total=2).candidate(0, 1.0, mode="<script>'\"&").build_failed(1, "</svg><script>")
+    result = TuneResult.from_events(stream.finished().events)
+    assert result.best is not None
+    for html in (result._repr_html_(), result.best._repr_html_(), result.plot().svg):
+        assert "<script" not in html and parsed(html) is not None
+
+
+def test_a_plot_has_a_point_for_each_code_and_can_be_saved(tmp_path: Path) -> None:
+    result = replay(LAYOUTS)
+    plot = result.plot()
+    plot.save(tmp_path / "latencies.svg")
+    picture = ElementTree.parse(tmp_path / "latencies.svg").getroot()
+    points = list(picture.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(points) == result.measured and plot._repr_svg_() == plot.svg
+    assert sum(point.get("r") == "4.5" for point in points) == len(result.final)
+    heights = [float(point.get("cy") or 0) for point in points]
+    assert heights == sorted(heights, reverse=True)
+    assert "reference" in plot.svg and "0.02 ms" in plot.svg and repr(plot).startswith("<Plot")
+
+
+def test_a_result_becomes_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # type: ignore[arg-type]
+    result = replay(LAYOUTS)
+    rows = result.to_dataframe()
+    assert len(rows) == 72
+    assert [row["config.threads"] for row in rows] == [record.config["threads"] for record in result.records]
+
+
+def test_without_pandas_a_data_frame_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="pip install pandas"):
+        replay(LAYOUTS).to_dataframe()
+
+
+def test_a_result_whose_kernel_was_loaded_pickles_without_it() -> None:
+    result = replay(LAYOUTS)
+    result.__dict__["kernel"] = lambda: None  # which cannot be pickled
+    again = pickle.loads(pickle.dumps(result))
+    assert again.summary() == result.summary() and again.records == result.records
+    assert "kernel" not in again.__dict__
+    assert copy.copy(result).kernel is result.kernel  # a copy in this process keeps it
+
+
+def put_ipython(monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+
+    def show(shown: Any, display_id: bool) -> Any:
+        log.append(("new", shown._repr_html_(), repr(shown)))
+        return SimpleNamespace(update=lambda shown: log.append(("update", shown._repr_html_(), repr(shown))))
+
+    display.display = show  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+
+def test_progress_in_a_notebook_is_one_place_that_is_updated(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    log: list[Any] = []
+    put_ipython(monkeypatch, log)
+    stream = Stream(total=2).add(atune.Warned, message="mind <this>").candidate(0, 2.0).candidate(1, 1.0)
+    with Progress() as progress:
+        for event in stream.finished().events:
+            progress.on_event(event)
+    assert [kind for kind, *_ in log] == ["new", *["update"] * (len(log) - 1)] and len(log) > 3
+    bars = parsed(log[-1][1]).findall(".//progress")
+    assert [(bar.get("value"), bar.get("max")) for bar in bars] == [("2", "2"), ("2", "2")]
+    assert "best 1 ms: block=1" in log[-1][2] and "warning: mind <this>" in text_of(log[-1][1])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_to_a_stream_that_is_given_stays_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    log: list[Any] = []
+    put_ipython(monkeypatch, log)
+    with Progress(sys.stderr) as progress:
+        for event in Stream(total=1).candidate(0, 1.0).finished().events:
+            progress.on_event(event)
+    assert log == [] and "1/1 compiled" in capsys.readouterr().err
+
+
+def test_the_example_notebook_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+    """Cell by cell inside a running event loop, as Jupyter runs it; the bars and pictures are those of this version."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "tests" / "notebook_cells.py"), str(ROOT / "examples" / "notebook.ipynb")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert text_of(shown["workload"]["value"]).startswith("Workload matmul problem M=128")
+    assert re.search(r"6 measured of 6 candidates", text_of(shown["tune"]["value"]))
+    assert "6 of 6" in text_of(shown["tune"]["displayed"][-1]) and len(shown["tune"]["displayed"]) > 2
+    assert shown["plot"]["value"].count("<circle") == 6 and shown["call"]["value"] == ""
+    assert "Candidate" in shown["record"]["value"] and "'block_M'" in shown["run"]["value"]
+
+
+def test_the_example_notebook_is_stored_without_outputs() -> None:
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    for cell in notebook["cells"]:
+        assert cell["id"] and cell.get("outputs", []) == [] and cell.get("execution_count") is None

@@ -1,0 +1,226 @@
+"""The report's page: what a reader of any screen finds on it, with and without a script."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_streams import Stream, write
+from reporting.test_look import BROWSER, DATA, RESULTS, without_script
+
+from atune.journal.reader import read
+from atune.journal.replay import replay
+from atune.journal.result import TuneResult
+from atune.model.artifact import StaticFacts
+from atune.reporting.candidates import ROWS, candidates_section, columns, differs, facts, ranking
+from atune.reporting.report import Lanes, report
+from atune.reporting.ticks import linear_ticks, log_ticks
+
+LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
+"""72 candidates of an H200, with registers, occupancy, rooflines and four failures."""
+PAGE = Path(__file__).parents[2] / "atune" / "reporting" / "report_page.html"
+
+
+def table_of(page: str) -> list[dict[str, str]]:
+    """Return the rows of the page's table by the titles of its columns."""
+    [inside] = re.findall(r'<table id="candidates">(.*?)</table>', page, flags=re.S)
+    titles = [html.unescape(text) for text in re.findall(r"<th scope[^>]*>(.*?)</th>", inside)]
+    rows = re.findall(r"<tr[^>]*>((?:<td.*?</td>)+)</tr>", inside, flags=re.S)
+    cells = ([html.unescape(text) for text in re.findall(r"<td[^>]*>(.*?)</td>", row, flags=re.S)] for row in rows)
+    return [dict(zip(titles, row, strict=True)) for row in cells]
+
+
+def test_the_table_has_every_candidate_the_winner_first() -> None:
+    result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
+    assert len(rows) == result.total == 72 and rows[0]["candidate"] == str(result.best_index)
+    assert rows[0]["mark"] == "winner, final" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
+    assert [row["candidate"] for row in rows] == [str(record.index) for record in ranking(result)]
+    assert [row["mark"] for row in rows].count("failed") == result.failed == 4
+    assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
+    assert rows[0]["what became of it"] == "timed in the final" and "timed once" in {
+        row["what became of it"] for row in rows
+    }
+
+
+def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_not() -> None:
+    result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
+    assert {
+        "registers",
+        "stack and spills, bytes",
+        "threads",
+        "occupancy, blocks",
+        "fragment slots",
+        "code, bytes",
+        "GB/s",
+        "of the memory, %",
+    } <= rows[0].keys()
+    assert not {"GFLOP/s", "of the tensor cores, %"} & rows[0].keys()  # nothing to multiply
+    same = [fact.title for fact in facts(result) if not differs(fact, result)]
+    assert same and not set(same) & rows[0].keys()
+    best = result.best
+    assert best is not None and best.machine is not None and best.roofline is not None
+    assert rows[0]["registers"] == str(best.machine.registers)
+    assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:.4g}"
+    assert rows[0]["of the memory, %"] == f"{100 * (best.roofline.memory_share or 0):.1f}"
+
+
+def test_an_axis_of_one_value_is_no_column() -> None:
+    stream = Stream(total=2).candidate(0, 1.0, block=1, fixed="a").candidate(1, 2.0, block=2, fixed="a")
+    assert "fixed" not in {c.title for c in columns(TuneResult.from_events(stream.finished().events))}
+
+
+def test_a_table_too_long_for_a_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.reporting.candidates.ROWS", 2)
+    stream = Stream(total=3).candidate(0, 3.0).candidate(1, 1.0).candidate(2, 2.0)
+    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    assert [row["candidate"] for row in table_of(section)] == ["1", "2"] and "Shown are 2 of 3" in section
+    assert ROWS > 2
+
+
+def test_a_stranger_s_words_are_text_in_the_table(tmp_path: Path) -> None:
+    stream = Stream(total=2).candidate(0, 1.0, mode="<i>\n\x1b", **{"<b>": 1})
+    page = report(write(tmp_path / "j", stream.candidate(1, 2.0, mode="b", **{"<b>": 2}).finished().events))
+    assert table_of(page)[0]["mode"] == "<i>  " and "<i>" not in page and "<b>" in table_of(page)[0]
+
+
+def test_failures_stand_open_with_their_words_and_an_example() -> None:
+    page = report(DATA)
+    words, result = without_script(page), replay(DATA)
+    assert "<details" not in page
+    for kind, message, count in result.failure_summary():
+        assert f"{count:,} × {kind}" in words and message in html.unescape(words)
+    assert "For example candidate" in words
+    assert "For example candidate 47: block_rows=2" in without_script(report(LAYOUTS))
+
+
+def test_the_environment_and_the_title_need_no_script() -> None:
+    page = report(LAYOUTS)
+    words = without_script(page)
+    assert "<title>scaled rows of 2560 rows=4096, columns=2560</title>" in page
+    assert "tilelang 0.1.15" in words and "benchmark n_warmup=3, n_repeat=20" in words
+
+
+def test_the_final_is_on_the_device_s_line_of_time() -> None:
+    lanes = Lanes()
+    events = read(LAYOUTS)
+    for event in events:
+        lanes.add(event)
+    *before, (kind, since, until, note) = lanes.device["0"]
+    assert (kind, note) == ("final", "of 7 candidates") and since < until
+    ends = [spans[-1][2] for spans in lanes.compile.values()] + [before[-1][2]]
+    assert since == max(ends)
+    assert lanes.overlap()[0] < before[-1][2]  # a final is not measuring beside compiling
+
+
+def test_ticks_are_round() -> None:
+    assert linear_ticks(0, 43.4) == [0, 10, 20, 30, 40]
+    assert linear_ticks(41, 43, 3) == [41, 42, 43]
+    assert linear_ticks(5, 5) == [5]
+    assert log_ticks(0.0135, 0.47) == [0.02, 0.05, 0.1, 0.2]
+    assert log_ticks(1e-3, 1e4) == [0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000]
+    assert log_ticks(0.181, 0.184) == [0.181, 0.182, 0.183, 0.184]
+    assert len(log_ticks(1e-30, 1e30)) <= 8
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of ``#rrggbb`` (WCAG 2.2)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_marks_stand_out_as_wcag_aa_asks(scheme: str) -> None:
+    found = re.findall(r":root \{([^}]*)\}", PAGE.read_text())
+    colours = {}
+    for name, value in re.findall(r"--([\w-]+): (#\w+)", found[scheme == "dark"]):
+        colours[name] = value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:])
+    for ground in ("bg", "card"):
+        for text in ("fg", "soft", "bad"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        for shape in ("a", "b", "c", "bad"):
+            assert contrast(colours[shape], colours[ground]) >= 3, (shape, ground)
+
+
+PROBE = """
+<script>{
+const broken = [], walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+for (let n; (n = walk.nextNode()); ) {
+  if (n.parentElement.closest("svg, noscript")) continue;
+  for (const m of n.data.matchAll(/[A-Za-z]+/g)) {
+    const r = document.createRange();
+    r.setStart(n, m.index); r.setEnd(n, m.index + m[0].length);
+    if (new Set([...r.getClientRects()].map(x => Math.round(x.top))).size > 1) broken.push(m[0]);
+  }
+}
+const table = document.getElementById("candidates"), rows = () => [...table.tBodies[0].rows];
+const column = name => [...table.tHead.rows[0].cells].findIndex(c => c.textContent.startsWith(name));
+const sorted = name => {
+  table.tHead.rows[0].cells[column(name)].firstChild.click();
+  return rows().map(r => r.cells[column(name)].textContent);
+};
+const registers = [sorted("registers"), sorted("registers")];
+const filter = document.getElementById("filter");
+filter.value = "threads=64 loop=vector8"; filter.dispatchEvent(new Event("input"));
+const left = rows().filter(r => !r.hidden).map(r => r.cells[column("candidate")].textContent);
+parent.postMessage({ width: innerWidth, wide: document.documentElement.scrollWidth, broken, registers, left }, "*");
+}</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """What a script finds on the page at three widths, by the width."""
+    if BROWSER is None:
+        pytest.skip("no headless Chromium is installed")
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "page.html").write_text(report(LAYOUTS).replace("</body>", PROBE))
+    frames = "".join(f'<iframe src="page.html" width="{w}" height="900" frameborder="0"></iframe>' for w in WIDTHS)
+    script = """<script>const all = []; addEventListener("message", e => { all.push(e.data);
+      document.body.dataset.seen = JSON.stringify(all); });</script>"""
+    (folder / "frames.html").write_text(f"<body>{script}{frames}</body>")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000"]
+    command = [BROWSER, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
+    done = subprocess.run(
+        [*command, (folder / "frames.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    [found] = re.findall(r'data-seen="([^"]*)"', done.stdout)
+    return {one["width"]: one for one in json.loads(html.unescape(found))}
+
+
+WIDTHS = (1440, 768, 390)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_word_is_broken_and_nothing_sticks_out_at(width: int, seen: dict[int, Any]) -> None:
+    """Hashes may be broken; the words of its letters are no words."""
+    hashes = json.dumps(without_script(report(LAYOUTS)).partition("Environment")[2])
+    assert [word for word in seen[width]["broken"] if not re.search(rf"[0-9a-f-]*\d{word}|{word}\d", hashes)] == []
+    assert seen[width]["wide"] <= width
+
+
+def test_a_click_sorts_the_table_and_another_turns_it_around(seen: dict[int, Any]) -> None:
+    up, down = ([int(text) for text in column if text != "–"] for column in seen[1440]["registers"])
+    assert up == sorted(up) and down == sorted(up, reverse=True) and len(up) == 68
+    assert all(column[-4:] == ["–"] * 4 for column in seen[1440]["registers"])
+
+
+def test_the_filter_leaves_the_rows_that_have_all_words(seen: dict[int, Any]) -> None:
+    wanted = [r for r in replay(LAYOUTS).records if (r.config["threads"], r.config["loop"]) == (64, "vector8")]
+    assert sorted(map(int, seen[1440]["left"])) == [r.index for r in wanted]
+
+
+def test_facts_that_are_not_known_differ_from_none() -> None:
+    stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished()
+    result = TuneResult.from_events(stream.events)
+    assert result.records[0].facts == StaticFacts(threads=128)
+    assert "threads" not in {c.title for c in columns(result)}
