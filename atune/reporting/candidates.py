@@ -90,12 +90,13 @@ def differs(column: Column, result: TuneResult) -> bool:
 
 
 def mark(record: Record, result: TuneResult) -> str:
-    """Return what the table marks a record as: the winner, the default, a finalist, a failure; empty for most."""
+    """Return what the table marks a record as, such as the winner, a tie or the default; empty for most."""
     final = any(entry.index == record.index for entry in result.final)
     default = result.header is not None and record.index == result.header.default
     failed = record.status if record.status in ("failed", "pruned") else ""
     best = record.index == result.best_index
-    told = (("winner", best), ("default", default), ("final", final), (failed, bool(failed)))
+    tie = record.index in (result.ties or ())
+    told = (("winner", best), ("tie", tie), ("default", default), ("final", final), (failed, bool(failed)))
     return ", ".join(word for word, holds in told if holds)
 
 

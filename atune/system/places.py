@@ -14,7 +14,8 @@ from atune.errors import traceback_of
 LIBRARIES = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
-    r"/atune/(?:api|cli|decorator|engine|local|processes|stages|testing|workload)/"
+    r"/atune/(?:api|cli|cluster|decorator|engine|journal|local|model|processes|search|stages|system|testing|workload)/|"
+    r"/atune/(?:layout|carver)\.py$"
 )
 """Paths of code that is not the user's own."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')

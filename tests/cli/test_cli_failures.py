@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -112,7 +113,8 @@ def test_what_nobody_checked_is_said_once(tmp_path: Path, capsys: pytest.Capture
     assert len(said[lacking]) == 1 and "no reference and no check" in said[lacking][0]
     assert said[off] == ["outputs    not checked: the check was switched off (--skip-check)"]
     assert said[unknown] == said[checked] == []
-    assert "Its outputs were not checked: the workload has no reference" in report(lacking)
+    page = report(lacking).replace("<wbr>", "")
+    assert "Its outputs were not checked: the workload has no reference" in page
 
 
 @pytest.mark.parametrize(
@@ -134,5 +136,5 @@ def test_the_report_has_places_and_examples_of_failures(tmp_path: Path) -> None:
     stream = Stream(total=1).proposed(0)
     stream.add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail).finished()
     page = report(write(tmp_path / "j", stream.events))
-    assert json.dumps([where, "  a + q", "      ^"], separators=(",", ":")) in page
-    assert '"example":"candidate 0: block=0"' in page
+    assert html.escape("\n".join([where, "  a + q", "      ^"])) in page
+    assert "For example candidate 0: block=0" in page.replace("<wbr>", "")

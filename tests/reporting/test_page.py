@@ -95,7 +95,7 @@ def test_failures_stand_open_with_their_words_and_an_example() -> None:
     for kind, message, count in result.failure_summary():
         assert f"{count:,} × {kind}" in words and message in html.unescape(words)
     assert "For example candidate" in words
-    assert "For example candidate 47: block_rows=2" in without_script(report(LAYOUTS))
+    assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))
 
 
 def test_the_environment_and_the_title_need_no_script() -> None:

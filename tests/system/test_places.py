@@ -20,6 +20,7 @@ from atune.system.places import DETAIL_FRAMES, Place, detail_of, is_users, locat
         ("/src/tilelang/language/eager/builder.py", False),
         ("/usr/lib/python3.11/inspect.py", False),
         ("/src/atune/stages/frontend/elaboration.py", False),
+        ("/src/atune/layout.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("/workspace/src/runtime/object.cc", False),
     ],
