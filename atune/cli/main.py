@@ -301,6 +301,9 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--group-size", type=_number("candidates"), metavar="N", help="a library; 1 turns grouping off")
     group.add_argument("--workers", type=_number("processes"), metavar="N", help="compile processes (by the cores)")
     group.add_argument("--backend", default="auto", help=f"{BACKENDS} (auto)")
+    group.add_argument(
+        "--layouts", type=_number("layouts"), metavar="N", help="measure the N best layouts of a configuration (all)"
+    )
     group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (yes)")
     group.add_argument(
         "--accelerate",

@@ -77,6 +77,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             accelerate=arguments.accelerate,
             prove=arguments.proof,
             store=arguments.store,
+            layouts=arguments.layouts,
         ),
         "benchmark": BenchmarkSettings(
             n_warmup=arguments.warmup,

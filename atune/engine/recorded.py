@@ -9,6 +9,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from atune.engine.audit import Audit
 from atune.engine.compile_deadline import compile_deadline_s
 from atune.engine.finalists import Finalists
+from atune.engine.layout_choice import LayoutChoice
 from atune.engine.run_state import Run
 from atune.engine.screen import LIKELY, Verdict, screen
 from atune.journal.events import (
@@ -26,6 +27,7 @@ class Recorded:
     """The `Answers` of a run that measures. `deliver`: where artifacts go.
 
     `audit`: where likely losers are skipped, it tells which are tried all the same; None where none is skipped.
+    `skips`: whether candidates that the screen puts last are skipped. `layouts`: chooses of them; None tries all.
     """
 
     def __init__(
@@ -35,8 +37,12 @@ class Recorded:
         deliver: MemoryObjectSendStream[Artifact],
         compile_timeout_s: float,
         audit: Audit | None = None,
+        *,
+        skips: bool = True,
+        layouts: LayoutChoice | None = None,
     ) -> None:
         self.compile_timeout_s, self._audit = compile_timeout_s, audit
+        self._skips, self._layouts = skips, layouts
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
@@ -53,7 +59,20 @@ class Recorded:
             seconds=lowered.seconds,
             deferred=why if verdict == "defer" else "",
         )
-        if verdict == "defer" and self._audit is not None and self._audit.skips(lowered.index):
+        return self.judged(lowered)
+
+    def judged(self, lowered: Lowered) -> Verdict:
+        index, limits = lowered.index, self.run.limits
+        verdict, why = screen(lowered.facts, limits)
+        if verdict == "prune" or (self._audit is not None and not self._audit.skips(index)):
+            return verdict, why
+        if self._layouts is not None:
+            state = self.run.recorder.state
+            if self._layouts.choice(state, index, limits) is None:
+                return "wait", ""
+            if (passed := self._layouts.passed(state, index, limits)) is not None:
+                return "prune", f"{LIKELY}: {passed.why}"
+        if verdict == "defer" and self._audit is not None and self._skips:
             return "prune", f"{LIKELY}: {why}"
         return verdict, why
 
@@ -62,7 +81,11 @@ class Recorded:
         self.run.outcomes.settled(index)
 
     def pruned(self, worker: str, index: int, why: str) -> None:
-        self.emit(CandidatePruned, worker=worker, index=index, reason=why, likely=why.startswith(LIKELY))
+        likely, instead = why.startswith(LIKELY), None
+        if likely and self._layouts is not None:
+            passed = self._layouts.passed(self.run.recorder.state, index, self.run.limits)
+            instead = None if passed is None else passed.instead
+        self.emit(CandidatePruned, worker=worker, index=index, reason=why, likely=likely, instead=instead)
         self.run.outcomes.settled(index)
 
     def failed(self, worker: str, failure: Failure) -> None:

@@ -52,6 +52,7 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
             "n_samples": None if timing is None else len(timing.samples_us),
             "device": record.device or None,
             "same_as": record.same_as,
+            "instead": record.instead,
             "kind": record.kind or None,
             "message": record.message or None,
             "smem_bytes": None if facts is None else facts.smem_bytes,

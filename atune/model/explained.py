@@ -37,6 +37,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     """Bytes of spill loads, likewise."""
     occupancy: Occupancy | None = None
     picture: Picture | None = None
+    choice: str = ""
+    """Of a journal's candidate: what it was preferred to, or passed over for, and why, where layouts were chosen."""
 
     @property
     def smem_bytes(self) -> int | None:
@@ -64,6 +66,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
             "fragments": [_whole(one) for one in layouts.fragments],
             "loops": [_whole(one) for one in layouts.loops],
             "shared": [_whole(one) for one in layouts.shared],
+            "choice": self.choice or None,
         }
 
 

@@ -97,6 +97,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     tilelang's own adapters do; ``nvrtc`` needs the package cuda-python.
     `target_host`: what TileLang generates host code for, ``c`` or ``llvm``; None takes TileLang's own choice.
     `verbose`: keep what the compilers say, ptxas' figures included, in the `ArtifactBuilt` events.
+    `layouts`: of each configuration, so many of its layouts are compiled and measured, those that do the least
+    redundant work; None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
 
     Raises `UsageError`, with what was meant, for a name or a value that cannot be; `TargetError` for a backend.
     """
@@ -112,11 +114,13 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     store: bool = True
     target_host: str | None = None
     verbose: bool = False
+    layouts: int | None = None
 
     def __post_init__(self) -> None:
         positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
         positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
+        positive("CompileSettings", "layouts", self.layouts, optional=True, integral=True)
         Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
         switches(self, "prove", "store", "verbose")
         msgspec.structs.force_setattr(self, "flags", _flags(self.flags))

@@ -28,6 +28,7 @@ def rows(found: Explained) -> Rows:
     """Return the facts by name, as text."""
     facts, machine, layouts = found.facts, found.machine, found.facts.layouts or Layouts()
     given: list[tuple[str, Any, str]] = [
+        ("choice", printable(found.choice) or None, ""),
         ("threads", facts.threads, ""),
         ("grid", "×".join(map(str, facts.grid)) or None, " blocks"),
         ("registers", None if machine is None else machine.registers, " a thread"),

@@ -216,6 +216,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """What the user should know of the space."""
     axes: tuple[AxisValues, ...] = ()
     """Of a large space that is a product of axes."""
+    layout_axes: tuple[str, ...] = ()
+    """Names of a listed space's axes that lay out fragments and loops."""
 
     @property
     def total(self) -> int:

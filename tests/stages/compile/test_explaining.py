@@ -12,6 +12,7 @@ from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.explained import Explained, ExplainJob
+from atune.model.layout_choice import Alternative, choose, contained
 from atune.stages.compile import explaining
 from atune.stages.compile.explaining import ptxas_words, spills
 from atune.stages.compile.layouts import Seen
@@ -40,6 +41,22 @@ def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in layouts.loops] == [(4, 0, 4, False)] * 2
     assert layouts.loops[1].stores == ("out (global)",)
     assert seen.picture is not None and seen.picture.threads[5] == (5,) * 4 and seen.picture.slots[5] == (0, 1, 2, 3)
+
+
+def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
+    """Each of 4 rows is done by 64 of 256 threads, where tilelang decides; and by one each in rows of vectors."""
+    with session_of(FileRef(str(ROOT / "examples" / "layout_broadcast.py"), "WIDE"), tmp_path) as candidates:
+        found = {one.config["loop"]: one for one in reversed(candidates) if one.config["held"] == "compiler"}
+        own, pairs = (lower(found[how], Steps()).facts.layouts for how in ("compiler", "vector2"))
+    assert own is not None and pairs is not None
+    [many], [one] = own.loops, pairs.loops
+    assert (many.slots, many.replication, many.redundant) == (4096, 64, 4032)
+    assert (many.threads[0], many.threads[-1]) == ("0-252:4", "3-255:4")
+    assert (one.slots, one.replication, one.redundant, one.width) == (64, 1, 0, 2)
+    assert one.threads[:4] == ("0", "0", "1", "2") and one.threads[-1] == "255"
+    assert contained(pairs, own) is False  # other threads do it, so that less work decides
+    [kept] = choose([Alternative(0, own, own=True), Alternative(1, pairs)]).kept
+    assert kept == 1
 
 
 def test_swizzled_shared_memory_is_told_from_rows(tmp_path: Path) -> None:
