@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,35 @@ async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
         result = await resume(part, machine=machine(), budget=budget)
         assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {cut}"
         assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
+
+
+class Own:
+    """A user's strategy: the space's order by x last, remembering how much it had been told when it was asked."""
+
+    name = "own"
+
+    def __init__(self) -> None:
+        self._left = deque(sorted(range(18), key=lambda index: (index % 3, index)))
+        self._told: list[int] = []
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def ask(self) -> int | None:
+        self.asked.append((self._left[0], tuple(self._told)))
+        return self._left.popleft()
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self._told.append(index)
+
+
+async def test_a_resumed_strategy_is_asked_for_configurations_as_before_and_not_for_their_layouts(
+    tmp_path: Path,
+) -> None:
+    space, before, after = Space(x=[1, 2, 3, 4, 5, 6], loop=layout.loops(2, 8)), Own(), Own()
+    journal = tmp_path / "run.jsonl"
+    await finish(machine(space), compile=ONE, strategy=before, budget=Budget(candidates=4), journal=journal)
+    result = await resume(journal, machine=machine(space), strategy=after, budget=Budget(candidates=6))
+    assert len(before.asked) == 4 and after.asked[:4] == before.asked and len(after.asked) == 6
+    assert result.measured == 6 and result.pruned == 12
 
 
 async def test_layouts_need_an_axis_of_layouts() -> None:
