@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import Failure
+from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.explained import Explained, ExplainJob
 from atune.model.layout_choice import Alternative, choose, contained
-from atune.stages.compile import explaining
+from atune.stages.compile import elf, explaining
+from atune.stages.compile.codegen import answer
 from atune.stages.compile.explaining import ptxas_words, spills
 from atune.stages.compile.layouts import Seen
 from atune.stages.compile.lowering import lower
@@ -95,6 +96,16 @@ def test_registers_stack_and_spills_are_those_of_ptxas(
     assert (found.machine.registers, found.machine.stack_bytes) == (int(registers), int(stack))
     assert (found.spill_bytes, found.spill_load_bytes) == (int(stores), int(loads))
     assert (int(stores) > 0) is spill
+
+
+def test_the_code_that_proofs_compare_has_its_registers(tmp_path: Path) -> None:
+    """Two kernels of equal code and other register counts are launched differently."""
+    with session_of(WEIGHTED, tmp_path) as candidates:
+        [built] = answer([lower(candidates[0], Steps())], str(tmp_path / "library.so"), Steps())
+    assert isinstance(built, Artifact) and built.machine is not None
+    [code] = elf.kernels_code(Path(built.path).read_bytes(), built.symbol)
+    [registers] = [int.from_bytes(value, "little") for name, value in code.items() if name.startswith("registers of")]
+    assert registers == built.machine.registers > 0
 
 
 def test_the_cpus_target_has_no_registers(tmp_path: Path) -> None:
