@@ -324,6 +324,9 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="seconds a lowering, or a group's compile (120)",
     )
+    group.add_argument(
+        "--end-hopeless", action=_SWITCH, default=True, help="end compiles that take far longer than the others' (on)"
+    )
 
 
 def _add_measuring(group: argparse._ArgumentGroup) -> None:

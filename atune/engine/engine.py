@@ -156,10 +156,13 @@ class Engine:
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
         skips = self.budget.limited and self.pipeline
-        audits = skips or (self.pipeline and layouts is not None)
+        audits = skips or (self.pipeline and (layouts is not None or self.budget.audit is not None))
         audit = Audit(run, self.budget.audit, self.seed) if audits else None
         timeout_s = self.compile.compile_timeout_s
-        answers = Recorded(run, finalists, deliver, timeout_s, audit, skips=skips, layouts=layouts)
+        answers = Recorded(
+            run, finalists, deliver, timeout_s, audit,
+            skips=skips, layouts=layouts, end_hopeless=self.compile.end_hopeless,
+        )  # fmt: skip
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,

@@ -9,6 +9,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from atune.engine.audit import Audit
 from atune.engine.compile_deadline import compile_deadline_s
 from atune.engine.finalists import Finalists
+from atune.engine.interfaces import HOPELESS
 from atune.engine.layout_choice import LayoutChoice
 from atune.engine.run_state import Run
 from atune.engine.screen import LIKELY, Verdict, screen
@@ -28,6 +29,7 @@ class Recorded:
 
     `audit`: where likely losers are skipped, it tells which are tried all the same; None where none is skipped.
     `skips`: whether candidates that the screen puts last are skipped. `layouts`: chooses of them; None tries all.
+    `end_hopeless`: whether compiles that take far longer than the others' are ended.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Recorded:
         *,
         skips: bool = True,
         layouts: LayoutChoice | None = None,
+        end_hopeless: bool = True,
     ) -> None:
         self.compile_timeout_s, self._audit = compile_timeout_s, audit
-        self._skips, self._layouts = skips, layouts
+        self._skips, self._layouts, self._end_hopeless = skips, layouts, end_hopeless
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
@@ -90,7 +93,9 @@ class Recorded:
 
     def failed(self, worker: str, failure: Failure) -> None:
         index, kind = failure.index, failure.kind
-        self.emit(BuildFailed, worker=worker, index=index, kind=kind, message=failure.message, detail=failure.detail)
+        message, detail = failure.message, failure.detail
+        ended = kind == "timeout" and message.startswith(HOPELESS)
+        self.emit(BuildFailed, worker=worker, index=index, kind=kind, message=message, detail=detail, hopeless=ended)
         self.run.outcomes.settled(index)
 
     def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
@@ -109,6 +114,9 @@ class Recorded:
             await self._deliver.send(artifact)
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        tried = self._audit is not None and not all(self._audit.skips(one.index) for one in group)
+        if tried or not self._end_hopeless:
+            return None
         return compile_deadline_s(self.run.recorder.state, group, self.compile_timeout_s)
 
     def unmeasured(self) -> bool:

@@ -167,6 +167,8 @@ class State:
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 if isinstance(event, CandidatePruned) and event.likely:
                     self.skipped[event.index] = event.reason
+                if isinstance(event, BuildFailed) and event.hopeless:
+                    self.skipped[event.index] = event.message
                 self._settle(event)
             case RunStarted():
                 self.header = event

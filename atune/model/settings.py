@@ -82,7 +82,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
-    A compile that takes far longer than the run's others did is ended before; up to 10 s never.
+    `end_hopeless`: end a compile before that where it takes far longer than the run's others did; up to 10 s never.
     `flags`: flags of the device compiler, one a text, such as ``("-O2", "-g")``; None takes the target's default,
     `-O3 -march=native` on the CPU, and flags given there replace that. A candidate's own `compile_flags` win.
     `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as
@@ -106,6 +106,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     workers: int | None = None
     group_size: int | None = None
     compile_timeout_s: float = 120.0
+    end_hopeless: bool = True
     flags: tuple[str, ...] | None = None
     pass_configs: Mapping[str, Any] = {}
     backend: Backend = "auto"
@@ -122,7 +123,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
         positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
         positive("CompileSettings", "layouts", self.layouts, optional=True, integral=True)
         Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
-        switches(self, "prove", "store", "verbose")
+        switches(self, "end_hopeless", "prove", "store", "verbose")
         msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
         if why := why_no_pass_configs(self.pass_configs):
             raise UsageError(f"CompileSettings: {why}")
