@@ -27,7 +27,8 @@ class Untried(msgspec.Struct, frozen=True):
 class Audited(msgspec.Struct, frozen=True):
     """Candidates that were `skipped` as likely to lose, and how many of these were `tried` all the same.
 
-    Compiles that were ended as hopeless are among them. `wrong`: those of them that were faster than every other candidate, so that skipping would have lost the best.
+    Compiles that were ended as hopeless are among them. `wrong`: those that were tried and faster than every other
+    candidate, so that skipping would have lost the best.
     `near`: those within 5 % of the fastest of the others.
     """
 
