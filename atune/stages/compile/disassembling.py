@@ -48,7 +48,7 @@ def _listing(tool: Path, binary: bytes) -> str | None:
         path = Path(folder, "kernel.cubin")
         try:
             path.write_bytes(elf.whole(binary))
-            command = [tool, *ARGUMENTS[tool.name], path]
+            command = [str(tool), *ARGUMENTS[tool.name], str(path)]
             ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=DEADLINE_S)
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
