@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atune.errors import SpaceError
+from atune.model.layouts import LayoutAxis
 
 COMPILER = "compiler"
 """tilelang's own choice."""
@@ -48,7 +49,7 @@ DANGEROUS = {
 
 def fragments() -> tuple[str, ...]:
     """Return alternatives for `hold`: the compiler's own layout, and all of the fragment in every thread."""
-    return (COMPILER, REPLICATED)
+    return LayoutAxis((COMPILER, REPLICATED))
 
 
 def loops(*widths: int) -> tuple[str, ...]:
@@ -59,12 +60,12 @@ def loops(*widths: int) -> tuple[str, ...]:
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
             raise SpaceError(f"layout.loops: width {width!r} is no power of two; use such as layout.loops(1, 2, 4, 8)")
-    return (COMPILER, *(f"vector{width}" for width in widths or (1, 2, 4, 8)))
+    return LayoutAxis((COMPILER, *(f"vector{width}" for width in widths or (1, 2, 4, 8))))
 
 
 def coalesced_widths(*widths: int) -> tuple[int, ...]:
     """Return alternatives for `parallel` and `copy`: 0, which is the compiler's own, and `widths` elements."""
-    return (0, *(widths or (1, 2, 4, 8)))
+    return LayoutAxis((0, *(widths or (1, 2, 4, 8))))
 
 
 def policies() -> tuple[str, ...]:

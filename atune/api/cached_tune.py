@@ -91,6 +91,7 @@ class Work:
                 "budget": self.budget.as_data(),
                 **key_of(self.prior),
                 **{name: benchmark[name] for name in ("n_final", "n_final_rounds", "n_final_limit")},
+                **({} if self.compile.layouts is None else {"layouts": self.compile.layouts}),
             },
             space=self.spec.identity(),
         )

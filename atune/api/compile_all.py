@@ -115,6 +115,9 @@ class _Collected:
     def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         return "go", ""
 
+    def judged(self, lowered: Lowered) -> Verdict:
+        return "go", ""
+
     def same(self, worker: str, index: int, same_as: int) -> None:
         self.same_as[index] = same_as
 

@@ -6,12 +6,14 @@ import argparse
 import ast
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.journal import positive
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
+    from atune.journal.result import Record
     from atune.model.candidate import Config
     from atune.model.explained import Explained
     from atune.system.signals import Interrupts
@@ -81,6 +83,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from functools import partial
 
     import anyio
+    import msgspec
 
     from atune.local.explaining import explain
     from atune.model.artifact import Failure
@@ -89,7 +92,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     if arguments.fragment is not None and arguments.svg is None:
         raise UsageError("--fragment needs --svg: add --svg FILE")
-    ref, configs, target = _asked(arguments)
+    ref, configs, target, choices = _asked(arguments)
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
     settings = CompileSettings(compile_timeout_s=float(arguments.compile_timeout))
@@ -97,32 +100,34 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):
         return _failed([answer for answer in answers if isinstance(answer, Failure)], configs)
+    found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
     if arguments.svg is not None:
         _draw(found[0], arguments)
     _show(found, arguments)
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str]:
-    """Return the workload, the configurations and the target that the command line names. Raises `UsageError`."""
+def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, list[str]]:
+    """Return the workload, the configurations, the target, and for each what a run chose. Raises `UsageError`."""
     from atune.journal.reader import is_journal
     from atune.workload.workload import parse_file_ref
 
     if is_journal(arguments.what):
         if arguments.config:
             raise UsageError("--config works with FILE.py:NAME only: for a journal, give the candidate's INDEX")
-        ref, configs, target = _of_journal(arguments.what, arguments.index)
+        ref, configs, target, choices = _of_journal(arguments.what, arguments.index)
     else:
         if arguments.index:
             raise UsageError(f"an INDEX needs a journal, and {arguments.what} is not one: give --config a=1,b=2")
         ref, target = parse_file_ref(arguments.what), "auto"
         configs = [parse_config(text) for text in arguments.config] or [{}]
+        choices = [""] * len(configs)
     if len(configs) > MOST:
         raise UsageError(f"{len(configs)} configurations: give one, or two to compare")
-    return ref, configs, arguments.target or target
+    return ref, configs, arguments.target or target, choices
 
 
-def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str]:
+def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
     from atune.api.resume import origin_of
     from atune.journal.replay import replay
     from atune.workload.workload import parse_file_ref
@@ -136,7 +141,17 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
         raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
     target = result.header.target if result.header is not None else None
     text = "auto" if target is None else target.arch or target.kind
-    return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text
+    choices = [choice_of(result.records, index) for index in wanted]
+    return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text, choices
+
+
+def choice_of(records: Sequence[Record], index: int) -> str:
+    """Return what the candidate `index` was passed over for or preferred to, in words; empty where nothing was."""
+    [record] = [record for record in records if record.index == index]
+    if record.instead is not None:
+        return f"passed over for candidate {record.instead}: {record.message.removeprefix('likely: ')}"
+    others = [str(one.index) for one in records if one.instead == index]
+    return f"preferred to candidates {', '.join(others)}" if others else ""
 
 
 def _failed(failures: list[Any], configs: list[Config]) -> int:

@@ -320,6 +320,9 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
         "--workers", type=_number("processes"), metavar="N", help="compile processes (from the number of cores)"
     )
     group.add_argument("--backend", default="auto", help=f"{BACKENDS} (auto)")
+    group.add_argument(
+        "--layouts", type=_number("layouts"), metavar="N", help="measure the N best layouts of a configuration (all)"
+    )
     group.add_argument("--store", action=_SWITCH, default=True, help="use and keep compiled libraries (on)")
     group.add_argument(
         "--accelerate",
@@ -339,6 +342,9 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
         default=120.0,
         metavar="S",
         help="time limit for one lowering, or for one group's compile, in seconds (120)",
+    )
+    group.add_argument(
+        "--end-hopeless", action=_SWITCH, default=True, help="end compiles that take far longer than the others' (on)"
     )
 
 

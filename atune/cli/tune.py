@@ -77,10 +77,12 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             workers=arguments.workers,
             group_size=arguments.group_size,
             compile_timeout_s=arguments.compile_timeout,
+            end_hopeless=arguments.end_hopeless,
             backend=arguments.backend,
             accelerate=arguments.accelerate,
             prove=arguments.proof,
             store=arguments.store,
+            layouts=arguments.layouts,
         ),
         "benchmark": BenchmarkSettings(
             n_warmup=arguments.warmup,

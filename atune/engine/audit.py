@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.journal.events import CandidatePruned
 from atune.journal.state import State
+from atune.journal.untried import passed_over
 from atune.model.budget import AUDITED_LEAST
 from atune.model.candidate import Candidate
 
@@ -51,7 +51,7 @@ class Audit:
         while not run.stopping and any(e.key and state.outcome(e.index) is None for e in state.entries.values()):
             await run.changed()
         for index in [] if run.stopping else sample_of(state, self._share, self._seed):
-            if index in candidates and isinstance(state.outcome(index), CandidatePruned):
+            if index in candidates and passed_over(state.outcome(index)):
                 self._tried.add(index)
                 await send(candidates[index])
                 run.wake()

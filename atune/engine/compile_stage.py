@@ -31,6 +31,10 @@ class Answers(Protocol):
         """Record a lowered candidate, and return the screen's verdict."""
         ...
 
+    def judged(self, lowered: Lowered) -> Verdict:
+        """Judge a candidate again that was told to wait."""
+        ...
+
     def same(self, worker: str, index: int, same_as: int) -> None:
         """Record that a candidate has the same code as another, and needs no more work."""
         ...
@@ -158,6 +162,7 @@ class Compiling:
             for candidate in candidates:
                 if not self.signals.stopping:
                     await self._lower_one(worker, candidate)
+                    await self._judge_waiting(worker)
                 left -= 1
                 counts.lowering -= 1
                 counts.seen += 1
@@ -191,6 +196,19 @@ class Compiling:
         same_as = self._codes.setdefault(answer.code_key, answer.index)
         if same_as != answer.index:
             self.answers.same(worker.name, answer.index, same_as)
+        else:
+            await self._judged(worker, answer, verdict, why)
+
+    async def _judge_waiting(self, worker: CompileWorker) -> None:
+        """Judge those again that wait for what is known by now."""
+        for answer in list(self.state.queues.undecided.values()):
+            verdict, why = self.answers.judged(answer)
+            if verdict != "wait" and self.state.queues.undecided.pop(answer.index, None) is not None:
+                await self._judged(worker, answer, verdict, why)
+
+    async def _judged(self, worker: CompileWorker, answer: Lowered, verdict: str, why: str) -> None:
+        if verdict == "wait":
+            self.state.queues.undecided[answer.index] = answer
         elif verdict == "prune":
             self.answers.pruned(worker.name, answer.index, why)
         elif (known := await worker.find(answer)) is not None:  # deferring such a candidate saves nothing
@@ -232,6 +250,7 @@ class Compiling:
         queues.ready.clear()
         queues.deferred.clear()
         queues.retry.clear()
+        queues.undecided.clear()
         self._back.clear()
         while True:
             try:

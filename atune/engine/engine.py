@@ -27,6 +27,7 @@ from atune.engine.ending import Ending, until_of
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
+from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
@@ -141,11 +142,12 @@ class Engine:
         machine.on_warning(lambda message: self.recorder.emit(Warned, message=message))
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
+        layouts = await self._layouts(plan)
         asking = Asking(run, plan, scheduled)
         proposing = Proposing(
             run, plan, asking, machine,
             strategy=self._strategy, prior=self.prior, figures=self._figures,
-            seed=self.seed, seconds=self.budget.seconds,
+            seed=self.seed, seconds=self.budget.seconds, layouts=layouts,
         )  # fmt: skip
         ending = Ending(run, self.budget, await self._until(plan))
         run.outcomes.tell = ending.telling(asking.take_note)
@@ -153,8 +155,14 @@ class Engine:
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
-        audit = Audit(run, self.budget.audit, self.seed) if self.budget.limited and self.pipeline else None
-        answers = Recorded(run, finalists, deliver, self.compile.compile_timeout_s, audit)
+        skips = self.budget.limited and self.pipeline
+        audits = skips or (self.pipeline and (layouts is not None or self.budget.audit is not None))
+        audit = Audit(run, self.budget.audit, self.seed) if audits else None
+        timeout_s = self.compile.compile_timeout_s
+        answers = Recorded(
+            run, finalists, deliver, timeout_s, audit,
+            skips=skips, layouts=layouts, end_hopeless=self.compile.end_hopeless,
+        )  # fmt: skip
         proofs = Proofs(
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
@@ -207,6 +215,7 @@ class Engine:
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
         state, budget = self.recorder.state, self.budget
+        layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
         prior, own_prior = spec.size is None and there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
         if own_prior and spec.size is not None:
@@ -331,6 +340,11 @@ class Engine:
             out_idx=spec.out_idx,
             total=self._counted,
         )
+
+    async def _layouts(self, plan: Plan) -> LayoutChoice | None:
+        """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
+        spec, most = self._run.spec, self.compile.layouts
+        return await _computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
 
     async def _until(self, plan: Plan) -> Until | None:
         """Return the fold that tells when a further gain is unlikely, with earlier outcomes; None without `until`."""

@@ -170,7 +170,7 @@ def plan_rest(
         name,
         continued(header, before, make, candidates, size, limit, suspects, spec, refused=refused, kept=bool(keep)),
         range(MOST_POINTS),
-        most - sum(e.index in candidates for e in before),
+        most - sum(e.index in candidates for e in before if not e.beside),
         suspects=suspects,
         to_survey=unsurveyed and (uses_prior(strategy) or keep is not None),
         total=size + len(gone),
@@ -221,7 +221,7 @@ def finished(state: State, budget: Budget) -> bool:
         return False
     count = len(proposed(state))
     most = budget.most(state.total)
-    used_up = most is not None and count >= most
+    used_up = most is not None and count - sum(entry.beside for entry in state.entries.values()) >= most
     return (
         count + excluded(state) >= state.total
         or used_up

@@ -12,6 +12,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
 from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.layout_choice import LayoutChoice
 from atune.engine.plan import Plan, proposed
 from atune.engine.proposals import Listed, LookedUp
 from atune.engine.run_state import Run
@@ -44,10 +45,11 @@ class Proposing:
         figures: Figures | None,
         seed: int,
         seconds: float | None,
+        layouts: LayoutChoice | None = None,
     ) -> None:
         self._run, self._plan, self._asking, self._machine = run, plan, asking, machine
         self._prior, self._figures = prior, figures
-        self._seed, self._seconds = seed, seconds
+        self._seed, self._seconds, self._layouts = seed, seconds, layouts
         asking.strategy = strategy
         self.counted: int | None = None
         """The number of candidates of a large space, once all its places were looked up."""
@@ -70,6 +72,8 @@ class Proposing:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 run.wake()
+            for candidate in plan.redo:
+                await self._propose_beside(candidate.index, propose)
             if asking.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
@@ -92,14 +96,30 @@ class Proposing:
         while count < self._plan.proposable and not run.stopping:
             await asking.turn()
             new = None if run.stopping else await proposals.next()
+            while new is not None and run.recorder.state.entry(new.index).beside:
+                new = await proposals.next()
             if new is None:
                 break
+            await self._propose(new, propose)
+            await self._propose_beside(new.index, propose)
             count += 1
-            asking.proposed(new.index)
-            said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms}
-            run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
-            await propose.send(new)
-            run.wake()
+
+    async def _propose(
+        self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False
+    ) -> None:
+        asking = self._asking
+        asking.proposed(new.index)
+        said: dict[str, Any] = {"heard": asking.heard, "expected_ms": asking.expected_ms, "beside": beside}
+        self._run.recorder.emit(CandidateProposed, index=new.index, key=new.key, config=new.config, **said)
+        await propose.send(new)
+        self._run.wake()
+
+    async def _propose_beside(self, index: int, propose: MemoryObjectSendStream[Candidate]) -> None:
+        """Propose the other layouts of a candidate's configuration, which are chosen from."""
+        state = self._run.recorder.state
+        for other in [] if self._layouts is None else self._layouts.group(index):
+            if not state.entry(other).key:
+                await self._propose(self._plan.candidates[other], propose, beside=True)
 
     def _proposals(self, strategy: Guarded) -> Listed | LookedUp:
         if self._run.spec.size is None:

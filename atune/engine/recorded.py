@@ -9,6 +9,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 from atune.engine.audit import Audit
 from atune.engine.compile_deadline import compile_deadline_s
 from atune.engine.finalists import Finalists
+from atune.engine.interfaces import HOPELESS
+from atune.engine.layout_choice import LayoutChoice
 from atune.engine.run_state import Run
 from atune.engine.screen import LIKELY, Verdict, screen
 from atune.journal.events import (
@@ -25,7 +27,9 @@ from atune.model.artifact import Artifact, Failure, Lowered
 class Recorded:
     """The `Answers` of a run that measures. `deliver`: where artifacts go.
 
-    `audit`: decides which likely losers are skipped; None if none is.
+    `audit`: decides which likely losers are tried although they are skipped; None if none is.
+    `skips`: whether candidates that the screen puts last are skipped. `layouts`: chooses layouts; None tries all.
+    `end_hopeless`: whether compiles that take far longer than the others' are ended.
     """
 
     def __init__(
@@ -35,8 +39,13 @@ class Recorded:
         deliver: MemoryObjectSendStream[Artifact],
         compile_timeout_s: float,
         audit: Audit | None = None,
+        *,
+        skips: bool = True,
+        layouts: LayoutChoice | None = None,
+        end_hopeless: bool = True,
     ) -> None:
         self.compile_timeout_s, self._audit = compile_timeout_s, audit
+        self._skips, self._layouts, self._end_hopeless = skips, layouts, end_hopeless
         self.run, self.finalists, self._deliver = run, finalists, deliver
         self.emit = run.recorder.emit
         self._delivered: set[int] = set()
@@ -53,7 +62,20 @@ class Recorded:
             seconds=lowered.seconds,
             deferred=why if verdict == "defer" else "",
         )
-        if verdict == "defer" and self._audit is not None and self._audit.skips(lowered.index):
+        return self.judged(lowered)
+
+    def judged(self, lowered: Lowered) -> Verdict:
+        index, limits = lowered.index, self.run.limits
+        verdict, why = screen(lowered.facts, limits)
+        if verdict == "prune" or (self._audit is not None and not self._audit.skips(index)):
+            return verdict, why
+        if self._layouts is not None:
+            state = self.run.recorder.state
+            if self._layouts.choice(state, index, limits) is None:
+                return "wait", ""
+            if (passed := self._layouts.passed(state, index, limits)) is not None:
+                return "prune", f"{LIKELY}: {passed.why}"
+        if verdict == "defer" and self._audit is not None and self._skips:
             return "prune", f"{LIKELY}: {why}"
         return verdict, why
 
@@ -62,12 +84,18 @@ class Recorded:
         self.run.outcomes.settled(index)
 
     def pruned(self, worker: str, index: int, why: str) -> None:
-        self.emit(CandidatePruned, worker=worker, index=index, reason=why, likely=why.startswith(LIKELY))
+        likely, instead = why.startswith(LIKELY), None
+        if likely and self._layouts is not None:
+            passed = self._layouts.passed(self.run.recorder.state, index, self.run.limits)
+            instead = None if passed is None else passed.instead
+        self.emit(CandidatePruned, worker=worker, index=index, reason=why, likely=likely, instead=instead)
         self.run.outcomes.settled(index)
 
     def failed(self, worker: str, failure: Failure) -> None:
         index, kind = failure.index, failure.kind
-        self.emit(BuildFailed, worker=worker, index=index, kind=kind, message=failure.message, detail=failure.detail)
+        message, detail = failure.message, failure.detail
+        ended = kind == "timeout" and message.startswith(HOPELESS)
+        self.emit(BuildFailed, worker=worker, index=index, kind=kind, message=message, detail=detail, hopeless=ended)
         self.run.outcomes.settled(index)
 
     def repeated(self, worker: str, indices: Sequence[int], reason: str) -> None:
@@ -86,6 +114,9 @@ class Recorded:
             await self._deliver.send(artifact)
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        tried = self._audit is not None and not all(self._audit.skips(one.index) for one in group)
+        if tried or not self._end_hopeless:
+            return None
         return compile_deadline_s(self.run.recorder.state, group, self.compile_timeout_s)
 
     def unmeasured(self) -> bool:

@@ -60,6 +60,8 @@ class Queues:
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole, and groups whose worker was lost."""
+    undecided: dict[int, Lowered] = field(default_factory=dict)
+    """Lowered candidates that are judged once others are lowered, too."""
 
 
 @dataclass
@@ -136,7 +138,8 @@ class CompileState:
     @property
     def _only_deferred(self) -> bool:
         queues = self.queues
-        return not (self.proposing or queues.waiting or self.counts.lowering or queues.ready or queues.retry)
+        left = queues.waiting or queues.undecided or queues.ready or queues.retry
+        return not (self.proposing or self.counts.lowering or left)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.

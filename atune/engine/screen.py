@@ -7,7 +7,8 @@ from typing import Literal
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 
-Verdict = tuple[Literal["go", "prune", "defer"], str]
+Verdict = tuple[Literal["go", "prune", "defer", "wait"], str]
+"""``wait``: it is judged again once more is known."""
 
 LIKELY = "likely"
 """The reason of a candidate that was skipped as a likely loser begins so."""

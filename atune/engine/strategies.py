@@ -197,12 +197,17 @@ class _Continued:
         self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
         self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
+        beside = {entry.index for entry in before if entry.beside}
         outcomes = {entry.index: state.outcome(entry.index) for entry in before}
         untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
         for entry in before:
             while untold and untold[0][0] <= entry.heard:
                 self._tell_of(untold.popleft()[1], state)
+            if entry.beside:
+                continue
             answer = self._next()
+            while answer in beside:
+                answer = self._next()
             for _ in range(MOST_REFUSED * refused):
                 if answer is None or answer in self._seen:
                     break

@@ -105,6 +105,8 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     """The best latency that the strategy expected of the space then, where it expects one."""
     surveyed: bool = False
     """Whether no strategy proposed it: it was found to fail when the space was surveyed, and counts for no budget."""
+    beside: bool = False
+    """Whether it is proposed as a further layout of a configuration, to choose from: it counts for no budget either."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
@@ -138,6 +140,8 @@ class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
     index: int
     reason: str
     likely: bool = False
+    instead: int | None = None
+    """The layout of the same configuration that was preferred, where a run chooses layouts."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
@@ -172,6 +176,8 @@ class BuildFailed(Event, frozen=True, kw_only=True, tag="build_failed"):
     kind: FailureKind
     message: str
     detail: str = ""
+    hopeless: bool = False
+    """Whether its compile was ended because it took far longer than the others': an audit may try it all the same."""
 
 
 class GroupSplit(Event, frozen=True, kw_only=True, tag="group_split"):

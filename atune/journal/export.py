@@ -54,6 +54,7 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
             "call_j": None if timing is None or timing.energy is None else timing.energy.call_j,
             "device": record.device or None,
             "same_as": record.same_as,
+            "instead": record.instead,
             "kind": record.kind or None,
             "message": record.message or None,
             "smem_bytes": None if facts is None else facts.smem_bytes,

@@ -19,6 +19,7 @@ from atune.journal.events import (
     CandidateAliased,
     CandidateMeasured,
     CandidateProposed,
+    CandidatePruned,
     CompileRepeated,
     DeviceReady,
     Event,
@@ -151,6 +152,8 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
             return header if part.number == 0 else _resumed(event, part.number)
         case CandidateProposed():
             return msgspec.structs.replace(event, index=own[event.index])
+        case CandidatePruned(instead=int(instead)) if event.index in own:
+            return msgspec.structs.replace(event, index=own[event.index], instead=own.get(instead))
         case CandidateAliased() if event.index in own and event.same_as in own:
             return msgspec.structs.replace(event, index=own[event.index], same_as=own[event.same_as])
         case ArtifactBuilt():

@@ -74,6 +74,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
     roofline: Roofline | None = None
     """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
+    instead: int | None = None
+    """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
 
     def _repr_html_(self) -> str:
         return str(importlib.import_module("atune.reporting.notebook").record_html(self))
@@ -387,13 +389,14 @@ class TuneResult(Shown):
     def _record(self, state: State, entry: Entry) -> Record:
         first = state.first(entry.index)
         timing, device, kind, message, detail = None, "", "", "", ""
+        instead = None
         match first.outcome:
             case CandidateMeasured() as event:
                 final = self._final.get(first.index)
                 timing = final or event.timing
                 device = state.final.device if final and state.final else event.device
             case CandidatePruned() as event:
-                message = event.reason
+                message, instead = event.reason, event.instead
             case BuildFailed() | BenchmarkFailed() as event:
                 kind, message, detail = event.kind, event.message, event.detail
                 device = event.device if isinstance(event, BenchmarkFailed) else ""
@@ -413,6 +416,7 @@ class TuneResult(Shown):
             code_key=entry.code_key,
             machine=first.machine,
             roofline=self._roofline(timing, device),
+            instead=instead,
         )
 
 

@@ -64,6 +64,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     heard: int = 0
     """As `CandidateProposed` has it; so has it `surveyed`."""
     surveyed: bool = False
+    beside: bool = False
+    """As `CandidateProposed` has it."""
     place: Place | None = None
     """What it is ranked by, while it is measured."""
 
@@ -134,7 +136,7 @@ class State:
                 entry = self._made(event.index)
                 entry.key, entry.config = event.key, thaw(event.config)
                 self.expected_ms = event.expected_ms
-                entry.heard, entry.surveyed = event.heard, event.surveyed
+                entry.heard, entry.surveyed, entry.beside = event.heard, event.surveyed, event.beside
                 self._rank(entry)
             case CandidateLowered():
                 entry = self._made(event.index)
@@ -165,6 +167,8 @@ class State:
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 if isinstance(event, CandidatePruned) and event.likely:
                     self.skipped[event.index] = event.reason
+                if isinstance(event, BuildFailed) and event.hopeless:
+                    self.skipped[event.index] = event.message
                 self._settle(event)
             case RunStarted():
                 self.header = event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.journal.events import CandidateMeasured, CandidatePruned
-from atune.journal.state import State
+from atune.journal.events import BuildFailed, CandidateMeasured, CandidatePruned
+from atune.journal.state import Outcome, State
 
 ENDED = {
     "budget": "the budget ended the run before them",
@@ -27,7 +27,8 @@ class Untried(msgspec.Struct, frozen=True):
 class Audited(msgspec.Struct, frozen=True):
     """Candidates that were `skipped` as likely to lose, and how many of these were `tried` all the same.
 
-    `wrong`: those of them that were faster than every other candidate, so that skipping would have lost the best.
+    Compiles that were ended as hopeless are among them. `wrong`: those that were tried and faster than every other
+    candidate, so that skipping would have lost the best.
     `near`: those within 5 % of the fastest of the others.
     """
 
@@ -35,6 +36,11 @@ class Audited(msgspec.Struct, frozen=True):
     tried: int
     wrong: int
     near: int
+
+
+def passed_over(outcome: Outcome | None) -> bool:
+    """Tell whether a candidate was left out by a guess, or its compile ended by one."""
+    return isinstance(outcome, CandidatePruned) or (isinstance(outcome, BuildFailed) and outcome.hopeless)
 
 
 def untried(state: State) -> tuple[Untried, ...]:
@@ -63,7 +69,7 @@ def audited(state: State) -> Audited | None:
         return None
     codes = {state.first(index).index for index in state.skipped}
     outcomes = {code: state.outcome(code) for code in codes}
-    tried = [o for o in outcomes.values() if o is not None and not isinstance(o, CandidatePruned)]
+    tried = [o for o in outcomes.values() if o is not None and not passed_over(o)]
     others = [m.timing.latency_ms for m in state.ranked() if state.first(m.index).index not in codes]
     best = min(others, default=float("inf"))
     latencies = [o.timing.latency_ms for o in tried if isinstance(o, CandidateMeasured)]

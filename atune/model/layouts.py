@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
 import msgspec
+
+OWN = ("compiler", 0)
+"""Values of a layout axis that leave the choice to the compiler."""
+MOST_RANGES = 8
+"""Of threads, in a text."""
+
+
+class LayoutAxis(tuple[Any, ...]):
+    """The values of an axis of layouts, which a run may choose from before it measures: see `layout_choice`."""
+
+    __slots__ = ()
 
 
 class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -14,6 +31,12 @@ class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     slots: int
     replication: int = 1
     """How many threads hold each element."""
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers that a thread's elements take."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.ceil(self.slots * (int(bits[0]) if bits else 8) / 32)
 
 
 class SharedFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -40,6 +63,8 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Whether only some threads do it, or store what it makes."""
     stores: tuple[str, ...] = ()
     """Buffers that it writes to, ``name (scope)`` each."""
+    threads: tuple[str, ...] = ()
+    """Which threads do each of a few iterations, as `written_threads` writes them; empty where that is not known."""
 
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -53,6 +78,11 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def slots(self) -> int:
         """Elements of all fragments that a thread has room for."""
         return sum(fragment.slots for fragment in self.fragments)
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers that all fragments take of a thread, if they all lived at once."""
+        return sum(fragment.registers for fragment in self.fragments)
 
     @property
     def redundant(self) -> int:
@@ -75,3 +105,35 @@ class Picture(msgspec.Struct, frozen=True):
     replication: int
     threads: tuple[tuple[int, ...], ...]
     slots: tuple[tuple[int, ...], ...]
+
+
+def written_threads(threads: Iterable[int]) -> str:
+    """Return threads as text, such as ``0-3 64-124:4``: first, last and step; empty where that takes many ranges."""
+    left, parts = sorted(set(threads)), list[str]()
+    while left and len(parts) <= MOST_RANGES:
+        length, step = _run(left)
+        first, last = left[0], left[length - 1]
+        parts.append(f"{first}" if length == 1 else f"{first}-{last}" + f":{step}" * (step > 1))
+        left = left[length:]
+    return "" if len(parts) > MOST_RANGES else " ".join(parts)
+
+
+def _run(threads: Sequence[int]) -> tuple[int, int]:
+    """Return how many of `threads` follow each other in equal steps from the first on, and the step."""
+    if len(threads) == 1:
+        return 1, 1
+    length, step = 2, threads[1] - threads[0]
+    while length < len(threads) and threads[length] - threads[length - 1] == step:
+        length += 1
+    return length, step
+
+
+@lru_cache(1024)
+def parsed_threads(text: str) -> frozenset[int]:
+    """Return the threads that `written_threads` wrote."""
+    found = set[int]()
+    for part in text.split():
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        found.update(range(int(first), int(last or first) + 1, int(step or 1)))
+    return frozenset(found)

@@ -14,6 +14,7 @@ import msgspec
 
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
+from atune.model.layouts import LayoutAxis
 from atune.model.permutation import Permutation
 from atune.model.questions import Question
 
@@ -41,6 +42,11 @@ class Points(ABC):
     @abstractmethod
     def axes(self) -> Mapping[str, Sequence[Any]]:
         """The values of each name, in the order in which they were given."""
+
+    @property
+    def layout_axes(self) -> tuple[str, ...]:
+        """Names of the axes that lay out fragments and loops."""
+        return ()
 
     @property
     @abstractmethod
@@ -160,6 +166,11 @@ class Product(Points):
     @property
     def axes(self) -> Mapping[str, Sequence[Any]]:
         return self._axes
+
+    @property
+    def layout_axes(self) -> tuple[str, ...]:
+        """Names of the axes that lay out fragments and loops."""
+        return tuple(name for name, values in self._axes.items() if isinstance(values, LayoutAxis))
 
     @property
     def plain_axes(self) -> Mapping[str, Sequence[Any]]:

@@ -82,7 +82,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     more than fit the memory that is free (1 GiB a worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
-    A compile that takes far longer than the run's others did is ended before; up to 10 s never.
+    `end_hopeless`: end a compile before that where it takes far longer than the run's others did; up to 10 s never.
     `flags`: flags of the device compiler, one a text, such as ``("-O2", "-g")``; None takes the target's default,
     `-O3 -march=native` on the CPU, and flags given there replace that. A candidate's own `compile_flags` win.
     `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as
@@ -97,6 +97,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     tilelang's own adapters do; ``nvrtc`` needs the package cuda-python.
     `target_host`: what TileLang generates host code for, ``c`` or ``llvm``; None takes TileLang's own choice.
     `verbose`: keep what the compilers say, ptxas' figures included, in the `ArtifactBuilt` events.
+    `layouts`: of each configuration, so many of its layouts are compiled and measured, those that do the least
+    redundant work; None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
 
     Raises `UsageError`, with what was meant, for a name or a value that cannot be; `TargetError` for a backend.
     """
@@ -104,6 +106,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     workers: int | None = None
     group_size: int | None = None
     compile_timeout_s: float = 120.0
+    end_hopeless: bool = True
     flags: tuple[str, ...] | None = None
     pass_configs: Mapping[str, Any] = {}
     backend: Backend = "auto"
@@ -112,13 +115,15 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     store: bool = True
     target_host: str | None = None
     verbose: bool = False
+    layouts: int | None = None
 
     def __post_init__(self) -> None:
         positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
         positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
         positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
+        positive("CompileSettings", "layouts", self.layouts, optional=True, integral=True)
         Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
-        switches(self, "prove", "store", "verbose")
+        switches(self, "end_hopeless", "prove", "store", "verbose")
         msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
         if why := why_no_pass_configs(self.pass_configs):
             raise UsageError(f"CompileSettings: {why}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from atune.errors import SpaceError
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, check_reserved, normalise
+from atune.model.layouts import LayoutAxis
 from atune.model.points import Listed, Points, Product
 from atune.model.questions import Question
 
@@ -183,7 +184,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
             name, "[1, 2]"
         )
         raise SpaceError(f"Space: axis {name!r} is {values!r}; an axis is a list of values, such as {name}={such}")
-    found = values if isinstance(values, range) else tuple(values)
+    found = values if isinstance(values, (range, LayoutAxis)) else tuple(values)
     if not found:
         raise SpaceError(f"Space is empty: axis {name!r} has no values")
     where = f"Space: axis {name!r}"

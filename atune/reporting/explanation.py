@@ -28,6 +28,7 @@ def rows(found: Explained) -> Rows:
     """Return the facts by name, as text."""
     facts, machine, layouts = found.facts, found.machine, found.facts.layouts or Layouts()
     given: list[tuple[str, Any, str]] = [
+        ("choice", printable(found.choice) or None, ""),
         ("threads", facts.threads, ""),
         ("grid", "×".join(map(str, facts.grid)) or None, " blocks"),
         ("registers", None if machine is None else machine.registers, " a thread"),
@@ -36,6 +37,7 @@ def rows(found: Explained) -> Rows:
         ("shared memory", found.smem_bytes, " bytes a block"),
         ("occupancy", None if found.occupancy is None else found.occupancy.blocks, _limited(found)),
         ("code", None if machine is None else machine.code_bytes, " bytes"),
+        ("instructions", _instructions(found), ""),
         ("source", facts.source_bytes, " bytes"),
     ]
     told = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
@@ -74,6 +76,14 @@ def source_difference(one: Explained, other: Explained) -> list[str]:
     """Return the unified diff of the device sources, which name the kernel ``kernel``. Empty if they are equal."""
     mine, theirs = one.source.splitlines(), other.source.splitlines()
     return [printable(line) for line in difflib.unified_diff(mine, theirs, "A", "B", n=2, lineterm="")]
+
+
+def _instructions(found: Explained) -> str | None:
+    if found.instructions is None:
+        return None
+    counts = {name: getattr(found.instructions, name) for name in found.instructions.__struct_fields__}
+    kinds = [f"{count} {name}" for name, count in counts.items() if count and name != "total"]
+    return f"{counts['total']}, of these {', '.join(kinds)}" if kinds else f"{counts['total']}"
 
 
 def _limited(found: Explained) -> str:

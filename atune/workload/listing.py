@@ -48,6 +48,8 @@ class Listing(msgspec.Struct, frozen=True):
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     axes: tuple[AxisValues, ...] = ()
     """Axes of a large space that is a product of axes."""
+    layout_axes: tuple[str, ...] = ()
+    """Names of a listed space's axes that lay out fragments and loops."""
 
 
 class Candidates:
@@ -144,7 +146,8 @@ def listing(workload: Workload, *, whole: bool = False) -> Listing:
     default = next((c.index for c in found if candidates.is_default(c)), None)
     candidates.check_default(default)
     configs, identity = tuple(c.config for c in found), space_hash(c.key for c in found)
-    return Listing(configs, identity, default, None, candidates.remarks(), candidates.kernel())
+    layouts = candidates.points.layout_axes
+    return Listing(configs, identity, default, None, candidates.remarks(), candidates.kernel(), layout_axes=layouts)
 
 
 def check_names(workload: Workload) -> None:

@@ -227,6 +227,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """A remark on the space for the user."""
     axes: tuple[AxisValues, ...] = ()
     """Axes of a large space that is a product of axes."""
+    layout_axes: tuple[str, ...] = ()
+    """Names of a listed space's axes that lay out fragments and loops."""
 
     @property
     def total(self) -> int:

@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from atune.cli.explain import parse_config
+from atune.cli.explain import choice_of, parse_config
 from atune.cli.main import main
 from atune.errors import UsageError
+from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
 from atune.model.explained import Explained
 from atune.model.layouts import Picture
-from atune.reporting.explanation import difference_lines, differing_rows
+from atune.reporting.explanation import difference_lines, differing_rows, rows
 from atune.reporting.layout_picture import svg
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,19 @@ def test_what_cannot_be_explained_is_said_before_anything_starts(
 ) -> None:
     assert main(["explain", *arguments]) == 2
     assert wrong in capsys.readouterr().err
+
+
+def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
+    about = {"key": "k", "config": {}}
+    records = [
+        Record(index=0, **about, status="pruned", message="likely: too much", instead=2),
+        Record(index=1, **about, status="measured"),
+        Record(index=2, **about, status="measured"),
+    ]
+    said = [choice_of(records, index) for index in range(3)]
+    assert said == ["passed over for candidate 2: too much", "", "preferred to candidates 0"]
+    found = Explained(config={}, target="c", facts=StaticFacts(), source="", choice=said[0])
+    assert found.as_data()["choice"] == said[0] and ("choice", said[0]) in rows(found)
 
 
 def a_kernel(threads: int, source: str) -> Explained:

@@ -12,7 +12,7 @@ from atune.engine.interfaces import HOPELESS
 from atune.journal.events import ArtifactBuilt, BuildFailed
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
-from atune.model.settings import CompileSettings
+from atune.model.settings import Budget, CompileSettings
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -83,3 +83,28 @@ async def test_the_first_compiles_have_the_users_deadline() -> None:
     run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=settings), compile=settings)
     [failed] = run.of(BuildFailed)
     assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=500"
+
+
+async def test_no_compile_is_hopeless_where_that_is_switched_off() -> None:
+    settings = CompileSettings(compile_timeout_s=500, group_size=1, workers=1, end_hopeless=False)
+    run = await finish(FakeMachine(20, Script(hangs={15: "build"}), compile=settings), compile=settings)
+    [failed] = run.of(BuildFailed)
+    assert failed.message == "compiling ran past compile_timeout_s=500" and not failed.hopeless
+
+
+def slow(config: dict[str, int]) -> float:
+    """Return what a candidate's compile takes: far longer than the others' where it is the fifteenth."""
+    return 300.0 if config["x"] == 15 else 0.5
+
+
+async def test_an_audit_measures_what_was_ended_as_hopeless() -> None:
+    """It is the fastest, so that ending it was wrong; the audit's compile has the user's deadline."""
+    settings = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
+    script = Script(compile_s=slow, latency_ms=lambda config: 0.5 if config["x"] == 15 else 1.0)
+    run = await finish(FakeMachine(20, script, compile=settings), compile=settings, budget=Budget(audit=1.0))
+    [ended] = run.of(BuildFailed)
+    assert ended.index == 15 and ended.hopeless
+    assert run.result.measured == 20 and run.result.best_index == 15
+    assert run.result.audited is not None and run.result.audited.wrong == 1
+    without = await finish(FakeMachine(20, script, compile=settings), compile=settings)
+    assert without.result.measured == 19 and without.result.audited is not None and without.result.audited.tried == 0

@@ -177,7 +177,7 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     summary = {k: v for k, v in result.summary().items() if k != "journal"}
     newer = {"proven", "best_over_time", "axis_importance", "wins_by", "inert_axes", "roofline", "reference_roofline"}
     newer |= {"reason", "device_s", "untried", "audited", "reference_ratio", "ties", "noise", "energy"}
-        newer |= {"failures"}
+    newer |= {"failures"}
     assert {k: v for k, v in json.loads(json.dumps(summary)).items() if k not in newer} == expected["summary"]
     assert not summary["proven"]  # of that time there is no proof
     assert summary["best_over_time"][-1]["latency_ms"] == min(m.timing.latency_ms for m in result.measurements)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from atune.model.occupancy import MachineFacts
@@ -86,13 +86,21 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
         at = library.find(MAGIC, at + 1)
 
 
+def whole(binary: bytes) -> bytes:
+    """Return a 64-bit ELF file without what follows it. Raises `ValueError` for what is none."""
+    found = headers(binary)
+    program, table = struct.unpack_from("<QQ", binary, 0x20)
+    program_size, programs = struct.unpack_from("<HH", binary, 0x36)
+    ends = [section.offset + section.size for section in found if section.kind != _NOBITS]
+    return binary[: max(0, *ends, table + len(found) * _SECTION.size, program + program_size * programs)]
+
+
 def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     """Return the contents of a PrimFunc's kernels, once for each binary in `library` that has them.
 
     A PrimFunc of several `T.Kernel` has several: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. Each kernel has
-    its code, constants, registers a thread (the high byte of its code's ``sh_info``) and static shared memory. The
-    binary adds its own constants. `symbol` is replaced in the names. Sections that name other kernels by number, and
-    debug sections, are omitted.
+    its code, constants, registers a thread and static shared memory. The binary adds its own constants. `symbol` is
+    replaced in the names. Sections that name other kernels by number, and debug sections, are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     found = []
@@ -104,25 +112,26 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
         mine = {name: part for name, part in parts.items() if own.fullmatch(name)}
         if not any(name.startswith(".text.") for name in mine):
             continue
-        code = {}
+        code, told = {}, _told(parts[".nv.info"][1]) if ".nv.info" in parts else {}
         for name, (section, data) in mine.items():
             code[name.replace(symbol, "K")] = data or section.size.to_bytes(8, "little")
             if name.startswith(".text."):
-                code[f"registers of {name.replace(symbol, 'K')}"] = (section.info >> 24).to_bytes(1, "little")
+                code[f"registers of {name.replace(symbol, 'K')}"] = _registers(section, told).to_bytes(4, "little")
         found.append(code)
     return found
 
 
 _NOTE = struct.Struct("<BBH")
 _SIZED, _FRAME_SIZE, _REGCOUNT = 4, 0x11, 0x2F
+_NUMBER = 0xFFFFFF
+"""The part of ``sh_info`` that numbers the symbol."""
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
     """Return what a PrimFunc's kernels take of the machine, from the first binary that has them; None without one.
 
     Registers and stack frame stand in ``.nv.info`` as attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE``, after
-    the number of the kernel's symbol. That is the low part of ``sh_info`` of its code. (Before CUDA 13 the high byte
-    of that had the registers, too.)
+    the number of the kernel's symbol. That is the low part of ``sh_info`` of its code.
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for binary in cuda_binaries(library):
@@ -134,15 +143,20 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
         if not code:
             continue
         told = _told(parts[".nv.info"][1]) if ".nv.info" in parts else {}
-        mine = [section.info & 0xFFFFFF for section in code.values()]
+        mine = [section.info & _NUMBER for section in code.values()]
         static = [part[0].size for name, part in parts.items() if own.fullmatch(name) and name not in code]
         return MachineFacts(
-            registers=max(told.get((_REGCOUNT, number), 0) for number in mine),
+            registers=max(_registers(section, told) for section in code.values()),
             stack_bytes=max(told.get((_FRAME_SIZE, number), 0) for number in mine),
             code_bytes=sum(section.size for section in code.values()),
             static_smem_bytes=max(static, default=0),
         )
     return None
+
+
+def _registers(code: Section, told: Mapping[tuple[int, int], int]) -> int:
+    """Return the registers a thread of a kernel's code; before CUDA 13 the high byte of ``sh_info`` has them, too."""
+    return told.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 
 def _told(notes: bytes) -> dict[tuple[int, int], int]:

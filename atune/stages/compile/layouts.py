@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from atune.model.layouts import MOST, FragmentFacts, Layouts, LoopFacts, Picture, SharedFacts
+from atune.stages.compile.thread_sets import threads_of
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
@@ -158,9 +159,8 @@ def _row_major(layout: Any) -> bool:
 def _substituted(layout: Any, place: Sequence[int], expressions: Sequence[Any]) -> list[Any]:
     from tilelang import tvm
 
-    names = {
-        variable: tvm.tirx.IntImm("int32", i) for variable, i in zip(layout.get_forward_vars(), place, strict=False)
-    }
+    indices = list(layout.get_forward_vars())[-len(place) :]  # the one that counts the copies comes before them
+    names = {variable: tvm.tirx.IntImm("int32", i) for variable, i in zip(indices, place, strict=True)}
     return [tvm.tirx.stmt_functor.substitute(expression, names) for expression in expressions]
 
 
@@ -191,6 +191,7 @@ def _loop(loop: Any, layout: Any) -> LoopFacts:
         width=_width(layout, extents),
         uneven=guarded or iterations * replication < slots * threads,
         stores=_stores(loop),
+        threads=threads_of(layout, extents, replication),
     )
 
 

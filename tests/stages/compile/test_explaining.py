@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from stage_runs import session_of
 
-from atune.model.artifact import Failure
+from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.explained import Explained, ExplainJob
-from atune.stages.compile import explaining
+from atune.model.layout_choice import Alternative, choose, contained
+from atune.stages.compile import elf, explaining
+from atune.stages.compile.codegen import answer
 from atune.stages.compile.explaining import ptxas_words, spills
 from atune.stages.compile.layouts import Seen
 from atune.stages.compile.lowering import lower
@@ -40,6 +42,22 @@ def test_rows_held_by_one_thread_each_take_four_slots_of_every_fragment(tmp_path
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in layouts.loops] == [(4, 0, 4, False)] * 2
     assert layouts.loops[1].stores == ("out (global)",)
     assert seen.picture is not None and seen.picture.threads[5] == (5,) * 4 and seen.picture.slots[5] == (0, 1, 2, 3)
+
+
+def test_a_loop_that_many_threads_do_says_which(tmp_path: Path) -> None:
+    """Each of 4 rows is done by 64 of 256 threads, where tilelang decides; and by one each in rows of vectors."""
+    with session_of(FileRef(str(ROOT / "examples" / "layout_broadcast.py"), "WIDE"), tmp_path) as candidates:
+        found = {one.config["loop"]: one for one in reversed(candidates) if one.config["held"] == "compiler"}
+        own, pairs = (lower(found[how], Steps()).facts.layouts for how in ("compiler", "vector2"))
+    assert own is not None and pairs is not None
+    [many], [one] = own.loops, pairs.loops
+    assert (many.slots, many.replication, many.redundant) == (4096, 64, 4032)
+    assert (many.threads[0], many.threads[-1]) == ("0-252:4", "3-255:4")
+    assert (one.slots, one.replication, one.redundant, one.width) == (64, 1, 0, 2)
+    assert one.threads[:4] == ("0", "0", "1", "2") and one.threads[-1] == "255"
+    assert contained(pairs, own) is False  # other threads do it, so that less work decides
+    [kept] = choose([Alternative(0, own, own=True), Alternative(1, pairs)]).kept
+    assert kept == 1
 
 
 def test_swizzled_shared_memory_is_told_from_rows(tmp_path: Path) -> None:
@@ -78,6 +96,16 @@ def test_registers_stack_and_spills_are_those_of_ptxas(
     assert (found.machine.registers, found.machine.stack_bytes) == (int(registers), int(stack))
     assert (found.spill_bytes, found.spill_load_bytes) == (int(stores), int(loads))
     assert (int(stores) > 0) is spill
+
+
+def test_the_code_that_proofs_compare_has_its_registers(tmp_path: Path) -> None:
+    """Two kernels of equal code and other register counts are launched differently."""
+    with session_of(WEIGHTED, tmp_path) as candidates:
+        [built] = answer([lower(candidates[0], Steps())], str(tmp_path / "library.so"), Steps())
+    assert isinstance(built, Artifact) and built.machine is not None
+    [code] = elf.kernels_code(Path(built.path).read_bytes(), built.symbol)
+    [registers] = [int.from_bytes(value, "little") for name, value in code.items() if name.startswith("registers of")]
+    assert registers == built.machine.registers > 0
 
 
 def test_the_cpus_target_has_no_registers(tmp_path: Path) -> None:

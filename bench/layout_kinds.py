@@ -1,0 +1,106 @@
+"""Four kinds of kernel: what `atune explain` finds in each, which layout axes change code, and whether one is faster.
+
+python bench/layout_kinds.py
+
+Compiles for sm_90a; needs nvcc. Where a GPU is there, it tunes each kernel, too, and compares the best candidate with
+the best that leaves all layouts to the compiler. It prints a table and writes bench/results/layout_kinds.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "bench" / "results" / "layout_kinds.json"
+FILE = "bench/layout_kinds_kernels.py"
+KINDS = ("NORM", "ATTENTION", "DEQUANTISING", "TRANSPOSE")
+LAYOUTS = ("loop", "policy", "read", "write", "swizzle")
+OWN = ("compiler", "Square")
+
+
+def asked(command: str, *words: str) -> dict[str, Any]:
+    """Return what a command of atune prints with ``--json``."""
+    line = [sys.executable, "-m", "atune", command, *words, "--json"]
+    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def own(config: dict[str, Any]) -> bool:
+    """Tell whether a configuration leaves all layouts to the compiler."""
+    return all(config[name] in OWN for name in LAYOUTS if name in config)
+
+
+def best(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    timed = [record for record in records if record["latency_ms"] is not None]
+    return min(timed, key=lambda record: float(record["latency_ms"]), default=None)
+
+
+def timed(kind: str) -> dict[str, Any] | None:
+    """Return the best latency, and the best with the compiler's layouts, in µs; None without a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    journal = OUT.with_suffix(f".{kind.lower()}.jsonl")
+    journal.unlink(missing_ok=True)
+    asked("tune", f"{FILE}:{kind}", "--journal", str(journal), "--quiet")
+    from atune import replay
+
+    records = [{"config": dict(r.config), "latency_ms": r.latency_ms} for r in replay(journal).records]
+    journal.unlink()
+    first, plain = best(records), best([record for record in records if own(record["config"])])
+    if first is None or plain is None:
+        return None
+    return {
+        "config": first["config"],
+        "best_us": round(first["latency_ms"] * 1e3, 2),
+        "own_layouts_us": round(plain["latency_ms"] * 1e3, 2),
+    }
+
+
+def looked_at(kind: str) -> dict[str, Any]:
+    suggested = asked("suggest", f"{FILE}:{kind}", "--target", "sm_90a")
+    base = ",".join(f"{name}={value!r}" for name, value in suggested["base"].items() if name != "pass_configs")
+    facts = asked("explain", f"{FILE}:{kind}", "--config", base, "--target", "sm_90a")
+    axes = [axis for axis in suggested["axes"] if axis["name"] in LAYOUTS]
+    return {
+        "kind": kind.lower(),
+        "registers": facts["registers"],
+        "spill_bytes": facts["spill_bytes"],
+        "smem_bytes": facts["smem_bytes"],
+        "occupancy_blocks": facts["occupancy_blocks"],
+        "redundant": sum(loop["redundant"] for loop in facts["loops"]),
+        "widths": [loop["width"] for loop in facts["loops"]],
+        "swizzled": [one["name"] for one in facts["shared"] if one["swizzled"]],
+        "changes_code": {axis["name"]: axis["kept"] for axis in axes if len(axis["kept"]) > 1},
+        "passes": [axis["name"] for axis in suggested["passes"] if len(axis["kept"]) > 1],
+        "timed": timed(kind),
+    }
+
+
+def row(found: dict[str, Any]) -> str:
+    axes = "; ".join(f"{name}: {', '.join(map(str, kept))}" for name, kept in found["changes_code"].items()) or "none"
+    times = found["timed"]
+    time = "–" if times is None else f"{times['best_us']} against {times['own_layouts_us']} µs"
+    cells = [
+        found["kind"], f"{found['registers']}, {found['spill_bytes']}", found["smem_bytes"], found["occupancy_blocks"],
+        found["redundant"], ", ".join(map(str, found["widths"])), axes, time,
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    found = [looked_at(kind) for kind in KINDS]
+    OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    print("| kernel | registers, spill bytes | smem | blocks | redundant | widths | axes that change code | timed |")
+    print("|---|---|---|---|---|---|---|---|")
+    print("\n".join(map(row, found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Runs that choose layouts: of each base configuration only those are compiled that lowering tells to be the best."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import finish
+
+from atune import Space, layout, resume
+from atune.errors import UsageError
+from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned
+from atune.model.artifact import StaticFacts
+from atune.model.layout_choice import CONTAINED
+from atune.model.layouts import Layouts, LoopFacts
+from atune.model.settings import Budget, CompileSettings
+from atune.testing import FakeMachine, Script
+
+pytestmark = pytest.mark.anyio
+
+ONE = CompileSettings(layouts=1, workers=1)
+SPACE = Space(x=[1, 2, 3], loop=layout.loops(2, 8))
+
+
+def facts(config: dict[str, Any]) -> StaticFacts:
+    """The compiler's own loop is done by all threads, and of the others the wider one does nothing twice."""
+    replication, threads = {"compiler": (4, "0-3"), "vector2": (2, "0-1"), "vector8": (1, "0")}[config["loop"]]
+    loop = LoopFacts((16,), 4 * replication, replication, 4 * replication - 4, threads=(threads,) * 5)
+    return StaticFacts(layouts=Layouts(loops=(loop,)))
+
+
+def machine(space: Space = SPACE, **script: Any) -> FakeMachine:
+    return FakeMachine(space, Script(**{"facts": facts, "latency_ms": lambda c: float(c["x"]), **script}))
+
+
+async def test_one_layout_of_each_configuration_is_compiled_and_the_rest_says_why() -> None:
+    run = await finish(machine(), compile=ONE)
+    assert run.measured() == [2, 5, 8] and run.result.best_config == {"x": 1, "loop": "vector8"}
+    passed = {e.index: (e.instead, e.reason, e.likely) for e in run.of(CandidatePruned)}
+    assert passed == {index: (index // 3 * 3 + 2, f"likely: {CONTAINED}", True) for index in (0, 1, 3, 4, 6, 7)}
+
+
+async def test_the_top_few_are_measured_where_so_many_are_asked_for() -> None:
+    run = await finish(machine(), compile=CompileSettings(layouts=2, workers=1))
+    assert run.measured() == [1, 2, 4, 5, 7, 8]
+
+
+async def test_a_layout_that_does_not_lower_falls_out() -> None:
+    run = await finish(machine(fails={5: ("lower", "lower")}), compile=ONE)
+    assert run.measured() == [2, 4, 8]
+
+
+async def test_layouts_of_the_same_code_are_one_alternative() -> None:
+    same = {"vector2": "narrow", "vector8": "narrow"}
+    found = machine(
+        code_key=lambda c: f"{c['x']} {same.get(c['loop'], 'own')}",
+        facts=lambda c: facts({"loop": "compiler" if c["loop"] == "compiler" else "vector8"}),
+    )
+    run = await finish(found, compile=ONE)
+    assert run.result.measured == 3 and run.result.duplicates == 3 and run.result.pruned == 3
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "local", "evolution"])
+async def test_a_budget_counts_base_configurations_whatever_the_strategy(strategy: str) -> None:
+    run = await finish(machine(), compile=ONE, strategy=strategy, budget=Budget(candidates=2))
+    assert len(run.measured()) == 2 and all(index % 3 == 2 for index in run.measured())
+    assert [e.beside for e in run.of(CandidateProposed)].count(False) == 2
+
+
+async def test_an_audit_measures_layouts_that_were_passed_over() -> None:
+    run = await finish(machine(), compile=ONE, budget=Budget(audit=1.0))
+    assert run.result.measured == 9
+    audited = run.result.audited
+    assert audited is not None and (audited.skipped, audited.tried) == (6, 6)
+
+
+async def test_all_layouts_are_tried_where_no_chosen_one_works() -> None:
+    run = await finish(machine(fails=dict.fromkeys((2, 5, 8), "mismatch")), compile=ONE)
+    assert run.measured() == [0, 1, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "budget"), [("exhaustive", None), ("random", Budget(candidates=2)), ("local", Budget(candidates=2))]
+)
+async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
+    strategy: str, budget: Budget | None, tmp_path: Path
+) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    uncut = await finish(machine(), compile=ONE, journal=whole, strategy=strategy, budget=budget)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for cut in [*range(4, len(lines) - 1, 7), len(lines) - 1]:
+        part.write_bytes(b"".join(lines[:cut]))
+        result = await resume(part, machine=machine(), budget=budget)
+        assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {cut}"
+        assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
+
+
+class Own:
+    """A user's strategy: the space's order by x last, remembering how much it had been told when it was asked."""
+
+    name = "own"
+
+    def __init__(self) -> None:
+        self._left = deque(sorted(range(18), key=lambda index: (index % 3, index)))
+        self._told: list[int] = []
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def ask(self) -> int | None:
+        self.asked.append((self._left[0], tuple(self._told)))
+        return self._left.popleft()
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        self._told.append(index)
+
+
+async def test_a_resumed_strategy_is_asked_for_configurations_as_before_and_not_for_their_layouts(
+    tmp_path: Path,
+) -> None:
+    space, before, after = Space(x=[1, 2, 3, 4, 5, 6], loop=layout.loops(2, 8)), Own(), Own()
+    journal = tmp_path / "run.jsonl"
+    await finish(machine(space), compile=ONE, strategy=before, budget=Budget(candidates=4), journal=journal)
+    result = await resume(journal, machine=machine(space), strategy=after, budget=Budget(candidates=6))
+    assert len(before.asked) == 4 and after.asked[:4] == before.asked and len(after.asked) == 6
+    assert result.measured == 6 and result.pruned == 12
+
+
+async def test_layouts_need_an_axis_of_layouts() -> None:
+    with pytest.raises(UsageError, match=r"layouts=1: the space has no axis of layouts"):
+        await finish(machine(Space(x=[1, 2], loop=["compiler"])), compile=ONE)
+
+
+async def test_every_layout_is_measured_where_nobody_chooses() -> None:
+    run = await finish(machine())
+    assert len(run.of(CandidateMeasured)) == 9

@@ -1,0 +1,105 @@
+"""Of several layouts of one configuration: which are worth measuring, and why the others are not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from atune.model.layout_choice import CONTAINED, REDUNDANT, REGISTERS, TIED, Alternative, Choice, Passed, choose
+from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, parsed_threads, written_threads
+
+
+def layouts(threads: str, slots: int = 4, *, held: int = 4, loops: int = 1) -> Layouts:
+    """Loops of 512 iterations among 128 threads, each iteration by `threads`, and a fragment of `held` slots."""
+    loop = LoopFacts((128, 4), slots, len(parsed_threads(threads)), slots - 4, threads=(threads,) * 3)
+    return Layouts((FragmentFacts("held", "float32", (128, 4), held),), (loop,) * loops)
+
+
+ALL, OWN, ONE, OTHER = layouts("0-127", 512), layouts("0-3", 16), layouts("0"), layouts("64")
+
+
+def chosen(*found: Layouts | None, most: int = 1, own: int | None = None) -> Choice:
+    """Return the choice, which does not depend on the order."""
+    alternatives = [Alternative(index, one, own=index == own) for index, one in enumerate(found)]
+    [choice] = {
+        str(choose(order, most)): choose(order, most) for order in itertools.permutations(alternatives)
+    }.values()
+    return choice
+
+
+def test_of_a_loop_that_all_threads_do_the_layout_that_replicates_less_is_chosen() -> None:
+    assert chosen(ALL, ONE, own=0) == Choice((1,), {0: Passed(1, CONTAINED)})
+    assert chosen(ONE, ALL, own=1).kept == (0,)
+
+
+def test_an_alternative_that_does_not_validate_is_never_chosen() -> None:
+    found = [Alternative(0, ALL, own=True), Alternative(1, ONE, valid=False)]
+    assert choose(found) == Choice((0,), {})
+
+
+def test_where_none_validates_the_compilers_own_is_left() -> None:
+    found = [Alternative(0, ONE, valid=False), Alternative(1, ALL, valid=False, own=True)]
+    assert choose(found) == Choice((1,), {})
+
+
+def test_where_neither_is_contained_in_the_other_the_least_redundant_work_decides() -> None:
+    assert chosen(OWN, OTHER, own=0) == Choice((1,), {0: Passed(1, REDUNDANT)})
+
+
+def test_then_the_fewest_registers_decide() -> None:
+    many = layouts("64", held=16)
+    assert chosen(many, ONE, own=0) == Choice((1,), {0: Passed(1, REGISTERS)})
+
+
+def test_registers_of_the_machine_count_where_all_are_compiled() -> None:
+    one, other = Alternative(0, ONE, registers=40), Alternative(1, layouts("64", held=16), registers=32)
+    assert choose([one, other]).kept == (1,)
+    assert choose([one, Alternative(1, layouts("64", held=16))]).kept == (0,)
+
+
+def test_the_compilers_own_stands_where_nothing_decides_and_else_the_first() -> None:
+    assert chosen(ONE, OTHER, own=1) == Choice((1,), {0: Passed(1, TIED)})
+    assert chosen(ONE, OTHER).kept == (0,)
+
+
+def test_containment_goes_before_less_redundant_work() -> None:
+    """A contained layout whose few threads have more iterations each."""
+    contained = layouts("0", 32)
+    assert chosen(OWN, contained).kept == (1,)
+
+
+def test_the_top_few_come_best_first() -> None:
+    assert chosen(ALL, OWN, OTHER, most=2) == Choice((2, 1), {0: Passed(2, CONTAINED)})
+    assert chosen(ALL, OWN, ONE, most=5).kept == (2, 1, 0)
+
+
+def test_layouts_of_which_nothing_is_known_are_kept_besides() -> None:
+    assert chosen(ALL, None, ONE) == Choice((2, 1), {0: Passed(2, CONTAINED)})
+
+
+@pytest.mark.parametrize(
+    "other", [layouts("0-3", 16, loops=2), Layouts(OWN.fragments, (LoopFacts((512,), 16, 4, 12),))]
+)
+def test_layouts_of_other_loops_are_compared_by_work_alone(other: Layouts) -> None:
+    assert chosen(other, ONE).passed[0].why == REDUNDANT
+
+
+@pytest.mark.parametrize(
+    ("threads", "text"),
+    [
+        (range(128), "0-127"),
+        (range(3, 256, 4), "3-255:4"),
+        ([7], "7"),
+        ([0, 1, 2, 3, 64, 65, 66, 67], "0-3 64-67"),
+        ([n * n for n in range(40)], ""),
+    ],
+)
+def test_threads_are_written_as_ranges(threads: range | list[int], text: str) -> None:
+    assert written_threads(threads) == text
+    assert not text or parsed_threads(text) == set(threads)
+
+
+def test_registers_of_fragments_count_bits() -> None:
+    fragments = (FragmentFacts("a", "float16", (64,), 3), FragmentFacts("b", "bool", (4,), 4))
+    assert Layouts(fragments).registers == 2 + 1
