@@ -141,8 +141,8 @@ def plan_rest(
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
     `known`: of the candidates that a large space was asked for before, those that it still holds, by place.
-    `own`: the user's own strategy, where the run has one. `prior`: whether there is one for a run that had proposed
-    nothing; what an earlier part found of the space is taken as it is. `pool`: as `maker` has it.
+    `own`: the user's own strategy, where the run has one. `prior`: whether there is one for a run whose strategy had
+    proposed nothing; what an earlier part found of the space is taken as it is. `pool`: as `maker` has it.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
     header = state.header
@@ -165,7 +165,7 @@ def plan_rest(
     more: dict[str, Any] = {"pool": pool, "keep": keep}
     name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, **more)
     refused = spec.size is not None and name not in ORDERS
-    unsurveyed = prior and spec.size is None and state.surveyed is None and not before
+    unsurveyed = prior and spec.size is None and state.surveyed is None and len(before) <= header.known
     plan = Plan(
         candidates,
         name,

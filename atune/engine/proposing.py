@@ -128,6 +128,8 @@ class Proposing:
         await survey.run(workers)
         found = await self._columns(survey, workers[0])
         for index, failure in survey.failures.items():
+            if recorder.state.entry(index).key:
+                continue  # an earlier run tried it
             one = candidates[index]
             recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)

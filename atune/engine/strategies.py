@@ -144,7 +144,7 @@ def continued(
             stages[:1] = [begun(stage, header.advice, first, most) for stage in stages[:1]]
         else:
             stages = [make(state)]
-        strategy = _Continued(before, stages, state, refused=refused)
+        strategy = _Continued(before[header.known :], stages, state, known=before[: header.known], refused=refused)
         for index in suspects:
             strategy.tell(index, None, "suspect")
         return strategy
@@ -187,17 +187,24 @@ class _Continued:
     """Goes on as if never interrupted: asks again for what was proposed, and tells what was learnt, unheard.
 
     Each time it first tells what the strategy had heard of then. What a strategy would propose a second time, because
-    the space, the budget or an outcome is another now, is left out. `refused`: whether the strategy proposes points
-    that constraints may refuse, which the journal does not have.
+    the space, the budget or an outcome is another now, is left out. `known`: what earlier runs tried, of which it is
+    told as of outcomes. `refused`: whether the strategy proposes points that constraints may refuse, which the journal
+    does not have.
     """
 
     def __init__(
-        self, before: Sequence[Entry], stages: Sequence[Strategy], state: State, *, refused: bool = False
+        self,
+        before: Sequence[Entry],
+        stages: Sequence[Strategy],
+        state: State,
+        *,
+        known: Sequence[Entry] = (),
+        refused: bool = False,
     ) -> None:
         self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
-        self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
-        outcomes = {entry.index: state.outcome(entry.index) for entry in before}
+        self._seen, self._ahead = {entry.index for entry in (*known, *before)}, deque[int]()
+        outcomes = {index: state.outcome(index) for index in self._seen}
         untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
         for entry in before:
             while untold and untold[0][0] <= entry.heard:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from atune import UsageError, resume, tune
@@ -18,12 +19,15 @@ from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurv
 from atune.journal.reader import read
 from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
+from atune.journal.state import State
+from atune.journal.writer import line_of
 from atune.model.artifact import Access, StaticFacts, Work
-from atune.model.candidate import Candidate
+from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.model.space import Space
 from atune.search.interface import Searched
 from atune.search.until import Until
+from atune.storage.prior_results import history, known_of
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +129,51 @@ async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, option
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:
     await tune(machine=fake(), budget=20, pipeline=False, journal=tmp_path / "j")
     assert proposed(read(tmp_path / "j"))[: len(BEST)] == BEST
+
+
+async def history_of(journal: Path, first: Path, budget: int) -> None:
+    """Lay a journal that has behind it what the run in `first` measured, as the result cache does."""
+    state = State()
+    for event in read(first):
+        state.apply(event)
+    assert state.header is not None
+    settings = {**state.header.settings, "budget": Budget(candidates=budget).as_data()}
+    header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
+    known = {config_key(one.config): one for one in known_of(state)}
+    journal.write_bytes(b"".join(map(line_of, history(header, [{"x": x} for x in range(N)], known))))
+
+
+async def test_a_run_with_results_of_earlier_runs_behind_it_has_the_prior(tmp_path: Path) -> None:
+    """What was measured before is told, and not asked for again."""
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    before = sorted(proposed(read(tmp_path / "first")))
+    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
+    result = await resume(tmp_path / "j", machine=fake())
+    assert proposed(read(tmp_path / "j")) == [*before, *[index for index in BEST if index not in before][:6]]
+    assert len(kept(tmp_path / "j", SpaceSurveyed)) == 1 and result.measured == 9
+
+
+@pytest.mark.parametrize("strategy", ["prior", "local", "evolution"])
+async def test_a_run_with_results_behind_it_goes_on_as_if_never_interrupted(tmp_path: Path, strategy: str) -> None:
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    for name in ("whole", "part"):
+        await history_of(tmp_path / name, tmp_path / "first", budget=24)
+        header, *rest = list(read(tmp_path / name))
+        lines = [line_of(msgspec.structs.replace(header, strategy=strategy)), *map(line_of, rest)]
+        (tmp_path / name).write_bytes(b"".join(lines))
+    await resume(tmp_path / "whole", machine=fake(workers=1))
+    (tmp_path / "part").write_bytes((tmp_path / "whole").read_bytes())
+    cut_before(tmp_path / "part", 15)
+    await resume(tmp_path / "part", machine=fake(workers=1))
+    assert set(proposed(read(tmp_path / "part"))) == set(proposed(read(tmp_path / "whole")))
+
+
+async def test_what_earlier_runs_measured_is_not_failed_by_the_survey(tmp_path: Path) -> None:
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    known = proposed(read(tmp_path / "first"))[0]
+    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
+    result = await resume(tmp_path / "j", machine=fake(fails={known: ("elaborate", "lower")}))
+    assert result.failed == 0 and result.measured == 9
 
 
 # ---- what goes wrong in it
