@@ -127,9 +127,8 @@ def summary_text(result: TuneResult) -> str:
         lines.append("ended      a further gain has less than one chance in ten")
     if result.audited is not None:
         a = result.audited
-        lines.append(
-            f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
-        )
+        told = f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
+        lines.append(f"audit      {a.skipped} skipped as likely to lose, {told}")
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
     if result.wins_by is not None:
