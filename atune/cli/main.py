@@ -127,7 +127,9 @@ def summary_text(result: TuneResult) -> str:
         lines.append("ended      a further gain has less than one chance in ten")
     if result.audited is not None:
         a = result.audited
-        told = f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
+        told = (
+            f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
+        )
         lines.append(f"audit      {a.skipped} skipped as likely to lose, {told}")
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")

@@ -69,6 +69,8 @@ class Plan:
     accepted: tuple[str, ...] = ()
     listed: bool = True
     """Whether `candidates` are all of the space."""
+    pool: dict[int, Candidate] = field(default_factory=dict)
+    """Of a large space, candidates from which the strategy begins to learn; surveying adds to them."""
 
     def strategy(self, state: State) -> Guarded:
         """Return the strategy, not asked yet. Raises `UsageError` where it does not fit the space."""
@@ -91,20 +93,21 @@ def plan_new(
     budget: Budget,
     prior: bool = False,
     advice: Sequence[Advice] = (),
-    pool: Mapping[int, Candidate] = {},
+    pool: dict[int, Candidate] | None = None,
 ) -> Plan:
     """Plan a run from its beginning; `prior`: whether it has one, `pool`: as `maker` has it.
 
     Raises `UsageError` where the strategy does not fit the space.
     """
+    pool = {} if pool is None else pool
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
     limit, keep = most if budget.most(total) else None, budget.kept(total)
     name, make = maker(strategy, spec, candidates, seed, limit, spec.default, advice, pool=pool, keep=keep)
-    surveyed = prior and listed and (uses_prior(strategy) or keep is not None)
+    surveyed = prior and (listed or bool(pool)) and (uses_prior(strategy) or keep is not None)
     known = candidates if listed else range(total)
-    return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed)
+    return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed, pool=pool)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -136,7 +139,7 @@ def plan_rest(
     known: Mapping[int, Candidate] = {},
     own: Strategy | None = None,
     prior: bool = False,
-    pool: Mapping[int, Candidate] = {},
+    pool: dict[int, Candidate] | None = None,
 ) -> Plan:
     """Plan what a run's earlier parts have left. `now` is the header that a new run would have.
 
@@ -145,7 +148,7 @@ def plan_rest(
     proposed nothing; what an earlier part found of the space is taken as it is. `pool`: as `maker` has it.
     Raises `JournalError`, listing what differs, where the work is another and that is not in `accept`.
     """
-    header = state.header
+    header, pool = state.header, {} if pool is None else pool
     assert header is not None
     if header.fingerprint == spec.former:  # of before, when comments counted
         now = msgspec.structs.replace(now, fingerprint=header.fingerprint)
@@ -165,7 +168,7 @@ def plan_rest(
     more: dict[str, Any] = {"pool": pool, "keep": keep}
     name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, **more)
     refused = spec.size is not None and name not in ORDERS
-    unsurveyed = prior and spec.size is None and state.surveyed is None and len(before) <= header.known
+    unsurveyed = prior and (spec.size is None or bool(pool)) and state.surveyed is None and len(before) <= header.known
     plan = Plan(
         candidates,
         name,
@@ -177,6 +180,7 @@ def plan_rest(
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
         listed=spec.size is None,
+        pool=pool,
     )
     plan.proposable = max(0, plan.proposable)
     if budget.used_up(state.wall_s, state.device_s):

@@ -6,10 +6,10 @@
 | `spread_order` | a list of candidates | nothing |
 | `spread_more` | what is left of a list | what was taken before, which counts as drawn |
 
-The first two draw each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a round
-has each value once, in an order of its own. So after n draws a value of an axis of L has occurred n/L times, rounded.
-Where rounds are of no use, because constraints refuse the point or others were taken before, a few candidates are drawn
-plainly, and the one is taken whose values occurred the least.
+The first two draw each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a
+round has each value once, in an order of its own. So after n draws a value of an axis of L has occurred n/L times,
+rounded. Where rounds are of no use, because constraints refuse the point or others were taken before, a few candidates
+are drawn plainly, and the one is taken whose values occurred the least.
 """
 
 from __future__ import annotations
