@@ -211,7 +211,7 @@ class Engine:
         prior, own_prior = there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
         if own_prior and spec.size is not None:
             raise UsageError(
-                f"the space has {spec.size:,} points and is not listed, which your own prior needs: leave it out, or"
+                f"the space has {spec.size:,} points and is not listed, which your own prior needs: leave it out, or "
                 "give fewer axes or values"
             )
         self.strategy_name = strategy_name(
