@@ -162,6 +162,7 @@ class Work:
                 prior=self.spec.size is None and there_is(self.prior, figures_for(self.target, self.devices)),
                 own_prior=isinstance(self.prior, OwnPrior),
             ),
+            spread=True,
             settings={
                 "compile": msgspec.to_builtins(self.compile),
                 "benchmark": msgspec.to_builtins(self.benchmark),

@@ -131,9 +131,10 @@ def summary_text(result: TuneResult) -> str:
         lines.append("ended      the chance of a further gain is below one in ten")
     if result.audited is not None:
         a = result.audited
-        lines.append(
-            f"audit      {a.skipped} skipped as likely to lose, {a.tried} of them tried: {a.wrong} were the fastest"
+        told = (
+            f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
         )
+        lines.append(f"audit      {a.skipped} skipped as likely to lose, {told}")
     lines += [f"noise      {printable(text)}" for text in result.noise]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")

@@ -217,15 +217,16 @@ class Engine:
         state, budget = self.recorder.state, self.budget
         layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
-        prior, own_prior = spec.size is None and there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
+        prior, own_prior = there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
         if own_prior and spec.size is not None:
             raise UsageError(
-                f"the space has {spec.size:,} points and is not listed, which a prior needs: leave out prior=, or give "
-                "fewer axes or values"
+                f"the space has {spec.size:,} points and is not listed, which your own prior needs: leave it out, or "
+                "give fewer axes or values"
             )
         self.strategy_name = strategy_name(
-            self.strategy, state.header, spec.total, budget, learns=self.pipeline, prior=prior, own_prior=own_prior
-        )
+            self.strategy, state.header, spec.total, budget,
+            learns=self.pipeline, prior=prior and spec.size is None, own_prior=own_prior,
+        )  # fmt: skip
         pool = await self._pool(spec)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         header = await _computed(spec, partial(self._header, spec, target, devices))
@@ -260,6 +261,10 @@ class Engine:
         pool = await drawn_pool(spec, self.strategy_name, seed, self.machine.look_up)
         if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO):
             self.strategy_name = "random"
+        surveyed = self.recorder.state.surveyed
+        if pool and surveyed is not None:
+            added = [place for place in surveyed.indices if place not in pool]
+            pool |= await looked_up(added, self.machine.look_up)
         return pool or {}
 
     async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:

@@ -69,6 +69,8 @@ class Plan:
     accepted: tuple[str, ...] = ()
     listed: bool = True
     """Whether `candidates` is the whole space."""
+    pool: dict[int, Candidate] = field(default_factory=dict)
+    """The candidates of a large space from which the strategy begins to learn; surveying adds to them."""
 
     def strategy(self, state: State) -> Guarded:
         """Return the strategy before its first `ask`. Raises `UsageError` if it does not fit the space."""
@@ -91,20 +93,21 @@ def plan_new(
     budget: Budget,
     prior: bool = False,
     advice: Sequence[Advice] = (),
-    pool: Mapping[int, Candidate] = {},
+    pool: dict[int, Candidate] | None = None,
 ) -> Plan:
     """Plan a new run. `prior`: whether it has one. `pool`: see `maker`.
 
     Raises `UsageError` if the strategy does not fit the space.
     """
+    pool = {} if pool is None else pool
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
     limit, keep = most if budget.most(total) else None, budget.kept(total)
     name, make = maker(strategy, spec, candidates, seed, limit, spec.default, advice, pool=pool, keep=keep)
-    surveyed = prior and listed and (uses_prior(strategy) or keep is not None)
+    surveyed = prior and (listed or bool(pool)) and (uses_prior(strategy) or keep is not None)
     known = candidates if listed else range(total)
-    return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed)
+    return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed, pool=pool)
 
 
 def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
@@ -136,15 +139,16 @@ def plan_rest(
     known: Mapping[int, Candidate] = {},
     own: Strategy | None = None,
     prior: bool = False,
-    pool: Mapping[int, Candidate] = {},
+    pool: dict[int, Candidate] | None = None,
 ) -> Plan:
     """Plan the work that a run's earlier parts left. `now` is the header that a new run would have.
 
     `known`: candidates proposed before that a large space still holds, by place. `own`: the user's own strategy, if the
-    run has one. `prior`: whether a run without proposals has one; an earlier part's survey is used as it is. `pool`:
-    see `maker`. Raises `JournalError` with the differences if the work differs in a part that is not in `accept`.
+    run has one. `prior`: whether a run whose strategy has proposed nothing has one; an earlier part's survey is used as
+    it is. `pool`: see `maker`. Raises `JournalError` with the differences if the work differs in a part that is not in
+    `accept`.
     """
-    header = state.header
+    header, pool = state.header, {} if pool is None else pool
     assert header is not None
     if header.fingerprint == spec.former:  # from older versions, whose key included comments
         now = msgspec.structs.replace(now, fingerprint=header.fingerprint)
@@ -164,7 +168,7 @@ def plan_rest(
     more: dict[str, Any] = {"pool": pool, "keep": keep}
     name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, **more)
     refused = spec.size is not None and name not in ORDERS
-    unsurveyed = prior and spec.size is None and state.surveyed is None and not before
+    unsurveyed = prior and (spec.size is None or bool(pool)) and state.surveyed is None and len(before) <= header.known
     plan = Plan(
         candidates,
         name,
@@ -176,6 +180,7 @@ def plan_rest(
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
         listed=spec.size is None,
+        pool=pool,
     )
     plan.proposable = max(0, plan.proposable)
     if budget.used_up(state.wall_s, state.device_s):

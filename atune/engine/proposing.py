@@ -17,10 +17,12 @@ from atune.engine.plan import Plan, proposed
 from atune.engine.proposals import Listed, LookedUp
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.survey import SHARE_OF_TIME, Survey, drawn
+from atune.engine.survey import SHARE_OF_TIME, Survey, drawn, refine
 from atune.errors import SpaceError
 from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed, Warned
+from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate
+from atune.model.grid import grid_of
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.prior import Chosen, OwnPrior, estimates
@@ -138,7 +140,8 @@ class Proposing:
         A candidate that cannot be elaborated has failed, and is never proposed. Raises `UsageError` if the user's prior
         fails or returns something invalid.
         """
-        run, recorder, candidates = self._run, self._run.recorder, self._plan.candidates
+        run, recorder = self._run, self._run.recorder
+        candidates = self._plan.candidates if self._plan.listed else self._plan.pool
         began = recorder.elapsed_s
         until = float("inf") if self._seconds is None else began + SHARE_OF_TIME * self._seconds
         survey = Survey(
@@ -146,8 +149,13 @@ class Proposing:
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,
         )
         await survey.run(workers)
+        if not self._plan.listed and (grid := grid_of(run.spec.axes)) is not None:
+            scores = partial(self._scores, survey, workers[0])
+            await refine(survey, grid, candidates, scores, self._machine.look_up, partial(survey.run, workers))
         found = await self._columns(survey, workers[0])
         for index, failure in survey.failures.items():
+            if recorder.state.entry(index).key:
+                continue  # an earlier run tried it
             one = candidates[index]
             recorder.emit(CandidateProposed, index=index, key=one.key, config=one.config, surveyed=True)
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
@@ -156,10 +164,14 @@ class Proposing:
 
     async def _columns(self, survey: Survey, worker: CompileWorker) -> dict[str, Any]:
         """Return the fields of `SpaceSurveyed`."""
-        candidates, facts = self._plan.candidates, survey.facts
-        known = {index: (candidates[index].config, facts[index]) for index in sorted(facts)}
+        scores = await self._scores(survey, worker)
+        return await anyio.to_thread.run_sync(columns, scores, survey.facts, self._figures, abandon_on_cancel=True)
+
+    async def _scores(self, survey: Survey, worker: CompileWorker) -> dict[int, float]:
+        """Return the prior's estimates of what was surveyed."""
+        candidates, facts = self._plan.candidates if self._plan.listed else self._plan.pool, survey.facts
         if isinstance(self._prior, OwnPrior):
-            scores = await worker.rank(self._prior, known) if known else {}
-        else:
-            scores = await anyio.to_thread.run_sync(estimates, known, self._figures, abandon_on_cancel=True)
-        return await anyio.to_thread.run_sync(columns, scores, facts, self._figures, abandon_on_cancel=True)
+            known = {index: (candidates[index].config, facts[index]) for index in sorted(facts)}
+            return await worker.rank(self._prior, known) if known else {}
+        plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
+        return await anyio.to_thread.run_sync(estimates, plain, self._figures, abandon_on_cancel=True)

@@ -144,7 +144,7 @@ def continued(
             stages[:1] = [begun(stage, header.advice, first, most) for stage in stages[:1]]
         else:
             stages = [make(state)]
-        strategy = _Continued(before, stages, state, refused=refused)
+        strategy = _Continued(before[header.known :], stages, state, known=before[: header.known], refused=refused)
         for index in suspects:
             strategy.tell(index, None, "suspect")
         return strategy
@@ -187,18 +187,25 @@ class _Continued:
     """Asks as the uninterrupted strategy would: it first replays all earlier proposals and outcomes, silently.
 
     Before each replayed proposal, the strategy is told the outcomes that it had heard by then. If the space, the budget
-    or an outcome changed, it may propose a candidate twice; the second proposal is dropped. `refused`: whether it may
-    propose points that constraints refuse, which the journal does not record.
+    or an outcome changed, it may propose a candidate twice; the second proposal is dropped. `known`: what earlier runs
+    tried, told like outcomes. `refused`: whether it may propose points that constraints refuse, which the journal does
+    not record.
     """
 
     def __init__(
-        self, before: Sequence[Entry], stages: Sequence[Strategy], state: State, *, refused: bool = False
+        self,
+        before: Sequence[Entry],
+        stages: Sequence[Strategy],
+        state: State,
+        *,
+        known: Sequence[Entry] = (),
+        refused: bool = False,
     ) -> None:
         self._stages = [Guarded(stage, range(MOST_POINTS)) for stage in stages]
         self.name = self._stages[0].name if self._stages else ""
-        self._seen, self._ahead = {entry.index for entry in before}, deque[int]()
+        self._seen, self._ahead = {entry.index for entry in (*known, *before)}, deque[int]()
         beside = {entry.index for entry in before if entry.beside}
-        outcomes = {entry.index: state.outcome(entry.index) for entry in before}
+        outcomes = {index: state.outcome(index) for index in self._seen}
         untold = deque(sorted((o.seq, index) for index, o in outcomes.items() if o is not None))
         for entry in before:
             while untold and untold[0][0] <= entry.heard:

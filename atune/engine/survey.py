@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
 from atune.engine.interfaces import CompileWorker, GroupFailed
+from atune.engine.proposals import LookUp, looked_up
 from atune.model.artifact import Elaborated, Failure, StaticFacts
 from atune.model.candidate import Candidate
+from atune.model.grid import Grid
+
+Estimate = Callable[[], Awaitable[Mapping[int, float]]]
+Run = Callable[[], Awaitable[None]]
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK = 16
 """How many candidates a worker gets at once. It answers with those done in its time slice."""
+ROUNDS, BEST = 8, 8
+"""In a large space: rounds that survey neighbours, and of how many of the best estimates."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 
@@ -34,12 +41,17 @@ class Survey:
     """
 
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
-        starts = range(0, len(candidates), CHUNK)
-        self._chunks = deque[Sequence[Candidate]](candidates[start : start + CHUNK] for start in starts)
+        self._chunks = deque[Sequence[Candidate]]()
         self._going_on = going_on
+        self.add(candidates)
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
         """Failures of candidates that cannot be elaborated, through their own fault."""
+
+    def add(self, candidates: Sequence[Candidate]) -> None:
+        """Have the next `run` elaborate `candidates`."""
+        starts = range(0, len(candidates), CHUNK)
+        self._chunks.extend(candidates[start : start + CHUNK] for start in starts)
 
     async def run(self, workers: Sequence[CompileWorker]) -> None:
         async with anyio.create_task_group() as tasks:
@@ -64,3 +76,26 @@ class Survey:
             self.facts[answer.index] = answer.facts
         elif not answer.doubt:
             self.failures[answer.index] = answer
+
+
+async def refine(
+    survey: Survey, grid: Grid, pool: dict[int, Candidate], estimate: Estimate, look_up: LookUp, run: Run
+) -> None:
+    """Survey the neighbours of what has the best estimates in a large space, then theirs, and add them to its `pool`.
+
+    `estimate` returns estimates by place; `run` elaborates what was added to `survey`.
+    """
+    seen, around = set(pool), dict[int, Candidate]()
+    for _ in range(ROUNDS):
+        estimates = await estimate()
+        best = sorted(estimates, key=lambda place: (estimates[place], place))[:BEST]
+        new = dict.fromkeys(other for place in best for other in grid.neighbours(place) if other not in seen)
+        places = list(new)[: max(0, MOST - len(seen))]
+        seen.update(places)
+        found = await looked_up(places, look_up)
+        if not found:
+            break
+        around |= found
+        survey.add(list(found.values()))
+        await run()
+    pool.update((place, around[place]) for place in sorted({*survey.facts, *survey.failures} & around.keys()))

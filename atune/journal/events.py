@@ -77,6 +77,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     strategy: str
     spread: bool = False
     """Whether random draws spread over the axes; those of before were plainly shuffled."""
+    known: int = 0
+    """Candidates that come first, and that earlier runs tried: no strategy proposed them."""
     settings: dict[str, Any]
     versions: dict[str, str]
     accelerators: tuple[str, ...] = ()

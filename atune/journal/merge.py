@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ class _Part:
 
     `indices`: the merged run's index of each candidate, by the journal's own. `chosen`: which part's outcome counts,
     by configuration key, for all parts. `alone`: there is no other part. `large`: all are of one large space.
+    `surveyed`: whether what this part found of the space is the merged run's.
     """
 
     number: int
@@ -73,6 +75,7 @@ class _Part:
     chosen: Mapping[str, int]
     alone: bool
     large: bool
+    surveyed: bool
 
     def counts(self, index: int) -> bool:
         """Tell whether this part's outcome counts for its candidate `index`."""
@@ -85,28 +88,38 @@ class _Sequence:
 
     def __init__(self) -> None:
         self._seq, self._offset_s = 0, 0.0
+        self._former = list[int]()
+        """`seq` of each event of the part, as its journal has it."""
 
     def next(self, event: Event) -> Any:
         mono = round(event.mono + self._offset_s, 6)
-        numbered = msgspec.structs.replace(event, seq=self._seq, mono=mono)
+        changes: dict[str, Any] = {"seq": self._seq, "mono": mono}
+        if isinstance(event, CandidateProposed) and event.heard:
+            changes["heard"] = self._seq - len(self._former) + bisect.bisect_right(self._former, event.heard) - 1
+        self._former.append(event.seq)
         self._seq += 1
-        return numbered
+        return msgspec.structs.replace(event, **changes)
 
     def end_part(self, seconds: float) -> None:
         self._offset_s += seconds
+        self._former.clear()
 
 
 def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
     """Yield the events of one run that did what all of them did, one part a journal."""
     states = [_state(path) for path in paths]
-    notes = _notes(paths, states)
+    survey, differing = _survey(states)
+    notes = _notes(paths, states) + differing
     numbers = _numbers(states)
     chosen, conflicts = _chosen(paths, states)
     total = max([len(numbers), *(state.total for state in states)])
     sequence = _Sequence()
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
         indices = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
-        part = _Part(number, state, indices, chosen, alone=len(paths) == 1, large=_one_large_space(states))
+        part = _Part(
+            number, state, indices, chosen,
+            alone=len(paths) == 1, large=_one_large_space(states), surveyed=survey and number == 0,
+        )  # fmt: skip
         last: Event | None = states[0].header
         for last in JournalReader(path):
             if (kept := _kept(last, part, total)) is not None:
@@ -122,11 +135,11 @@ def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
 def _numbers(states: Sequence[State]) -> dict[str, int]:
     """Return the merged run's index of each configuration, by its key.
 
-    The first journal's are kept. What only later ones have gets the indices that are free, in order; in journals of
-    one large space all have the same.
+    The journals' own are kept where they number one space alike. Else the first one's are, and what only later ones
+    have gets the indices that are free, in order.
     """
-    if _one_large_space(states):
-        return {entry.key: entry.index for state in states for entry in state.entries.values() if entry.key}
+    if (agreed := _agreed(states)) is not None:
+        return agreed
     first, *later = [[e for _, e in sorted(state.entries.items()) if e.key] for state in states]
     numbers = {entry.key: entry.index for entry in first}
     taken = set(numbers.values())
@@ -135,6 +148,34 @@ def _numbers(states: Sequence[State]) -> dict[str, int]:
         if entry.key not in numbers:
             numbers[entry.key] = next(free)
     return numbers
+
+
+def _agreed(states: Sequence[State]) -> dict[str, int] | None:
+    """Return each configuration's index, by its key, where all journals are of one space and number it alike."""
+    headers = [state.header for state in states if state.header is not None]
+    if len({(header.space, header.large) for header in headers}) != 1:
+        return None
+    numbers = dict[str, int]()
+    for entry in itertools.chain.from_iterable(state.entries.values() for state in states):
+        if entry.key and numbers.setdefault(entry.key, entry.index) != entry.index:
+            return None
+    return numbers if len(set(numbers.values())) == len(numbers) else None
+
+
+def _survey(states: Sequence[State]) -> tuple[bool, list[str]]:
+    """Tell whether the first journal's survey of the space is that of all, and what to say where it is not.
+
+    A journal without a survey contradicts none.
+    """
+    found = [state.surveyed for state in states if state.surveyed is not None]
+    if not found or states[0].surveyed is None:
+        return False, []
+    first = found[0]
+    if _agreed(states) is not None and all(
+        (one.indices, one.prior, one.facts) == (first.indices, first.prior, first.facts) for one in found[1:]
+    ):
+        return True, []
+    return False, ["the journals' surveys of the space differ: a run that goes on with the merged one has no prior"]
 
 
 def _one_large_space(states: Sequence[State]) -> bool:
@@ -169,7 +210,7 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
         case WinnerProven() if not part.alone:
             return None  # as with the finals: that journal's winner need not be the merged one's
         case SpaceSurveyed():
-            return event if part.alone else None  # a strategy's, of that run's indices
+            return event if part.surveyed else None  # a strategy's, of that run's indices
         case RunResumed() | RunFinished() | RunInterrupted() | BestChanged() | FinalOrdered():
             return None  # of that run, and not of the merged one
         case DeviceReady():

@@ -14,6 +14,12 @@ ENDED = {
     "exhausted": "the strategy proposed no more",
 }
 """Why candidates were not tried, by how a run finished."""
+UNAUDITED = {
+    "budget": "its time ended the run before the audit",
+    "until": "a further gain was unlikely, which ended the run before the audit",
+    "stopped": "the run was stopped before the audit",
+}
+"""Why an audit that was asked for was not made, by how a run finished."""
 
 
 class Untried(msgspec.Struct, frozen=True):
@@ -29,13 +35,14 @@ class Audited(msgspec.Struct, frozen=True):
 
     Compiles that were ended as hopeless are among them. `wrong`: those that were tried and faster than every other
     candidate, so that skipping would have lost the best.
-    `near`: those within 5 % of the fastest of the others.
+    `near`: those within 5 % of the fastest of the others. `missing`: why an audit that was asked for was not made.
     """
 
     skipped: int
     tried: int
     wrong: int
     near: int
+    missing: str = ""
 
 
 def passed_over(outcome: Outcome | None) -> bool:
@@ -73,6 +80,11 @@ def audited(state: State) -> Audited | None:
     others = [m.timing.latency_ms for m in state.ranked() if state.first(m.index).index not in codes]
     best = min(others, default=float("inf"))
     latencies = [o.timing.latency_ms for o in tried if isinstance(o, CandidateMeasured)]
-    return Audited(
-        len(codes), len(tried), sum(ms < best for ms in latencies), sum(ms <= 1.05 * best for ms in latencies)
-    )
+    wrong, near = sum(ms < best for ms in latencies), sum(ms <= 1.05 * best for ms in latencies)
+    return Audited(len(codes), len(tried), wrong, near, missing="" if tried else _missing(state))
+
+
+def _missing(state: State) -> str:
+    """Return why there was no audit; nothing where none was asked for, or the run has not ended."""
+    asked = state.header is not None and state.header.settings.get("budget", {}).get("audit")
+    return UNAUDITED.get(state.finished.reason, "") if asked and state.finished is not None else ""

@@ -16,7 +16,7 @@ from atune.errors import UsageError
 from atune.search.encoding import elsewhere_column, more_columns
 from atune.search.interface import Searched
 from atune.search.learner import BATCH, OF_TOLD, Learner
-from atune.search.spreading import spread
+from atune.search.spread import spread_more
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class Forest(Learner):
         """As in `Learner`, but spread under a small budget, of which the first draws are a large share."""
         if self.budget is None or self.budget >= EARLY:
             return super().first_drawn(rng, count)
-        return spread(self.encoding.places, self.left(), self.asked, count, rng)
+        return spread_more(self.encoding.places, self.left(), self.asked, count, rng)
 
     def propose(self, rng: random.Random) -> list[int]:
         most, share = (RANKED, 2) if self.ranked else (FIRST, 4)

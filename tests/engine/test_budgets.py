@@ -13,6 +13,7 @@ from event_streams import Stream, timing
 from fake_runs import finish
 
 from atune import Budget, resume, tune
+from atune.cli.main import summary_text
 from atune.engine.plan import proposed as proposed_of
 from atune.engine.strategies import _Continued
 from atune.errors import UsageError
@@ -195,8 +196,23 @@ async def test_an_audit_tells_how_often_the_guess_was_wrong(tmp_path: Path) -> N
     last = [e.index for e in run.of(CandidateMeasured)][-3:]
     assert all(index % 2 for index in last) and run.result.best_index in last
     summary = replay(tmp_path / "j").summary()
-    assert summary["audited"] == {"skipped": 8, "tried": 3, "wrong": 3, "near": 3}
+    assert summary["audited"] == {"skipped": 8, "tried": 3, "wrong": 3, "near": 3, "missing": ""}
     assert sum(one["count"] for one in summary["untried"]) == 20 - 8 - 3
+
+
+@pytest.mark.parametrize("audit", [True, None])
+async def test_a_run_that_its_time_ended_says_why_no_audit_was_made(tmp_path: Path, audit: bool | None) -> None:
+    """Devices' seconds end it after half of the space; with more of them the audit is made."""
+    script = Script(latency_ms=lambda c: 1.0 if c["x"] % 2 else 5.0, facts=heavy)
+    options: dict[str, Any] = {"budget": "1ds", "strategy": "exhaustive", "audit": audit, "compile": ONE}
+    result = await tune(machine=FakeMachine(40, script), journal=tmp_path / "j", **options)
+    assert result.audited is not None and result.audited.skipped and result.audited.tried == 0
+    assert result.audited.missing == ("its time ended the run before the audit" if audit else "")
+    assert ("none of them tried: its time" in summary_text(result)) == bool(audit)
+    assert replay(tmp_path / "j").audited == result.audited
+    more = Budget(device_seconds=1000, audit=0.1 if audit else None)
+    again = await resume(tmp_path / "j", machine=FakeMachine(40, script), budget=more)
+    assert again.audited is not None and again.audited.missing == "" and again.audited.tried == (3 if audit else 0)
 
 
 async def test_an_interrupted_audit_goes_on_with_the_same_sample(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from atune import UsageError, resume, tune
@@ -18,12 +19,15 @@ from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurv
 from atune.journal.reader import read
 from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
+from atune.journal.state import State
+from atune.journal.writer import line_of
 from atune.model.artifact import Access, StaticFacts, Work
-from atune.model.candidate import Candidate
+from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.model.space import Space
 from atune.search.interface import Searched
 from atune.search.until import Until
+from atune.storage.prior_results import history, known_of
 from atune.testing import FakeClock, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +129,54 @@ async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, option
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:
     await tune(machine=fake(), budget=20, pipeline=False, journal=tmp_path / "j")
     assert proposed(read(tmp_path / "j"))[: len(BEST)] == BEST
+
+
+async def history_of(journal: Path, first: Path, budget: int) -> None:
+    """Lay a journal that has behind it what the run in `first` measured, as the result cache does."""
+    state = State()
+    for event in read(first):
+        state.apply(event)
+    assert state.header is not None
+    settings = {**state.header.settings, "budget": Budget(candidates=budget).as_data()}
+    header = msgspec.structs.replace(state.header, strategy="prior", settings=settings)
+    known = {config_key(one.config): one for one in known_of(state)}
+    journal.write_bytes(b"".join(map(line_of, history(header, [{"x": x} for x in range(N)], known))))
+
+
+async def test_a_run_with_results_of_earlier_runs_behind_it_has_the_prior(tmp_path: Path) -> None:
+    """What was measured before is told, and not asked for again."""
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    before = sorted(proposed(read(tmp_path / "first")))
+    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
+    result = await resume(tmp_path / "j", machine=fake())
+    assert proposed(read(tmp_path / "j")) == [*before, *[index for index in BEST if index not in before][:6]]
+    assert len(kept(tmp_path / "j", SpaceSurveyed)) == 1 and result.measured == 9
+
+
+@pytest.mark.parametrize("strategy", ["prior", "local", "evolution"])
+async def test_a_run_with_results_behind_it_goes_on_as_if_never_interrupted(tmp_path: Path, strategy: str) -> None:
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    for name in ("whole", "part"):
+        await history_of(tmp_path / name, tmp_path / "first", budget=24)
+        header, *rest = list(read(tmp_path / name))
+        lines = [line_of(msgspec.structs.replace(header, strategy=strategy)), *map(line_of, rest)]
+        (tmp_path / name).write_bytes(b"".join(lines))
+    await resume(tmp_path / "whole", machine=fake(workers=1))
+    (tmp_path / "part").write_bytes((tmp_path / "whole").read_bytes())
+    cut_before(tmp_path / "part", 4)  # the first after those of the earlier run was proposed
+    machine = fake(workers=1)
+    await resume(tmp_path / "part", machine=machine)
+    again, whole = proposed(read(tmp_path / "part")), proposed(read(tmp_path / "whole"))
+    assert not machine.elaborated and len(set(again)) == len(again) == 24
+    assert again[:5] == whole[:5] and (strategy != "prior" or again == whole)
+
+
+async def test_what_earlier_runs_measured_is_not_failed_by_the_survey(tmp_path: Path) -> None:
+    await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
+    known = proposed(read(tmp_path / "first"))[0]
+    await history_of(tmp_path / "j", tmp_path / "first", budget=9)
+    result = await resume(tmp_path / "j", machine=fake(fails={known: ("elaborate", "lower")}))
+    assert result.failed == 0 and result.measured == 9
 
 
 # ---- what goes wrong in it
@@ -321,9 +373,9 @@ async def test_keep_without_a_prior_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"prior": last_first}, {"keep": 40}, {"strategy": "prior"}])
-async def test_a_space_that_is_not_listed_takes_no_prior(options: dict[str, Any]) -> None:
+async def test_a_space_that_is_not_listed_takes_no_order_of_all_of_it(options: dict[str, Any]) -> None:
     space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match=r"100,000,000 points .* which a prior needs"):
+    with pytest.raises(UsageError, match=r"100,000,000 points .* which (a|your own) prior needs"):
         await tune(machine=FakeMachine(space), budget=10, **options)
 
 
@@ -351,3 +403,66 @@ async def test_what_the_survey_found_to_fail_counts_as_known_to_until() -> None:
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert told == [7, 2]
+
+
+# ---- large spaces
+
+LARGE = {f"d{i}": list(range(10)) for i in range(7)}
+
+
+def far(config: Mapping[str, Any]) -> int:
+    """Return how far a point is from the best, by steps along the axes."""
+    return sum(abs(value - 4) for value in config.values())
+
+
+def large(**script: Any) -> FakeMachine:
+    """Return a machine whose prior is right about 10^7 points, of which constraints admit half."""
+
+    def moved(config: Mapping[str, Any]) -> StaticFacts:
+        work = Work(reads=(Access(n_bytes=1e6 * (1 + far(config)), axes="x"),), threads=128)
+        return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+
+    scripted = Script(**{"facts": moved, "latency_ms": lambda c: 1.0 + far(c), **script})
+    return FakeMachine(Space(LARGE, where=lambda d0, d1: d0 <= d1), scripted, target="sm_90a", workers=1)
+
+
+@pytest.fixture
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.engine.pool.POOL", 256)
+
+
+@pytest.mark.usefixtures("small_pool")
+@pytest.mark.parametrize("strategy", ["local", "evolution", "forest"])
+async def test_the_prior_finds_what_is_best_in_a_large_space(tmp_path: Path, strategy: str) -> None:
+    """Of 256 drawn points the best is some steps away; the neighbours of the best estimates lead to it."""
+    if strategy == "forest":
+        pytest.importorskip("sklearn")
+    journal = tmp_path / "j"
+    found = await tune(machine=large(), budget=10, strategy=strategy, journal=journal)
+    [surveyed] = kept(journal, SpaceSurveyed)
+    assert 256 < len(surveyed.indices) <= MOST and found.latency_ms == 1.0
+    assert all(record.config["d0"] <= record.config["d1"] for record in found.records)
+    without = await tune(machine=large(), budget=10, strategy=strategy, prior=False)
+    assert without.latency_ms is not None and without.latency_ms > 4.0
+
+
+@pytest.mark.usefixtures("small_pool")
+@pytest.mark.parametrize("strategy", ["local", "evolution"])
+async def test_a_large_space_with_a_prior_goes_on_as_the_uninterrupted_run(tmp_path: Path, strategy: str) -> None:
+    """What was surveyed is looked up again, and nothing is elaborated twice."""
+    journal, broken = tmp_path / "j", {0: ("elaborate", "lower")}
+    await tune(machine=large(fails=broken), budget=24, strategy=strategy, journal=journal)
+    whole = proposed(read(journal))
+    cut_before(journal, 3)
+    machine = large(fails=broken)
+    result = await resume(journal, machine=machine)
+    assert not machine.elaborated and len(kept(journal, SpaceSurveyed)) == 1 and result.measured == 24
+    assert proposed(read(journal))[:8] == whole[:8]
+
+
+@pytest.mark.usefixtures("small_pool")
+async def test_a_large_space_is_surveyed_the_same_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        await tune(machine=large(), budget=12, strategy="local", seed=2, journal=tmp_path / name)
+    one, two = (kept(tmp_path / name, SpaceSurveyed)[0] for name in ("one", "two"))
+    assert (one.indices, one.prior) == (two.indices, two.prior)

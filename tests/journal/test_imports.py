@@ -39,6 +39,20 @@ def test_a_file_becomes_a_recording_with_its_costs(tmp_path: Path, file: Path) -
     assert tried[7].lower_s + tried[7].compile_s + tried[7].device_s == 0.0
 
 
+def test_a_public_cache_file_is_imported_and_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten clock rates on an RTX A4000, with energy beside the time: the fastest is the second highest."""
+    journal = tmp_path / "a4000.jsonl"
+    assert main(["import", str(DATA / "kernel_tuner_a4000.json"), "-o", str(journal)]) == 0
+    found = read_recording(journal)
+    best = min(found.tried, key=lambda index: found.tried[index].latency_ms or float("inf"))
+    assert len(found.configs) == found.total == 10 and all(tried.latency_ms for tried in found.tried.values())
+    assert found.best_ms == pytest.approx(76.96, abs=0.005)
+    capsys.readouterr()
+    assert main(["simulate", str(journal), "--strategy", "random", "--budget", "100%", "--seeds", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["evaluations"], said["within_1pct"]) == (10, 1.0) and found.configs[best]["nvml_gr_clock"] == 1905
+
+
 def test_a_journal_keeps_where_results_came_from(tmp_path: Path) -> None:
     result = import_journal(CACHE, tmp_path / "j")
     assert result.best_config == {"block_size_x": 32, "tile": 1, "order": "row"} and result.finished

@@ -16,7 +16,7 @@ from atune.search.choosing import LEARNING, NAMES, check_given, chosen, make_str
 from atune.search.encoding import Encoding
 from atune.search.guard import Guarded
 from atune.search.interface import DUPLICATE, Searched, Strategy
-from atune.search.spreading import spread
+from atune.search.spread import spread_more
 
 CONFIGS: dict[int, Config] = {
     10 * i: {"tile": tile, "stages": stages, "policy": policy, "swizzle": swizzle}
@@ -164,9 +164,9 @@ def test_the_forest_begins_with_candidates_that_spread_over_the_axes(seed: int) 
 
 def test_a_spread_takes_each_candidate_once_and_no_more_than_there_are() -> None:
     places = [(a, b) for a in range(3) for b in range(2)]
-    assert sorted(spread(places, [0, 2, 3, 5], [1, 4], 9, random.Random(0))) == [0, 2, 3, 5]
-    assert spread(places, [], [], 3, random.Random(0)) == []
-    assert sorted(spread([()] * 4, [1, 2], [], 2, random.Random(0))) == [1, 2]
+    assert sorted(spread_more(places, [0, 2, 3, 5], [1, 4], 9, random.Random(0))) == [0, 2, 3, 5]
+    assert spread_more(places, [], [], 3, random.Random(0)) == []
+    assert sorted(spread_more([()] * 4, [1, 2], [], 2, random.Random(0))) == [1, 2]
 
 
 @pytest.mark.parametrize(("budget", "most"), [(12, 4), (29, 4), (48, 6), (64, 8), (400, 8), (None, 8)])

@@ -1,0 +1,103 @@
+"""Merged journals as runs that go on: what their strategy knows of the space, and of the past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atune import resume, tune
+from atune.journal.events import CandidateProposed, RunStarted, SpaceSurveyed
+from atune.journal.merge import merge
+from atune.journal.reader import read
+from atune.journal.writer import line_of
+from atune.model.artifact import Access, StaticFacts, Work
+from atune.testing import FakeMachine, Script
+
+pytestmark = pytest.mark.anyio
+
+N = 60
+
+
+def fake(**script: Any) -> FakeMachine:
+    """Return a machine of one worker whose candidates move the more, the farther they are from the 40th."""
+
+    def facts(config: dict[str, Any]) -> StaticFacts:
+        work = Work(reads=(Access(n_bytes=1e6 * (1 + abs(config["x"] - 40)), axes="x"),), threads=128)
+        return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
+
+    scripted = Script(**{"facts": facts, "latency_ms": lambda c: 1.0 + abs(c["x"] - 20) / 7, **script})
+    return FakeMachine(N, scripted, target="sm_90a", workers=1)
+
+
+def proposed(journal: Path) -> list[int]:
+    return [e.index for e in read(journal) if isinstance(e, CandidateProposed) and not e.surveyed]
+
+
+def surveys(journal: Path) -> list[SpaceSurveyed]:
+    return [event for event in read(journal) if isinstance(event, SpaceSurveyed)]
+
+
+def cut_before(journal: Path, count: int) -> None:
+    """Leave the journal as it was when the program died before its proposal number `count`."""
+    events = list(read(journal))
+    at = [number for number, event in enumerate(events) if isinstance(event, CandidateProposed)][count]
+    journal.write_bytes(b"".join(map(line_of, events[:at])))
+
+
+async def begun(journal: Path, *, cut: int | None = None, strategy: str = "evolution", **options: Any) -> Path:
+    await tune(machine=fake(), strategy=strategy, budget=30, journal=journal, **options)
+    if cut is not None:
+        cut_before(journal, cut)
+    return journal
+
+
+@pytest.mark.parametrize("strategy", ["local", "evolution", "forest"])
+async def test_a_merged_journal_goes_on_as_the_one_it_was_made_of(tmp_path: Path, strategy: str) -> None:
+    """Its events have other numbers, and what each proposal had heard is counted by those."""
+    if strategy == "forest":
+        pytest.importorskip("sklearn")
+    part = await begun(tmp_path / "part", cut=20, strategy=strategy)
+    merge([part], tmp_path / "merged")
+    heard = [e.heard for e in read(tmp_path / "merged") if isinstance(e, CandidateProposed)]
+    outcomes = {e.seq for e in read(tmp_path / "merged") if getattr(e, "index", None) is not None}
+    assert set(heard) - {0} and set(heard) - {0} <= outcomes
+    for journal in (part, tmp_path / "merged"):
+        await resume(journal, machine=fake())
+    assert proposed(tmp_path / "merged") == proposed(part)
+
+
+async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path: Path) -> None:
+    first = await begun(tmp_path / "first", cut=12)
+    second = await begun(tmp_path / "second", seed=5)
+    third = await begun(tmp_path / "third", strategy="random", prior=False)
+    result = merge([first, second, third], tmp_path / "merged")
+    [survey] = surveys(tmp_path / "merged")
+    assert survey.prior == surveys(first)[0].prior and not any("surveys" in said for said in result.warnings)
+    assert set(proposed(tmp_path / "merged")) == {i for j in (first, second, third) for i in proposed(j)}
+    assert all(record.config == {"x": record.index} for record in result.records)
+    machine = fake()
+    tried = set(proposed(tmp_path / "merged"))
+    await resume(tmp_path / "merged", machine=machine, budget=len(tried) + 4)
+    assert not machine.elaborated and len(surveys(tmp_path / "merged")) == 1
+
+
+async def test_journals_whose_surveys_differ_keep_none_and_say_so(tmp_path: Path) -> None:
+    first = await begun(tmp_path / "first", cut=12)
+    other = [
+        msgspec.structs.replace(e, prior=e.prior[::-1]) if isinstance(e, SpaceSurveyed) else e for e in read(first)
+    ]
+    (tmp_path / "other").write_bytes(b"".join(map(line_of, other)))
+    result = merge([first, tmp_path / "other"], tmp_path / "merged")
+    assert not surveys(tmp_path / "merged")
+    assert any("surveys of the space differ" in said for said in result.warnings)
+
+
+async def test_a_journal_of_another_space_keeps_no_survey(tmp_path: Path) -> None:
+    first = await begun(tmp_path / "first", cut=12)
+    events = [msgspec.structs.replace(e, space="other") if isinstance(e, RunStarted) else e for e in read(first)]
+    (tmp_path / "other").write_bytes(b"".join(map(line_of, events)))
+    merge([first, tmp_path / "other"], tmp_path / "merged")
+    assert not surveys(tmp_path / "merged")
