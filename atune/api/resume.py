@@ -41,7 +41,7 @@ async def resume(
     accept
         What may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``, ``settings``.
         A space that only has grown may always.
-    target, devices, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
+    target, devices, cluster, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
         As for `tune`, in place of the header's. A budget is that of all parts together.
     on_event, log, progress, machine
         As for `tune`; listeners get the events of the earlier parts first.
@@ -103,7 +103,7 @@ def options_of(header: RunStarted | None) -> dict[str, Any]:
     try:
         return {
             "target": _target_text(header.target),
-            "devices": header.devices,
+            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
             "strategy": header.strategy,
             "seed": int(settings.get("seed", 0)),
             **({"prior": False} if settings.get("prior") == "off" else {}),

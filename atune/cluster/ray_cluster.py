@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import os
 import secrets
 import sys
@@ -133,7 +134,7 @@ async def ray_agents(
     `ray.init` takes, such as ``ray://HOST:10001``. `resource`: a custom resource that stands for GPUs. Raises
     `UsageError` where Ray or the cluster is not there, and `MachineError` where no node can take part.
     """
-    ray = _ray()
+    ray = _ray(address)
     joined = await anyio.to_thread.run_sync(_join, ray, address)
     agents: list[RayAgent] = []
     left_out: list[str] = []
@@ -159,7 +160,7 @@ async def ray_agents(
 
 def connect_ray(address: str, resource: str = "") -> Callable[[Opening], Any]:
     """Return what `ClusterMachine` takes to run on the Ray cluster at `address`. Raises `UsageError` without Ray."""
-    _ray()
+    _ray(address)
     return partial(ray_agents, address=address, resource=resource)
 
 
@@ -246,11 +247,10 @@ def _join(ray: Any, address: str) -> bool:
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if address == LOCAL:
-        for name, value in {**QUIET, "RAY_AUTH_MODE": "token"}.items():
-            os.environ.setdefault(name, value)
-        if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    utils = logging.getLogger("ray._private.utils")  # says that signals are not its own in a thread, as is wanted
+    level = utils.level
+    utils.setLevel(logging.ERROR)
     try:
         ray.init(address=address, **options)
     except Exception as error:
@@ -258,10 +258,18 @@ def _join(ray: Any, address: str) -> bool:
             f"cluster {address!r} cannot be joined: {_first_line(error)}. Start Ray (`ray start --head`), give its "
             "address, or take --cluster local to start one on this machine"
         ) from error
+    finally:
+        utils.setLevel(level)
     return True
 
 
-def _ray() -> Any:
+def _ray(address: str) -> Any:
+    """Import Ray, in an environment as is wanted where a cluster is started here. Raises `UsageError` without it."""
+    if address == LOCAL and "ray" not in sys.modules:  # which reads it once
+        for name, value in {**QUIET, "RAY_AUTH_MODE": "token"}.items():
+            os.environ.setdefault(name, value)
+        if os.environ["RAY_AUTH_MODE"] == "token" and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     try:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util.scheduling_strategies")
