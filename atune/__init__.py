@@ -169,6 +169,7 @@ _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
     "atune.api.compile_all": ("CompileFailed", "compile_all"),
+    "atune.cluster.address": ("Cluster",),
     "atune.local.fork_servers": ("warm",),
     "atune.processes.server": ("shutdown",),
     "atune.api.tuner": (

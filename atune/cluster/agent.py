@@ -195,6 +195,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         entries = tuple(None if isinstance(one, Failure) else one for one in found)
         return Timed(entries, tuple(one if isinstance(one, Failure) else None for one in found), reference)
 
+    async def _outputs(self, worker: str, body: Artifact) -> list[bytes]:
+        return await self._devices[worker].outputs(body)
+
     async def _notices(self, worker: object, body: None) -> list[str]:
         """Return what the user should know, once there is something; after `NOTICE_S` at the latest."""
         with anyio.move_on_after(NOTICE_S):

@@ -54,6 +54,11 @@ class ClusterDeviceWorker:
         pairs = zip(timed.entries, timed.failures, strict=True)
         return [one for pair in pairs for one in pair if one is not None], timed.reference
 
+    async def outputs(self, artifact: Artifact) -> list[bytes]:
+        """Run `artifact` once and return its outputs' bytes: for tests, as `LocalDeviceWorker.outputs`."""
+        outputs: list[bytes] = await self._ask("outputs", artifact)
+        return outputs
+
     async def _ask(self, entry: str, body: Any) -> Any:
         """Ask the device's process. Raises `WorkerLost` where its node is lost: the candidate has no part in that."""
         try:

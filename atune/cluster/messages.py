@@ -137,6 +137,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "prepare": (Artifact, Timing | None),
     "measure": (Measuring, Measurement | Failure),
     "final": (Finalists, Timed),
+    "outputs": (Artifact, list[bytes]),
     "notices": (None, list[str]),
 }
 """What an agent is asked for: the type of the question, and that of the answer."""

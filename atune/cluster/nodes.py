@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 import anyio
@@ -22,6 +22,7 @@ from atune.cluster.messages import (
     with_paths,
 )
 from atune.errors import AtuneError
+from atune.model.artifact import Artifact
 from atune.processes.messages import Discovery
 from atune.system.folders import made_folder
 
@@ -56,9 +57,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self.run_dir = ""
-        self._paths: dict[str, str] = {}
-        self._members: dict[str, set[str]] = {}
-        """Symbols by library, of all artifacts that were sent here."""
+        self._digests: dict[str, str] = {}
+        """Digests of libraries by their paths here."""
 
     async def put(self, libraries: tuple[Library, ...]) -> dict[str, str]:
         """Keep `libraries`; return their paths by digest."""
@@ -68,20 +68,23 @@ class Shelf:
             return {library.digest: library.write(folder) for library in libraries}
 
         paths = await anyio.to_thread.run_sync(write)
-        self._paths.update(paths)
-        for library in libraries:
-            self._members.setdefault(library.digest, set()).update(library.sources)
+        self._digests.update({path: digest for digest, path in paths.items()})
         return paths
 
-    async def get(self, digest: str) -> Library:
-        """Return a library that was put here."""
-        path, symbols = self._paths[digest], sorted(self._members[digest])
-        return await anyio.to_thread.run_sync(Library.read, path, symbols)
+    async def get(self, artifacts: Iterable[Artifact], known: Container[str]) -> tuple[dict[str, str], list[Library]]:
+        """Return the digests of the libraries of `artifacts` by path, and those that are not `known`."""
+        symbols: dict[str, list[str]] = {}
+        for artifact in artifacts:
+            symbols.setdefault(artifact.path, []).append(artifact.symbol)
 
-    @staticmethod
-    def digest_of(path: str) -> str:
-        """Return the digest of the library at `path`, which is its name."""
-        return path.rpartition("/")[2].removesuffix(".so")
+        def read() -> list[Library]:
+            wanted = {path: names for path, names in symbols.items() if self._digests.get(path) not in known}
+            libraries = {path: Library.read(path, names) for path, names in wanted.items()}
+            self._digests.update({path: library.digest for path, library in libraries.items()})
+            return list({library.digest: library for library in libraries.values()}.values())
+
+        libraries = await anyio.to_thread.run_sync(read) if symbols else []
+        return {path: self._digests[path] for path in symbols}, libraries
 
 
 class Node:
@@ -102,16 +105,14 @@ class Node:
         """Have the agent do something; return its answer. Raises `NodeLost`, and what was raised there."""
         if self.lost:
             raise NodeLost(self.lost)
-        digests = {artifact.path: self._shelf.digest_of(artifact.path) for artifact in artifacts_of(body)}
-        new = {digest for digest in digests.values() if digest not in self._sent}
-        libraries = tuple([await self._shelf.get(digest) for digest in sorted(new)])
-        question = Question(entry, msgspec.msgpack.encode(with_paths(body, digests)), worker, libraries)
+        digests, libraries = await self._shelf.get(artifacts_of(body), self._sent)
+        question = Question(entry, msgspec.msgpack.encode(with_paths(body, digests)), worker, tuple(libraries))
         try:
             data = await self.agent.ask(msgspec.msgpack.encode(question))
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
-        self._sent |= new
+        self._sent |= {library.digest for library in libraries}
         reply: Reply = msgspec.msgpack.decode(data, type=Reply)
         if reply.device is not None:
             self._states[str(worker)] = reply.device

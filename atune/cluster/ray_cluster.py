@@ -248,9 +248,9 @@ def _join(ray: Any, address: str) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if address == LOCAL:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    utils = logging.getLogger("ray._private.utils")  # says that signals are not its own in a thread, as is wanted
-    level = utils.level
-    utils.setLevel(logging.ERROR)
+    worker = logging.getLogger("ray._private.worker")  # says that signals are not its own in a thread, as is wanted
+    level = worker.level
+    worker.setLevel(logging.ERROR)
     try:
         ray.init(address=address, **options)
     except Exception as error:
@@ -259,7 +259,7 @@ def _join(ray: Any, address: str) -> bool:
             "address, or take --cluster local to start one on this machine"
         ) from error
     finally:
-        utils.setLevel(level)
+        worker.setLevel(level)
     return True
 
 

@@ -1,0 +1,33 @@
+"""Ray clusters of several nodes on this machine, with a token, for tests."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def ray_cluster(nodes: int = 1, *, cpus: int = 2, sharing: int = 1, **resources: Any) -> Iterator[Any]:
+    """Start a cluster and join it; `sharing` machines find `cpus` cores a node each. Yields Ray's `Cluster`."""
+    pytest.importorskip("ray", reason="Ray is not installed here: pip install 'atune[ray]'")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    own = {"num_cpus": cpus * sharing, **resources}
+    cluster = Cluster(initialize_head=True, head_node_args={**own, "include_dashboard": False})
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(**own)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
