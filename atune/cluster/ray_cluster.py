@@ -173,9 +173,9 @@ async def _start(
     ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, agents: list[RayAgent], left_out: list[str]
 ) -> None:
     """Start the agent of one node and add it to `agents`, or why it cannot take part to `left_out`."""
-    name, claim = _name(node), _claim(node, resource)
+    name, claim = _name(node), _claim(node, resource, opening.compile.workers)
     if claim["num_cpus"] < 1:
-        left_out.append(f"node {name} is left out: it has no free core")
+        left_out.append(f"node {name} is left out: other programs hold all its cores, or Ray was given none")
         return
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     remote = ray.remote(Actor).options(
@@ -213,14 +213,16 @@ def _differs(there: NodeFacts) -> str:
     return f"it has {', '.join(other)}: install the same versions there" if other else ""
 
 
-def _claim(node: Mapping[str, Any], resource: str) -> dict[str, Any]:
-    """Return what an agent asks of Ray on `node`: all that is free there."""
+def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[str, Any]:
+    """Return what an agent asks of Ray on `node`: all that is free, or a core for each of `workers` and each device."""
     free = node["Free"]
-    claim: dict[str, Any] = {"num_cpus": int(free.get("CPU", 0))}
-    if gpus := int(free.get("GPU", 0)):
+    cores, gpus, others = (int(free.get(name, 0)) for name in ("CPU", "GPU", resource or "CPU"))
+    devices = gpus or (others if resource else 0) or 1
+    claim: dict[str, Any] = {"num_cpus": cores if workers is None else min(cores, workers + devices)}
+    if gpus:
         claim["num_gpus"] = gpus
-    if resource and (count := int(free.get(resource, 0))):
-        claim["resources"] = {resource: count}
+    if resource and others:
+        claim["resources"] = {resource: others}
     return claim
 
 

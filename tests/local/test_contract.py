@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from cluster_agents import Loopback
 
@@ -40,7 +41,7 @@ MODES = [
     "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
 ]  # fmt: skip
 BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
-IMPATIENT = {
+IMPATIENT: Any = {
     "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
     "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),
 }
@@ -125,7 +126,7 @@ def connected(kind: str, stack: AsyncExitStack) -> Any:
         return Loopback(2)
     from rays import ray_cluster
 
-    stack.enter_context(ray_cluster(nodes=2 if kind.startswith("two") else 1, sharing=2))
+    stack.enter_context(ray_cluster(nodes=2 if kind.startswith("two") else 1, cpus=4))
     return connect_ray("auto")
 
 
@@ -145,9 +146,10 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     elif kind not in LOCAL:
         connect = connected(kind, stack)
         reference = parse_file_ref(f"{KERNELS}:{name}")
-        settings = CompileSettings(store=False, accelerate=SPY)
+        settings = CompileSettings(store=False, accelerate=SPY, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)
-        impatient = ClusterMachine(connect, reference, target="c", **IMPATIENT)
+        hasty = msgspec.structs.replace(IMPATIENT["compile"], workers=1)
+        impatient = ClusterMachine(connect, reference, target="c", compile=hasty, benchmark=IMPATIENT["benchmark"])
         await stack.enter_async_context(impatient.open())
         await impatient.discover()
     else:
