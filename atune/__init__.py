@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atune.api.tuner import tune as tune
     from atune.api.compile_all import compile_all as compile_all
     from atune.api.compile_all import CompileFailed as CompileFailed
+    from atune.cluster.address import Cluster as Cluster
     from atune.local.fork_servers import warm as warm
     from atune.processes.server import shutdown as shutdown
     from atune.api.resume import resume as resume
@@ -113,6 +114,7 @@ __all__ = [
     "CandidateMeasured",
     "CandidateProposed",
     "CandidatePruned",
+    "Cluster",
     "CompileFailed",
     "CompileRepeated",
     "CompileSettings",
@@ -171,6 +173,7 @@ _HOME = {
     "atune.model.space": ("Space",),
     "atune.workload.workload": ("Workload",),
     "atune.api.compile_all": ("CompileFailed", "compile_all"),
+    "atune.cluster.address": ("Cluster",),
     "atune.local.fork_servers": ("warm",),
     "atune.processes.server": ("shutdown",),
     "atune.api.tuner": (

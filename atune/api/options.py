@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from atune.api.priors import GivenPrior
 from atune.api.warm import Warm
+from atune.cluster.address import Cluster
 from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
@@ -39,6 +40,7 @@ class RunOptions(TypedDict, total=False):
     log: EventLog | None
     progress: bool
     accept: Sequence[str]
+    cluster: str | Cluster | None
     machine: Machine | None
 
 

@@ -41,7 +41,7 @@ async def resume(
     accept
         Parts that may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``,
         ``settings``. A space that only grew is always accepted.
-    target, devices, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
+    target, devices, cluster, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
         As for `tune`; they replace those of the header. A budget covers all parts together.
     on_event, log, progress, machine
         As for `tune`. Listeners get the events of the earlier parts first.
@@ -103,7 +103,7 @@ def options_of(header: RunStarted | None) -> dict[str, Any]:
     try:
         return {
             "target": _target_text(header.target),
-            "devices": header.devices,
+            "devices": "all" if any("/" in name for name in header.devices) else header.devices,  # of a cluster
             "strategy": header.strategy,
             "seed": int(settings.get("seed", 0)),
             **({"prior": False} if settings.get("prior") == "off" else {}),

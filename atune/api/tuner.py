@@ -22,9 +22,11 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from atune.api import interrupted
+from atune.api.machines import machine_for
 from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
 from atune.api.priors import GivenPrior, chosen_prior
 from atune.api.warm import Warm, adviser
+from atune.cluster.address import Cluster
 from atune.engine.engine import Engine, unwrapped
 from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
@@ -34,7 +36,6 @@ from atune.journal.failures import first_failure_lines
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
-from atune.local.machine import LocalMachine
 from atune.local.patience import machine_error
 from atune.model.device import device_names, parse_target
 from atune.model.former_names import RUN
@@ -49,7 +50,7 @@ from atune.storage.artifact_store import find
 from atune.storage.artifact_store import keep as keep_library
 from atune.system.paths import cache_folder_at, chosen_cache_folder
 from atune.system.shortage import shortage_of
-from atune.workload.workload import FileRef, Workload, describe, head, parse_file_ref, ship
+from atune.workload.workload import FileRef, Workload
 
 T = TypeVar("T")
 
@@ -89,8 +90,10 @@ class Tuner:
         log: EventLog | None = None,
         progress: bool = False,
         accept: Sequence[str] = (),
+        cluster: str | Cluster | None = None,
         machine: Machine | None = None,
     ) -> None:
+        where = Cluster.parse(cluster)
         if machine is None:
             refuse_in_worker()
         check_listener(on_event)
@@ -102,21 +105,13 @@ class Tuner:
         own_prior = isinstance(known, OwnPrior) and self._budget.keep is None
         check_given(strategy, pipeline=pipeline, own_prior=own_prior)
         names = device_names(devices) if machine is None else ()
+        self._spares = journal is None and machine is None
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if machine is None:
-            reference = parse_file_ref(workload) if isinstance(workload, str) else workload
-            if not isinstance(reference, (Workload, FileRef)):
-                raise UsageError(f"workload: give an atune.Workload or 'FILE.py:NAME', got {workload!r}")
-            if isinstance(reference, Workload):
-                # A process that can be killed calls the user's functions of the space.
-                spec = describe(reference) if reference.space.stands_at_once else head(reference)
-                machine = LocalMachine(
-                    ship(reference), spec=spec, target=target, devices=names, compile=compile, benchmark=benchmark
-                )
-            else:
-                machine = LocalMachine(reference, target=target, devices=names, compile=compile, benchmark=benchmark)
+            machine = machine_for(
+                workload, cluster=where, target=target, devices=names, compile=compile, benchmark=benchmark
+            )
         self._journal_path = None if journal is None else Path(journal)
-        self._spares = journal is None and isinstance(machine, LocalMachine)
         self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
         self._listeners += (event_log(log),) if log is not None else ()
         self._progress = progress
@@ -391,6 +386,9 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         Show progress on stderr.
     accept
         Parts of the work in which an existing journal may differ: see `resume`.
+    cluster
+        Run on the nodes of a Ray cluster: ``auto``, ``local``, ``ray://HOST:10001``, ``HOST:6379`` or a `Cluster`.
+        Needs ``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node. None: this machine alone.
     machine
         A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.
 

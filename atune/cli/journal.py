@@ -9,6 +9,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.former import add_former
+from atune.cluster.address import HELP as CLUSTER_HELP
+from atune.cluster.address import Cluster
 from atune.errors import UsageError
 from atune.search.choosing import AUTO, SHOWN, check_name
 
@@ -49,6 +51,7 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, time, or devices' time, of all parts together"
     )
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
+    parser.add_argument("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
     parser.add_argument("--plain", action="store_true", help=PLAIN)
@@ -147,6 +150,8 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     options: dict[str, Any] = {}
     if arguments.budget is not None:
         options["budget"] = Budget.parse(arguments.budget)
+    if arguments.cluster is not None:
+        options["cluster"] = Cluster.parse(arguments.cluster)
     if arguments.devices is not None:
         options["devices"] = tuple(name.strip() for name in arguments.devices.split(","))
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]

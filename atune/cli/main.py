@@ -18,6 +18,7 @@ from atune.cli.printing import OutputLost, complain, fitted, mutter, say
 from atune.cli.server import add_server_commands
 from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
+from atune.cluster.address import HELP as CLUSTER_HELP
 from atune.errors import AtuneError, UsageError, WorkerError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
@@ -310,6 +311,7 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--device", action="append", metavar="cpu|0", help="one device to measure on; repeatable, instead of --devices"
     )
+    group.add_argument("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
 
 
 def _add_compiling(group: argparse._ArgumentGroup) -> None:

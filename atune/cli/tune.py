@@ -18,6 +18,7 @@ import msgspec
 
 from atune.cli.main import INTERRUPTED, NO_WINNER, report_error, show_kept
 from atune.cli.printing import complain
+from atune.cluster.address import Cluster
 from atune.errors import NoWinner, UsageError
 from atune.journal.events import Event
 from atune.journal.result import TuneResult
@@ -66,6 +67,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
     return {
         "target": arguments.target,
         "devices": _devices(arguments, target),
+        "cluster": Cluster.parse(arguments.cluster),
         "strategy": arguments.strategy,
         "prior": None if arguments.prior else False,
         "seed": arguments.seed,

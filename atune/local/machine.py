@@ -50,7 +50,7 @@ class LocalMachine:
 
     `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
     once more; where it lacks the space, that alone is asked for. `target` is a text, such as ``auto`` or ``cuda``;
-    `devices` names devices, or is ``("all",)``.
+    `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this process may use.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class LocalMachine:
         devices: Sequence[str] = ("all",),
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
+        cores: int | None = None,
     ) -> None:
+        self._most_cores = cores
         self.workload, self.spec = workload, spec
         self._sent = workload
         """What workers are told to load."""
@@ -144,6 +146,11 @@ class LocalMachine:
                 self.workers.keep(self.spec.fingerprint, modules)
         return self.spec
 
+    async def adopt(self, workload: WorkloadRef, fingerprint: str) -> None:
+        """Take the workload as another machine's first worker loaded it; a worker that loads other work is refused."""
+        self.workload, self._sent = workload, await self._put_aside(workload)
+        self.workers.keep(fingerprint, workload.modules)
+
     async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
         return await self._space.look_up(places)
 
@@ -156,7 +163,7 @@ class LocalMachine:
         check_discovery(found, self.compile, self.benchmark)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
-        self._use(found.accelerators, found.unused.get(ACCELERATOR, ""))
+        self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
         return found.target, list(found.devices)
 
     def _question(self) -> bytes:
@@ -166,10 +173,10 @@ class LocalMachine:
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)
-        self._use(used, unused.get(ACCELERATOR, ""))
+        self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused
 
-    def _use(self, accelerators: Sequence[str], no_service: str) -> None:
+    def use(self, accelerators: Sequence[str], no_service: str) -> None:
         """Have the run use `accelerators`; `no_service`: why the compile service is not among them."""
         self._accelerators = tuple(map(bare, accelerators))
         if self._on_cpu or self.alone:
@@ -183,7 +190,7 @@ class LocalMachine:
         Where kernels run on the CPU, the last core is the device's alone. A GPU's process needs a core while it
         measures, and `hints` keep one free for it then.
         """
-        cores, (n, self._remarks) = usable_cores(), self._most_workers()
+        cores, (n, self._remarks) = self._cores, self._most_workers()
         if self.alone:
             self._remarks.append(
                 f"backend {self.alone} compiles each candidate alone: tilelang's adapter for it makes one library a "
@@ -204,7 +211,7 @@ class LocalMachine:
 
     def _most_workers(self) -> tuple[int, list[str]]:
         """Return how many compile workers there are, and a remark where memory has room for fewer than cores."""
-        cores, memory = len(usable_cores()), usable_memory_bytes()
+        cores, memory = len(self._cores), usable_memory_bytes()
         most = max(1, cores - len(self.found.devices) if self._on_cpu else cores)
         n = self.compile.workers or workers_that_fit(most, memory)
         if self.compile.workers is not None or memory is None or n >= most:
@@ -214,7 +221,7 @@ class LocalMachine:
 
     def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel that runs on the CPU is timed on a core of its own, which no compiler may use.
-        cpus = usable_cores()[-1:] if self._on_cpu else None
+        cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
             session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
         )
@@ -266,6 +273,11 @@ class LocalMachine:
 
     def _patience(self) -> Patience:
         return Patience(self.run_dir, self._warned)
+
+    @property
+    def _cores(self) -> list[int]:
+        """The cores that it uses."""
+        return usable_cores()[: self._most_cores]
 
     @property
     def alone(self) -> str:

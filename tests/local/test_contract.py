@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
+from cluster_agents import Loopback
 
+from atune.cluster.compile_worker import ClusterCompileWorker
+from atune.cluster.device_worker import ClusterDeviceWorker
+from atune.cluster.machine import ClusterMachine
+from atune.cluster.ray_cluster import connect_ray
 from atune.engine.interfaces import CompileHints, GroupFailed
 from atune.errors import UsageError
 from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
@@ -35,7 +41,7 @@ MODES = [
     "ok", "also ok", "wrong", "nan", "skip", "crash", "loop", "raise", "refused", "slow", "slow lower", "replicated",
 ]  # fmt: skip
 BENCHMARK_LIMIT_S, COMPILE_LIMIT_S = 2.5, 3.0
-IMPATIENT = {
+IMPATIENT: Any = {
     "compile": CompileSettings(compile_timeout_s=COMPILE_LIMIT_S, store=False),
     "benchmark": BenchmarkSettings(benchmark_timeout_s=BENCHMARK_LIMIT_S, n_warmup=1, n_repeat=4),
 }
@@ -45,7 +51,14 @@ FAKE_FAILS: Any = {
 FAKE_HANGS: Any = {6: "measure", 9: "build", 10: "lower"}
 
 pytestmark = pytest.mark.anyio
-real = pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)
+real = (
+    pytest.param("cpu"),
+    pytest.param("agents"),
+    pytest.param("ray", marks=pytest.mark.slow),
+    pytest.param("two Ray nodes", marks=pytest.mark.slow),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+LOCAL = "cpu", "cuda"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +120,16 @@ def slow_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def connected(kind: str, stack: AsyncExitStack) -> Any:
+    """Return what a `ClusterMachine` takes for nodes of `kind`; a Ray cluster ends with `stack`."""
+    if kind == "agents":
+        return Loopback(2)
+    from rays import ray_cluster
+
+    stack.enter_context(ray_cluster(nodes=2 if kind.startswith("two") else 1, cpus=4))
+    return connect_ray("auto")
+
+
 async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
     if kind == "fake":
         moody = name == "MOODY"
@@ -120,6 +143,15 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
         impatient: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
         await stack.enter_async_context(impatient.open())
+    elif kind not in LOCAL:
+        connect = connected(kind, stack)
+        reference = parse_file_ref(f"{KERNELS}:{name}")
+        settings = CompileSettings(store=False, accelerate=SPY, workers=1)
+        machine = ClusterMachine(connect, reference, target="c", compile=settings)
+        hasty = msgspec.structs.replace(IMPATIENT["compile"], workers=1)
+        impatient = ClusterMachine(connect, reference, target="c", compile=hasty, benchmark=IMPATIENT["benchmark"])
+        await stack.enter_async_context(impatient.open())
+        await impatient.discover()
     else:
         name = f"{name}_GPU" if kind == "cuda" else name
         target = "c" if kind == "cpu" else "cuda"
@@ -409,7 +441,9 @@ async def test_a_users_prior_that_hangs_is_ended_with_its_process(moody: Bench) 
 
 
 async def test_the_workers_are_of_the_kind_meant(moody: Bench) -> None:
-    kinds = (FakeCompileWorker, FakeDeviceWorker) if moody.kind == "fake" else (LocalCompileWorker, LocalDeviceWorker)
+    of_kind: dict[str, tuple[type, type]] = {"fake": (FakeCompileWorker, FakeDeviceWorker)}
+    of_kind |= dict.fromkeys(LOCAL, (LocalCompileWorker, LocalDeviceWorker))
+    kinds = of_kind.get(moody.kind, (ClusterCompileWorker, ClusterDeviceWorker))
     assert isinstance(moody.compiler, kinds[0]) and isinstance(moody.device, kinds[1])
 
 

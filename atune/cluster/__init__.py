@@ -1,0 +1,1 @@
+"""Runs on many machines: the stages of each node behind one `Machine`. Ray is the transport."""

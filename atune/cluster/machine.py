@@ -1,0 +1,229 @@
+"""The stages on many machines, behind the engine's own interface: decisions stay with the one engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from atune.cluster.compile_worker import ClusterCompileWorker, Slots
+from atune.cluster.device_worker import ClusterDeviceWorker, named
+from atune.cluster.messages import Described, Known, Opening, Plan
+from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
+from atune.engine.interfaces import CompileHints
+from atune.errors import MachineError, TargetError
+from atune.local.discovery import accelerators_for, bare, check_discovery
+from atune.local.machine import NEIGHBOURS
+from atune.local.workers import Workers
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo, Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.background import background
+from atune.processes.messages import Discovery
+from atune.system.folders import run_folder
+from atune.system.versions import installed_versions
+from atune.workload.workload import WorkloadRef, WorkloadSpec
+
+T = TypeVar("T")
+Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent], Sequence[str]]]]
+"""Starts an agent on every node; gives the agents, and why nodes were left out. Leaving ends the agents."""
+
+
+class ClusterMachine:
+    """Compile workers and device workers of one run, on the nodes that `connect` finds.
+
+    The other parameters are those of `LocalMachine`. `CompileSettings.workers` and `devices` hold for each node.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        workload: WorkloadRef,
+        *,
+        spec: WorkloadSpec | None = None,
+        target: str = "auto",
+        devices: Sequence[str] = ("all",),
+        compile: CompileSettings | None = None,
+        benchmark: BenchmarkSettings | None = None,
+    ) -> None:
+        self._connect, self.spec = connect, spec
+        self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
+        self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
+        self.nodes: list[Node] = []
+        self.fork_server = ""
+        self._shelf, self._slots = Shelf(), Slots()
+        self._workers = Workers(workload)
+        """Knows what the workload was loaded from; it starts nothing."""
+        self._warn: Callable[[str], None] | None = None
+        self._early: list[str] = []
+        """Warnings from before anybody listened."""
+        self._found: Discovery | None = None
+        self._known: Known | None = None
+        self._wake: Callable[[], None] = lambda: None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """Start an agent on every node; end them, and with them every process, on leaving."""
+        with run_folder() as run_dir:
+            self._shelf.run_dir = run_dir
+            async with self._connect(self._opening) as (agents, left_out), background() as tasks:
+                self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
+                for why in left_out:
+                    self._notice(why)
+                for node in self.nodes:
+                    tasks.start_soon(node.watch, self._notice)
+                try:
+                    yield
+                finally:
+                    self._warn = lambda message: None
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
+        if self.spec is None or not self.spec.configs or self._known is None:
+            described: Described = await self._first(lambda node: node.ask("describe", whole))
+            self._known = described.known
+            if self.spec is None or not self.spec.configs:
+                self.spec = described.spec
+            self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+        return self.spec
+
+    async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
+        found: list[Candidate | None] = await self._first(lambda node: node.ask("look_up", list(places)))
+        return found
+
+    async def discover(self) -> tuple[Target, list[DeviceInfo]]:
+        """Ask every node for its devices. Raises `TargetError` where targets or architectures differ."""
+        if self._known is None:
+            await self.describe()
+
+        async def ask(node: Node) -> None:
+            await node.ask("adopt", self._known)
+            node.found = await node.ask("discover")
+
+        await self._everywhere(ask)
+        found = [node.found for node in self._living]
+        for node in self._living:
+            if node.found.target != found[0].target:
+                raise TargetError(
+                    f"the cluster has several kinds of devices: {self._living[0].name} is for {found[0].target}, "
+                    f"{node.name} for {node.found.target}. Tune each by itself: give --target, which leaves the nodes "
+                    "of other devices to compile only, or start Ray on nodes of one kind"
+                )
+        common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
+        unused = {name: why for one in found for name, why in one.unused.items()}
+        devices = [named(node, info) for node in self._living for info in node.found.devices]
+        self._found = msgspec.structs.replace(
+            found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
+        )
+        check_discovery(self._found, self.compile, self.benchmark)
+        self._one_model(devices)
+        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""), None)
+        await self._everywhere(lambda node: self._plan(node, plan))
+        return self._found.target, devices
+
+    def _one_model(self, devices: Sequence[DeviceInfo]) -> None:
+        models = sorted({device.name for device in devices})
+        if len(models) > 1 and not self.benchmark.mixed_devices:
+            raise TargetError(
+                f"the cluster has devices of several models ({', '.join(models)}), whose timings do not compare. Tune "
+                "each model by itself, on nodes that have no other, or give BenchmarkSettings(mixed_devices=True)"
+            )
+
+    async def _plan(self, node: Node, plan: Plan) -> None:
+        node.compilers, _ = await node.ask("plan", plan)
+        self._slots.add(node)
+
+    def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        return accelerators_for(candidates, self._compilers, self.compile.acceleration, self._discovery)
+
+    def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
+        return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
+
+    def device_workers(self) -> list[ClusterDeviceWorker]:
+        return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
+
+    def versions(self) -> dict[str, str]:
+        return installed_versions()
+
+    def hints(self, measuring: int) -> CompileHints:
+        """Say that a group of neighbours is lowered in a row, and that each node keeps cores free by itself."""
+        shared = any(bare(name) == "swizzle_lowering" for name in self._discovery.accelerators)
+        return CompileHints(row=NEIGHBOURS if shared and self._discovery.target.kind != "c" else 1)
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        early, self._early = self._early, []
+        for message in early:
+            warn(message)
+
+    def last_words(self) -> list[str]:
+        return self._workers.last_words()
+
+    @property
+    def _living(self) -> list[Node]:
+        return [node for node in self.nodes if not node.lost]
+
+    @property
+    def _compilers(self) -> int:
+        return sum(node.compilers for node in self._living)
+
+    @property
+    def _discovery(self) -> Discovery:
+        assert self._found is not None, "discover() comes first"
+        return self._found
+
+    def _notice(self, message: str) -> None:
+        if self._warn is None:
+            self._early.append(message)
+        else:
+            self._warn(message)
+
+    def _lose(self, node: Node) -> None:
+        """Go on without a node, and say so in one line."""
+        self._slots.lose(node)
+        left = len(self._living)
+        self._notice(
+            f"{node.lost}. {left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
+        )
+        self._wake()
+
+    async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:
+        """Ask one node, and another where that is lost. Raises `MachineError` where none is left."""
+        while living := self._living:
+            try:
+                return await ask(living[0])
+            except NodeLost:
+                continue
+        raise _none_left(self.nodes)
+
+    async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
+        """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""
+        errors: dict[str, Exception] = {}
+
+        async def one(node: Node) -> None:
+            try:
+                await ask(node)
+            except NodeLost:
+                pass
+            except Exception as error:
+                errors[node.name] = error
+
+        async with anyio.create_task_group() as tasks:
+            for node in self._living:
+                tasks.start_soon(one, node)
+        if errors:
+            raise errors[min(errors)]
+        if not self._living:
+            raise _none_left(self.nodes)
+
+
+def _none_left(nodes: Sequence[Node]) -> MachineError:
+    causes = "; ".join(node.lost for node in nodes)
+    return MachineError(f"every node was lost: {causes}. What was measured stays, and `atune resume JOURNAL` goes on")

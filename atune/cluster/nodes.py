@@ -1,0 +1,150 @@
+"""A node as the engine's program sees it: questions to its agent, the libraries that travel, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from atune.cluster.messages import (
+    ENTRIES,
+    Answer,
+    DeviceState,
+    Library,
+    NodeFacts,
+    Question,
+    Reply,
+    artifacts_of,
+    error_of,
+    with_paths,
+)
+from atune.errors import AtuneError
+from atune.model.artifact import Artifact
+from atune.processes.messages import Discovery
+from atune.system.folders import made_folder
+
+STALL_S = 30.0
+"""Seconds without a sign of life after which a node counts as lost; its agent gives one every `agent.NOTICE_S`."""
+
+
+class NodeLost(AtuneError):
+    """The node ended, or cannot be reached, before it answered. What it had under way is to be done once more."""
+
+
+class Agent(Protocol):
+    """The way to one node's agent."""
+
+    name: str
+    """The node's name, which no other node of the run has."""
+    facts: NodeFacts
+    local: bool
+    """Whether it is on the engine's own host."""
+
+    async def ask(self, question: bytes) -> bytes:
+        """Return the agent's reply. Raises `NodeLost`. Cancelling it ends the call there, and what that started."""
+        ...
+
+    def kill(self) -> None:
+        """End the agent, with all its processes, without waiting."""
+        ...
+
+
+class Shelf:
+    """The libraries of a run on the engine's host, by content. They outlive the nodes that built them."""
+
+    def __init__(self) -> None:
+        self.run_dir = ""
+        self._digests: dict[str, str] = {}
+        """Digests of libraries by their paths here."""
+
+    async def put(self, libraries: tuple[Library, ...]) -> dict[str, str]:
+        """Keep `libraries`; return their paths by digest."""
+
+        def write() -> dict[str, str]:
+            folder = made_folder(self.run_dir, "libraries")
+            return {library.digest: library.write(folder) for library in libraries}
+
+        paths = await anyio.to_thread.run_sync(write)
+        self._digests.update({path: digest for digest, path in paths.items()})
+        return paths
+
+    async def get(self, artifacts: Iterable[Artifact], known: Container[str]) -> tuple[dict[str, str], list[Library]]:
+        """Return the digests of the libraries of `artifacts` by path, and those that are not `known`."""
+        symbols: dict[str, list[str]] = {}
+        for artifact in artifacts:
+            symbols.setdefault(artifact.path, []).append(artifact.symbol)
+
+        def read() -> list[Library]:
+            wanted = {path: names for path, names in symbols.items() if self._digests.get(path) not in known}
+            libraries = {path: Library.read(path, names) for path, names in wanted.items()}
+            self._digests.update({path: library.digest for path, library in libraries.items()})
+            return list({library.digest: library for library in libraries.values()}.values())
+
+        libraries = await anyio.to_thread.run_sync(read) if symbols else []
+        return {path: self._digests[path] for path in symbols}, libraries
+
+
+class Node:
+    """One node of a run. `found`, `compilers` and `devices`: what it has, once it was asked."""
+
+    def __init__(self, agent: Agent, shelf: Shelf, on_loss: Callable[[Node], None]) -> None:
+        self.agent, self.name = agent, agent.name
+        self.lost = ""
+        """Why it is used no more; empty while it is."""
+        self.found: Discovery
+        self.compilers = 0
+        self._shelf, self._on_loss = shelf, on_loss
+        self._sent: set[str] = set()
+        """Digests of the libraries that it has."""
+        self._states: dict[str, DeviceState] = {}
+
+    async def ask(self, entry: str, body: Any = None, worker: int | str = "") -> Any:
+        """Have the agent do something; return its answer. Raises `NodeLost`, and what was raised there."""
+        if self.lost:
+            raise NodeLost(self.lost)
+        digests, libraries = await self._shelf.get(artifacts_of(body), self._sent)
+        question = Question(entry, msgspec.msgpack.encode(with_paths(body, digests)), worker, tuple(libraries))
+        try:
+            data = await self.agent.ask(msgspec.msgpack.encode(question))
+        except NodeLost as error:
+            self.lose(str(error))
+            raise NodeLost(self.lost) from error
+        self._sent |= {library.digest for library in libraries}
+        reply: Reply = msgspec.msgpack.decode(data, type=Reply)
+        if reply.device is not None:
+            self._states[str(worker)] = reply.device
+        if not isinstance(reply, Answer):
+            raise error_of(reply)
+        paths = await self._shelf.put(reply.libraries)
+        self._sent |= paths.keys()
+        answers = ENTRIES[entry][1]
+        return None if answers is None else with_paths(msgspec.msgpack.decode(reply.body, type=answers), paths)
+
+    async def watch(self, notice: Callable[[str], None]) -> None:
+        """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`."""
+        while not self.lost:
+            try:
+                with anyio.fail_after(STALL_S):
+                    said = await self.ask("notices")
+            except TimeoutError:
+                self.lose(f"it did not answer for {STALL_S:g} s")
+            except NodeLost:
+                return
+            else:
+                for message in said:
+                    notice(f"{self.name}: {message}")
+
+    def lose(self, why: str) -> None:
+        """Use the node no more. Twice is fine."""
+        if not self.lost:
+            self.lost = f"node {self.name} was lost: {why}"
+            self.agent.kill()
+            self._on_loss(self)
+
+    def state(self, device: str) -> DeviceState:
+        """Return how a device's process was after its last call; dead where there was none, or the node is lost."""
+        state = self._states.get(device, DeviceState(alive=False, took_over=False))
+        return DeviceState(alive=False, took_over=False) if self.lost else state

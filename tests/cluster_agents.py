@@ -1,0 +1,100 @@
+"""Agents of a cluster in this process: nodes that tests can kill, stall and count, without Ray."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from atune.cluster.agent import NodeAgent, facts_here
+from atune.cluster.messages import Opening, Question
+from atune.cluster.nodes import NodeLost
+from atune.processes.background import background
+
+
+class LoopbackAgent:
+    """The way to a `NodeAgent` of this process. Its calls run in tasks of their own, as on another machine."""
+
+    local = True
+
+    def __init__(self, name: str, agent: NodeAgent, tasks: TaskGroup, end: Callable[[], None]) -> None:
+        self.name, self.facts, self.agent = name, facts_here(), agent
+        self.asked: list[str] = []
+        self.killed = ""
+        self.stalled = False
+        self._tasks, self._end = tasks, end
+        self._died = anyio.Event()
+        self._numbers = itertools.count(1)
+        self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
+
+    async def ask(self, question: bytes) -> bytes:
+        entry = msgspec.msgpack.decode(question, type=Question).entry
+        self.asked.append(entry)
+        self.on_ask(self, entry)
+        number, answers, done = next(self._numbers), list[bytes](), anyio.Event()
+
+        async def call() -> None:
+            answers.append(await self.agent.call(number, question))
+            if not self.stalled:
+                done.set()
+
+        async def died() -> None:
+            await self._died.wait()
+            done.set()
+
+        if not self.killed:
+            self._tasks.start_soon(call)
+        try:
+            async with background() as waiting:
+                waiting.start_soon(died)
+                await done.wait()
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self.agent.cancel(number)
+            raise
+        if self.killed:
+            raise NodeLost(self.killed)
+        return answers[0]
+
+    def kill(self) -> None:
+        self.die("killed")
+
+    def die(self, why: str) -> None:
+        if not self.killed:
+            self.killed = why
+            self._died.set()
+            self._end()
+
+
+class Loopback:
+    """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run."""
+
+    def __init__(self, count: int = 1, left_out: tuple[str, ...] = ()) -> None:
+        self.count, self.left_out = count, left_out
+        self.agents: list[LoopbackAgent] = []
+        self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
+
+    @asynccontextmanager
+    async def __call__(self, opening: Opening) -> AsyncGenerator[tuple[list[Any], list[str]], None]:
+        self.agents = []
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(background())
+            for number in range(self.count):
+                self.agents.append(await tasks.start(self._node, f"node-{number}", opening))
+            yield list(self.agents), list(self.left_out)
+            for agent in self.agents:
+                agent.kill()
+
+    async def _node(self, name: str, opening: Opening, *, task_status: Any) -> None:
+        with anyio.CancelScope() as scope, suppress(BaseExceptionGroup):
+            data = msgspec.msgpack.encode(msgspec.structs.replace(opening, cores=2))
+            async with background() as tasks, NodeAgent(data) as node:
+                agent = LoopbackAgent(name, node, tasks, scope.cancel)
+                agent.on_ask = lambda agent, entry: self.on_ask(agent, entry)
+                task_status.started(agent)
+                await anyio.sleep_forever()
