@@ -35,8 +35,8 @@ def normalise(value: Any, where: str) -> Any:
     """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
 
     numpy's scalars, and enumerations of numbers or text, become their value. Allowed are None, bool, int, float, str
-    and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming `where`, for anything else, and
-    for values that a journal cannot hold. Those are integers beyond 64 bits, numbers that are not finite, invalid
+    and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming `where`, for anything else,
+    and for values that a journal cannot hold. Those are integers beyond 64 bits, numbers that are not finite, invalid
     Unicode, and nesting deeper than `MAX_NESTING`.
     """
     return _normalised(value, where, 0)
