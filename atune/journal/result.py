@@ -286,7 +286,7 @@ class TuneResult:
         return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
     def _place(self, record: Record) -> tuple[bool, bool, float, str, int]:
-        # The winner leads even where a first timing of another came out smaller than the winner's in the final.
+        # The winner comes first even if another's first timing was shorter than the winner's in the final.
         winner = record.index == self.best_index
         latency = float("inf") if record.latency_ms is None else record.latency_ms
         return record.latency_ms is None, not winner, latency, record.kind or record.status, record.index
@@ -384,7 +384,7 @@ def _work(state: State) -> ProblemWork:
 
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
-    """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
+    """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
     groups = result.failure_summary()
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])
@@ -392,7 +392,7 @@ def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` words, safe to print: no control characters, whoever wrote the journal."""
+    """Return `config` as ``name=value`` words, safe to print: no control characters, whatever the journal holds."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
