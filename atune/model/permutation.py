@@ -1,4 +1,4 @@
-"""All numbers below a bound in an order that looks random, one at a time and without a list of them."""
+"""All numbers below a bound in a random-looking order, one at a time and without a list of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Permutation:
 
 
 def _mixed(number: int) -> int:
-    """Return 64 bits that each depend on all of `number`'s (Steele, Lea and Flood, SplitMix, OOPSLA 2014)."""
+    """Return 64 bits that each depend on all bits of `number` (Steele, Lea and Flood, SplitMix, OOPSLA 2014)."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -147,7 +147,7 @@ class FakeCompileWorker:
 
 
 class FakeDeviceWorker:
-    """A device's process. `speed` divides what measuring takes."""
+    """A device's process. `speed` divides the time of measuring."""
 
     def __init__(self, machine: FakeMachine, info: DeviceInfo, speed: float) -> None:
         self.machine, self.info, self.speed = machine, info, speed
@@ -242,7 +242,7 @@ class FakeDeviceWorker:
         return entries, None if reference is None else _timing(reference, rounds)
 
     async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        """Run `artifact` once and return its outputs' bytes. For tests of libraries."""
         self._check_alive()
         await self.machine.take(0.01)
         return [self.machine.script.output(self.machine.config_of(self._loaded(artifact)))]
@@ -257,7 +257,7 @@ class FakeDeviceWorker:
 
 
 class IdleDeviceWorker:
-    """A device worker without a device: what was built and delivered counts as measured; for compiling alone."""
+    """A device worker without a device. It counts a delivered library as measured, for runs that only compile."""
 
     name, alive, took_over = "none", False, False
 

@@ -143,9 +143,7 @@ def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger:
     pid = stranger()
     nvml.write_text(f"SELF {os.getpid()} {pid}")
     [said] = warnings_of_a_run()
-    assert (
-        said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb what is timed; {REMEDY}"
-    )
+    assert said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb the timings; {REMEDY}"
 
 
 @pytest.mark.parametrize(
