@@ -50,7 +50,7 @@ class Lookout:
             if (seen.busy_percent or 0) > BUSY_PERCENT:
                 self.warn(
                     f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
-                    f"another program computes there and may disturb what is timed; {REMEDY}"
+                    f"another program computes there and may disturb the timings; {REMEDY}"
                 )
             new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
             self._told |= {one.pid for one in new}
