@@ -124,6 +124,8 @@ class FakeMachine:
         self.most_at_once: Counter[str] = Counter()
         """Largest number of calls at the same time, by stage."""
         self._now_running: Counter[str] = Counter()
+        self._given: dict[int, Config] = {}
+        """Configurations of the candidates that workers were given, by index."""
         self._folder = Path()
         self._libraries = 0
         self._kills: Counter[int] = Counter()
@@ -174,9 +176,15 @@ class FakeMachine:
 
     def config_of(self, index: int) -> Config:
         """Return the configuration of a candidate."""
+        if index in self._given:
+            return self._given[index]
         if self._points is not None and not self.configs:
             return self._points.points.plain(index)
         return self.configs[index]
+
+    def given(self, candidate: Candidate) -> None:
+        """Remember the configuration of a candidate that a worker was given."""
+        self._given[candidate.index] = candidate.config
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         await anyio.lowlevel.checkpoint()

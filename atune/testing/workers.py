@@ -36,6 +36,7 @@ class FakeCompileWorker:
         machine, script, index = self.machine, self.machine.script, candidate.index
         limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
+        machine.given(candidate)
         with machine.running_as("lower"):
             seconds = math.inf if script.hangs.get(index) == "lower" else seconds_of(script.lower_s, candidate.config)
             if not await machine.take(seconds, limit):
@@ -131,6 +132,7 @@ class FakeCompileWorker:
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
         machine.proved.append(index)
+        machine.given(candidate)
         lost = len(machine.proved) <= script.prove_losses
         if index in script.proven_before:
             await machine.take(0.0)
