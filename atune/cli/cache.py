@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from atune.cli.parsing import add_command
 from atune.cli.printing import complain, say, say_bytes
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     inner = cache.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Any, text: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = inner.add_parser(
-            name, parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
-        )
-        parser.set_defaults(command=command)
+        parser = add_command(inner, shown, name, command, text)
         parser.add_argument("--folder", metavar="DIR", help="the cache's folder (results in the user's cache folder)")
         return parser
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from atune.cli.journal import positive
+from atune.cli.parsing import add_command, positive
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the command's parser to `commands`. `shown` holds the options that all commands share."""
     text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
-    parser = commands.add_parser(
-        "explain", parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
-    )
-    parser.set_defaults(command=_explain)
+    parser = add_command(commands, shown, "explain", _explain, text)
     parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
     parser.add_argument("index", type=int, nargs="*", metavar="INDEX", help="candidates of the journal (its winner)")
     parser.add_argument(

@@ -9,10 +9,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.former import add_former
+from atune.cli.parsing import PLAIN, add_command, positive, strategy_name
 from atune.cluster.address import HELP as CLUSTER_HELP
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
-from atune.search.choosing import AUTO, SHOWN, check_name
+from atune.search.choosing import AUTO, SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,21 +28,24 @@ if TYPE_CHECKING:
 def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
 
-    def add(
-        name: str, command: Callable[..., int], text: str, *, many: bool = False, what: str = "journal"
-    ) -> argparse.ArgumentParser:
-        help = f"{text[0].lower()}{text[1:]}"
-        parser: argparse.ArgumentParser = commands.add_parser(
-            name, parents=[shown], allow_abbrev=False, help=help, description=f"{text}."
-        )
-        parser.set_defaults(command=command)
-        if what == "file":
-            parser.add_argument("file", metavar="FILE", help="T4 results, or a cache file of Kernel Tuner")
-        else:
-            parser.add_argument("journal", metavar="J", nargs="+" if many else None, help="the journal's path")
+    def add(name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        parser = add_command(commands, shown, name, command, text)
+        parser.add_argument("journal", metavar="J", help="the journal's path")
         return parser
 
-    parser = add("resume", _resume, "Continue an interrupted run")
+    _resume_options(add("resume", _resume, "Continue an interrupted run"))
+    _replay_options(add("replay", _replay, "Show a journal's result; runs no code"))
+    _watch_options(add("watch", _watch, "Show a run that another process writes, or its recording; runs no code"))
+    _report_options(add("report", _report, "Write a journal's report as one HTML page; runs no code"))
+    _export_options(add("export", _export, "Write a journal's records for other tools; runs no code"))
+    _simulate_options(add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code"))
+    _import_options(add_command(commands, shown, "import", _import, "Write another tuner's results as a journal"))
+    merging = "Merge several journals of the same work into one; runs no code"
+    _merge_options(add_command(commands, shown, "merge", _merge, merging))
+    _apply_options(add("apply", _apply, "Write a journal's winner into its kernel's default arguments"))
+
+
+def _resume_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
     )
@@ -58,11 +62,13 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
     parser.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
 
-    parser = add("replay", _replay, "Show a journal's result; runs no code")
+
+def _replay_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", action="store_true", help="print every candidate")
     parser.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
 
-    parser = add("watch", _watch, "Show a run that another process writes, or its recording; runs no code")
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, metavar="X", help="play the recording X times as fast as the run was")
     parser.add_argument(
         "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
@@ -70,14 +76,17 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", action="store_true", help="print every candidate at the end")
     parser.add_argument("--plain", action="store_true", help=PLAIN)
 
-    parser = add("report", _report, "Write a journal's report as one HTML page; runs no code")
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the page's path, - for stdout (journal's name, .html)")
 
-    parser = add("export", _export, "Write a journal's records for other tools; runs no code")
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="csv|parquet|t4", help="the format; parquet needs pyarrow")
     parser.add_argument("-o", "--output", metavar="FILE", help="where (stdout)")
 
-    parser = add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code")
+
+def _simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
     )
@@ -98,15 +107,20 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-prior", action="store_true", help="search without a prior")
 
-    parser = add("import", _import, "Write another tuner's results as a journal", what="file")
+
+def _import_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="T4 results, or a cache file of Kernel Tuner")
     parser.add_argument("-o", "--output", required=True, metavar="JOURNAL", help="the new journal")
     parser.add_argument("--table", action="store_true", help="print every candidate")
 
-    parser = add("merge", _merge, "Merge several journals of the same work into one; runs no code", many=True)
+
+def _merge_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
     parser.add_argument("--table", action="store_true", help="print every candidate")
 
-    parser = add("apply", _apply, "Write a journal's winner into its kernel's default arguments")
+
+def _apply_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="FILE.py:NAME", help="the Workload that was tuned, or its kernel function")
     parser.add_argument("--write", action="store_true", help="write the file (default: only print the diff)")
     parser.add_argument(
@@ -114,27 +128,6 @@ def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     )
 
 
-def strategy_name(text: str) -> str:
-    """Check a strategy's name, as an argparse type: the strategy exists and its library is installed."""
-    try:
-        check_name(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
-def positive(unit: str) -> Callable[[str], int]:
-    """Return an argparse type for a number of `unit`, at least one."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) > 0):
-            raise argparse.ArgumentTypeError(f"must be a whole number of {unit}, above zero, got {text!r}")
-        return int(text)
-
-    return parse
-
-
-PLAIN = "progress as lines, for logs, on a terminal, too"
 _PARTS = "accept that kernel, space, target, device, versions or settings differ; repeatable"
 
 

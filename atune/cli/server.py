@@ -7,6 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from atune.cli.parsing import add_command
 from atune.cli.printing import say
 from atune.errors import UsageError
 
@@ -29,10 +30,7 @@ def add_server_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
         ("status", _status, "Show whether it runs, fits, and how much memory it takes; exit status 1 if none runs"),
         ("stop", _stop, "Stop it; runs that use it continue"),
     ):
-        parser = inner.add_parser(
-            name, parents=[shown], allow_abbrev=False, help=f"{said[0].lower()}{said[1:]}", description=f"{said}."
-        )
-        parser.set_defaults(command=command)
+        parser = add_command(inner, shown, name, command, said)
         if name == "start":
             parser.add_argument(
                 "--idle", type=_seconds, default=1800.0, metavar="30m", help="end after this time without a run (30m)"

@@ -6,17 +6,15 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from atune.cli.parsing import add_command
+
 if TYPE_CHECKING:
     from atune.system.signals import Interrupts
 
 
 def add_show_command(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the command's parser to `commands`; `shown` has the options that all have."""
-    text = "Show one candidate of a journal whole; runs no code"
-    parser = commands.add_parser(
-        "show", parents=[shown], allow_abbrev=False, help=f"{text[0].lower()}{text[1:]}", description=f"{text}."
-    )
-    parser.set_defaults(command=_show)
+    parser = add_command(commands, shown, "show", _show, "Show one candidate of a journal whole; runs no code")
     parser.add_argument("journal", metavar="J", help="the journal's path")
     parser.add_argument(
         "index", type=int, nargs="?", metavar="INDEX", help="the candidate (the winner, or else the first that failed)"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.output import write_output
+from atune.cli.parsing import add_command
 from atune.cli.printing import say
 
 if TYPE_CHECKING:
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
 
 def add_suggest_command(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add ``suggest``. `shown` holds the options that all commands share."""
-    text = "find the axes that change a kernel's code, and print a space with them; measures nothing"
-    parser = commands.add_parser(
-        "suggest", parents=[shown], allow_abbrev=False, help=text, description=f"{text[0].upper()}{text[1:]}."
-    )
-    parser.set_defaults(command=_suggest)
+    text = "Find the axes that change a kernel's code, and print a space with them; measures nothing"
+    parser = add_command(commands, shown, "suggest", _suggest, text)
     parser.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
     parser.add_argument("--target", default="sm_90a", help="an arch such as sm_90a, cuda, or c (sm_90a)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the space to this file, as Python")

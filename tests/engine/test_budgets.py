@@ -13,7 +13,7 @@ from event_streams import Stream, timing
 from fake_runs import finish
 
 from atune import Budget, resume, tune
-from atune.cli.main import summary_text
+from atune.cli.summary import summary_text
 from atune.engine.plan import proposed as proposed_of
 from atune.engine.strategies import _Continued
 from atune.errors import UsageError

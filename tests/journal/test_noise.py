@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from event_streams import Stream
 
-from atune.cli.main import summary_text
+from atune.cli.summary import summary_text
 from atune.journal.noise import noise_of
 from atune.journal.result import TuneResult
 from atune.model.measurement import Conditions, Timing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from event_streams import Stream
 
-from atune.cli.main import summary_text
+from atune.cli.summary import summary_text
 from atune.journal.result import TuneResult
 from atune.model.roofline import Roofline
 from atune.reporting import headline

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import atune
-from atune.cli.main import summary_text
+from atune.cli.summary import summary_text
 from atune.journal.events import ArtifactBuilt, Event
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, KernelParam, Lowered, source_path

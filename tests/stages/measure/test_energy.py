@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from event_streams import Stream
 
-from atune.cli.main import summary_text
+from atune.cli.summary import summary_text
 from atune.journal.events import FinalOrdered, decode, encode
 from atune.journal.result import TuneResult
 from atune.model.measurement import Energy, FinalEntry, Timing
