@@ -15,9 +15,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.api.options import budget_of
+from atune.api.blocking import run_blocking
+from atune.api.options import budget_of, check_listener
 from atune.api.priors import chosen_prior, key_of
-from atune.api.tuner import check_listener, run_blocking, tune
+from atune.api.tuner import tune
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.engine.strategies import strategy_name
 from atune.errors import JournalError, NoWinner, UsageError

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from atune.api.blocking import run_blocking
 from atune.api.options import ELSEWHERE, check_settings
-from atune.api.tuner import run_blocking
 from atune.engine.compile_stage import Compiling
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Signals

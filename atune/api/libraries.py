@@ -9,8 +9,8 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
+from atune.api.blocking import run_blocking
 from atune.api.compile_all import compiled, raise_failures
-from atune.api.tuner import run_blocking
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate

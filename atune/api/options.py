@@ -81,6 +81,20 @@ def check_settings(compile: object, benchmark: object, **switches: object) -> No
             raise UsageError(f"{name} must be True or False, got {value!r}")
 
 
+def check_listener(on_event: object) -> None:
+    """Raise `UsageError` unless `on_event` is a plain function of an event."""
+    if on_event is None:
+        return
+    if not callable(on_event):
+        raise UsageError(f"on_event must be a function of an event, got {on_event!r}")
+    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+        raise UsageError(
+            "on_event is called and not awaited, and must be a plain function; for async code read the events: "
+            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
+        )
+
+
 def budget_of(options: Mapping[str, Any]) -> Budget:
     """Return the budget that the options of `tune` describe together."""
     more = {name: options.get(name) for name in ("until", "keep", "audit")}

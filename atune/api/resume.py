@@ -8,8 +8,10 @@ from typing import Any, Unpack
 
 import msgspec
 
+from atune.api.blocking import run_blocking
 from atune.api.options import RunOptions, budget_of, named
-from atune.api.tuner import no_winner_message, run_blocking, tune
+from atune.api.run_errors import no_winner_message
+from atune.api.tuner import tune
 from atune.engine.plan import check_parts, finished
 from atune.errors import JournalError, NoWinner, UsageError
 from atune.journal.events import RunStarted

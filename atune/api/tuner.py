@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import errno
-import inspect
 import os
-import resource
 import sys
-import tempfile
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Unpack
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 import anyio.to_thread
 
 from atune.api import interrupted
+from atune.api.blocking import run_blocking
+from atune.api.event_history import EventHistory, EventReader, not_entered
 from atune.api.machines import machine_for
-from atune.api.options import ELSEWHERE, TuneOptions, check_settings, named
+from atune.api.options import ELSEWHERE, TuneOptions, check_listener, check_settings, named
 from atune.api.priors import GivenPrior, chosen_prior
+from atune.api.run_errors import no_winner_message, of_the_machine, unwrapped
 from atune.api.warm import Warm, adviser
 from atune.cluster.address import Cluster
-from atune.engine.engine import Engine, unwrapped
+from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
-from atune.journal.failures import first_failure_lines
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
-from atune.local.patience import machine_error
 from atune.model.device import device_names, parse_target
 from atune.model.former_names import RUN
 from atune.model.options import named_options
@@ -49,11 +43,7 @@ from atune.search.interface import Strategy
 from atune.search.prior import OwnPrior
 from atune.storage.artifact_store import find
 from atune.storage.artifact_store import keep as keep_library
-from atune.system.paths import cache_folder_at, chosen_cache_folder
-from atune.system.shortage import shortage_of
 from atune.workload.workload import FileRef, Workload
-
-T = TypeVar("T")
 
 
 class Tuner:
@@ -114,27 +104,15 @@ class Tuner:
                 workload, cluster=where, target=target, devices=names, compile=compile, benchmark=benchmark
             )
         self._journal_path = None if journal is None else Path(journal)
-        self._listeners: tuple[Listener, ...] = (on_event,) if on_event is not None else ()
-        self._listeners += (event_log(log),) if log is not None else ()
+        logger = None if log is None else event_log(log)
+        self._listeners = tuple(listener for listener in (on_event, logger) if listener is not None)
         self._progress = progress
-        self._make: Callable[[Recorder], Engine] = lambda recorder: Engine(
-            machine,
-            recorder,
-            compile=compile,
-            benchmark=benchmark,
-            strategy=strategy,
-            prior=known,
-            seed=seed,
-            budget=self._budget,
-            pipeline=pipeline,
-            keep=keep_library,
-            find=find,
-            accept=accept,
-            advise=advise,
+        self._make = partial(
+            Engine, machine, compile=compile, benchmark=benchmark, strategy=strategy, prior=known, seed=seed,
+            budget=self._budget, pipeline=pipeline, keep=keep_library, find=find, accept=accept, advise=advise,
             shard=part,
-        )
-        self._past: list[Event] = []
-        self._keeps_past = True
+        )  # fmt: skip
+        self._history = EventHistory()
         self._result: TuneResult | None = None
         self._error: BaseException | None = None
         self._recorder: Recorder | None = None
@@ -144,7 +122,7 @@ class Tuner:
     async def __aenter__(self) -> Tuner:
         self._entered = True
         self._done = anyio.Event()
-        self._more = anyio.Event()
+        self._history.start()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._run)
@@ -168,11 +146,12 @@ class Tuner:
 
         Each call starts from the first event. A reader may leave at any time, and blocks nobody.
         """
-        return _Events(self)
+        return EventReader(self._history)
 
     async def result(self) -> TuneResult:
         """Wait for the end and return the result. Raises what `tune` raises."""
-        self._must_be_entered("result")
+        if not self._entered:
+            raise UsageError(not_entered("result"))
         await self._done.wait()
         if self._error is not None:
             raise self._error
@@ -185,22 +164,11 @@ class Tuner:
         if self._engine is not None:
             self._engine.stop()
 
-    def _must_be_entered(self, method: str) -> None:
-        if not self._entered:
-            raise UsageError(f"Tuner.{method}(): the run starts on entering: `async with Tuner(...) as tuner:`")
-
     async def _made_result(self) -> TuneResult:
         """Return the result of the recorded events. A thread makes it, because there may be very many candidates."""
         assert self._recorder is not None
         path = None if self._journal_path is None else str(self._journal_path)
         return await anyio.to_thread.run_sync(partial(TuneResult, self._recorder.state, journal=path))
-
-    def _publish(self, event: Event) -> None:
-        if not self._keeps_past:
-            return
-        self._past.append(event)
-        self._more.set()
-        self._more = anyio.Event()
 
     async def _run(self) -> None:
         try:
@@ -223,7 +191,7 @@ class Tuner:
             raise
         finally:
             self._done.set()
-            self._more.set()
+            self._history.end()
 
     async def _record(self, listeners: tuple[Listener, ...]) -> None:
         journal: Journal | None = None
@@ -232,7 +200,7 @@ class Tuner:
             journal, past = await Journal.start_aside(self._journal_path)
         spare = await anyio.to_thread.run_sync(interrupted.spare_journal) if self._spares else None
         kept = () if spare is None else (spare,)
-        self._recorder = recorder = Recorder(journal, (self._publish, *kept, *listeners))
+        self._recorder = recorder = Recorder(journal, (self._history.publish, *kept, *listeners))
         try:
             await recorder.go_on(past)
             self._engine = engine = self._make(recorder)
@@ -257,66 +225,6 @@ class Tuner:
                 spare.close()
 
 
-def of_the_machine(error: OSError) -> Exception:
-    """Return the exception to raise for `error`. If the machine is short of something, it says what to do."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return too_many_files(error)
-    if (short_of := shortage_of(error)) is None:
-        return error
-    said = machine_error(short_of, tempfile.gettempdir())
-    said.__cause__ = error
-    return said
-
-
-def too_many_files(error: OSError) -> UsageError:
-    """Return the exception to raise if no more files can be opened. It names the limit and says what to do."""
-    if error.errno == errno.ENFILE:
-        said = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
-    else:
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        said = UsageError(
-            f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
-            "workers (--workers, CompileSettings(workers=…)); each takes one or two"
-        )
-    said.__cause__ = error
-    return said
-
-
-class _Events:
-    """One reader's place in a run's events. An async generator would need closing when its reader leaves."""
-
-    def __init__(self, tuner: Tuner) -> None:
-        self._tuner, self._position = tuner, 0
-
-    def __aiter__(self) -> _Events:
-        return self
-
-    async def __anext__(self) -> Event:
-        await anyio.lowlevel.checkpoint()
-        tuner = self._tuner
-        tuner._must_be_entered("events")
-        while self._position == len(tuner._past):
-            if tuner._done.is_set():
-                raise StopAsyncIteration
-            await tuner._more.wait()
-        self._position += 1
-        return tuner._past[self._position - 1]
-
-
-def check_listener(on_event: object) -> None:
-    """Raise `UsageError` unless `on_event` is a plain function of an event."""
-    if on_event is None:
-        return
-    if not callable(on_event):
-        raise UsageError(f"on_event must be a function of an event, got {on_event!r}")
-    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
-    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
-        raise UsageError(
-            "on_event is called and not awaited, and must be a plain function; for async code read the events: "
-            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
-        )
-
-
 async def _end_journal(recorder: Recorder, reason: str) -> None:
     """Record that the run ended early, under a short shield. A broken journal stays unchanged."""
     if not recorder.emitted or recorder.state.finished is not None:
@@ -324,18 +232,6 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
     with suppress(Exception), anyio.move_on_after(0.3, shield=True):
         recorder.emit(RunInterrupted, wall_s=round(recorder.part_s, 4), reason=reason[:500])
         await recorder.sync()
-
-
-def no_winner_message(result: TuneResult) -> str:
-    """Return the message that no candidate worked, with counted reasons. The most frequent comes first."""
-    if not result.total or result.remaining == result.total:
-        return "no candidate was tried: the budget ended before the first one"
-    counts = (
-        f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
-    )
-    lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
-    taught = [f"    {line}" for line in first_failure_lines(result)]
-    return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])
 
 
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
@@ -416,7 +312,7 @@ def _importing() -> bool:
 
 
 async def _finished(tuner: Tuner) -> TuneResult:
-    tuner._keeps_past = False  # nobody can read this run's events, and there may be hundreds of thousands
+    tuner._history.kept = False
     async with tuner:
         return await tuner.result()
 
@@ -431,50 +327,3 @@ def run(workload: Workload | FileRef | str | None = None, **options: Unpack[Tune
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks
     # for it.
     return run_blocking(_finished, Tuner(workload, **given))
-
-
-def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
-    """Await `function` in a new event loop in a thread, like `run`, and return its result."""
-    outcome: list[T] = []
-    errors: list[BaseException] = []
-    scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
-    ready, ended = threading.Event(), threading.Event()
-    folder = chosen_cache_folder()
-
-    async def work() -> None:
-        async with anyio.from_thread.BlockingPortal() as portal:
-            with anyio.CancelScope() as cancel:
-                scope.append((cancel, portal))
-                ready.set()
-                outcome.append(await function(*arguments, **options))
-
-    def thread() -> None:
-        try:
-            with cache_folder_at(folder):
-                anyio.run(work)
-        except BaseException as error:
-            errors.append(unwrapped(error) if isinstance(error, BaseExceptionGroup) else error)
-        finally:
-            ready.set()
-            ended.set()
-
-    runner = threading.Thread(target=thread, name="atune-run", daemon=True)
-    runner.start()
-    try:
-        # Not join(): before Python 3.13, a join that KeyboardInterrupt ends marks the thread as ended.
-        while not ended.wait(0.1):  # with a timeout, so that signal handlers can run
-            pass
-    except BaseException as error:
-        ready.wait()
-        if scope:
-            cancel, portal = scope[0]
-            with suppress(RuntimeError):
-                portal.start_task_soon(cancel.cancel)
-        ended.wait(5)
-        if isinstance(error, KeyboardInterrupt) and (line := interrupted.told()):
-            raise KeyboardInterrupt(line) from None  # of that very class: Python then ends by SIGINT
-        raise
-    runner.join()
-    if errors:
-        raise errors[0]
-    return outcome[0]

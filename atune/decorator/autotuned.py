@@ -16,9 +16,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.api.blocking import run_blocking
 from atune.api.cached_tune import Work, discover, tune_work
 from atune.api.libraries import with_library, with_library_async
-from atune.api.tuner import run_blocking, tune
+from atune.api.tuner import tune
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes

@@ -9,8 +9,6 @@ The engine itself never compiles, loads or runs anything. `compile_stage` and `b
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +36,7 @@ from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.sharding import narrowed, sharded, sharding_of
 from atune.engine.strategies import strategy_name
-from atune.errors import AtuneError, UsageError
+from atune.errors import UsageError
 from atune.journal.events import (
     SCHEMA,
     BenchmarkFailed,
@@ -382,20 +380,3 @@ async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool
     if len(spec.configs) <= AT_ONCE and quick:
         return compute()
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
-
-
-def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that matters in a task group's exception group, or the group if there are several."""
-    found: list[BaseException] = []
-    queue: list[BaseException] = [group]
-    while queue:
-        error = queue.pop()
-        if isinstance(error, BaseExceptionGroup):
-            queue += error.exceptions
-        else:
-            found.append(error)
-    ours = [e for e in found if isinstance(e, AtuneError)]
-    # On trio each task may raise a cancellation; beside an error, it is only the error's consequence.
-    cancelled = [asyncio.CancelledError] + ([sys.modules["trio"].Cancelled] if "trio" in sys.modules else [])
-    others = [e for e in found if not isinstance(e, tuple(cancelled))] or found[:1]
-    return ours[0] if ours else others[0] if len(others) == 1 else group

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atune.api.tuner import run_blocking
+from atune.api.blocking import run_blocking
 from atune.system.paths import artifacts_folder, cache_folder, cache_folder_at, is_cached, is_stored
 
 
