@@ -13,8 +13,9 @@ import msgspec
 
 from atune.engine.strategies import Make, continued, maker
 from atune.errors import JournalError, UsageError
+from atune.journal.entry import Entry
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
-from atune.journal.state import Entry, State
+from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from atune.errors import UsageError
+from atune.journal.entry import Entry
 from atune.journal.events import CandidateMeasured, RunStarted
-from atune.journal.state import Entry, State
+from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate
 from atune.model.grid import grid_of

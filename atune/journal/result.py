@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import AtuneError
+from atune.journal.entry import Entry, Status, status_of
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
 from atune.journal.failures import failures_data
 from atune.journal.importance import Importance, importance_of
@@ -21,7 +22,7 @@ from atune.journal.noise import noise_of
 from atune.journal.printing import describe_config as describe_config
 from atune.journal.printing import printable as printable
 from atune.journal.shown import Shown
-from atune.journal.state import Entry, State, Status, status_of
+from atune.journal.state import State
 from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.wins import RIVALS, wins_by

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from atune.journal.entry import Outcome
 from atune.journal.events import CandidateMeasured, RunStarted
-from atune.journal.state import Outcome, State
+from atune.journal.state import State
 from atune.model.measurement import Timing
 from atune.model.shard import Sharding
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from typing import Literal
 
 import msgspec
 
 from atune.journal.device_time import DeviceTime
+from atune.journal.entry import Entry, Outcome, Place, status_of
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -34,40 +34,11 @@ from atune.journal.events import (
     WinnerProven,
 )
 from atune.journal.improvements import Improvement
-from atune.model.artifact import STORED, Artifact, StaticFacts
-from atune.model.candidate import Config, thaw
+from atune.journal.wall_time import WallTime
+from atune.model.artifact import STORED, Artifact
+from atune.model.candidate import thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
-from atune.model.occupancy import MachineFacts
-
-Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
-Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
-Place = tuple[float, str, int]
-"""Latency in ms, key and index of a measured candidate."""
-
-
-class Entry(msgspec.Struct, eq=False, gc=False):
-    """The folded state of one candidate. It has no cycles, so that the garbage collector can skip it."""
-
-    index: int
-    key: str = ""
-    config: Config = {}
-    code_key: str = ""
-    facts: StaticFacts | None = None
-    machine: MachineFacts | None = None
-    lowered: bool = False
-    built: bool = False
-    parent: int | None = None
-    """A smaller index with the same code."""
-    outcome: Outcome | None = None
-    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
-    heard: int = 0
-    """As in `CandidateProposed`; so is `surveyed`."""
-    surveyed: bool = False
-    beside: bool = False
-    """As `CandidateProposed` has it."""
-    place: Place | None = None
-    """Its key in the ranking, while it is measured."""
 
 
 class State:
@@ -114,12 +85,10 @@ class State:
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
+        self._wall = WallTime()
         self._devices_busy = DeviceTime()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
-        self._ended_s = 0.0
-        self._part_s = 0.0
-        self._part_started = 0.0
         self._counted: int | None = None
         """Number of candidates of a large space, once all its places were looked up."""
         self._ranking: list[Place] = []
@@ -128,9 +97,8 @@ class State:
     def apply(self, event: Event) -> None:
         """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
+        self._wall.apply(event)
         self._devices_busy.apply(event)
-        if not isinstance(event, RunResumed):
-            self._part_s = max(self._part_s, event.mono - self._part_started)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
@@ -145,20 +113,7 @@ class State:
             case CandidateAliased():
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
-                found = dict(zip(event.indices, event.machine, strict=False))
-                fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
-                if fresh and event.seconds > 0 and event.reason != "compiled before":
-                    bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
-                for index in event.indices:
-                    self._made(index)
-                    entry = self.first(index)
-                    self.built += not entry.built
-                    if event.why == STORED and not entry.built:
-                        self._stored.add(index)
-                    self._count(entry, -1)
-                    entry.built = True
-                    entry.machine = found.get(index) or entry.machine
-                    self._count(entry, 1)
+                self._note_library(event)
             case BenchmarkStarted():
                 self._measuring[event.index] = event.device
             case CandidateMeasured():
@@ -170,13 +125,19 @@ class State:
                 if isinstance(event, BuildFailed) and event.hopeless:
                     self.skipped[event.index] = event.message
                 self._settle(event)
+            case BenchmarkRepeated():
+                self._measuring.pop(event.index, None)  # it may wait for another device
+            case _:
+                self._apply_to_run(event)
+
+    def _apply_to_run(self, event: Event) -> None:
+        """Fold in an event that is not of one candidate."""
+        match event:
             case RunStarted():
                 self.header = event
                 self.totals = [event.total]
             case DeviceReady():
                 self.devices[event.device.id] = event.device
-            case BenchmarkRepeated():
-                self._measuring.pop(event.index, None)  # it may wait for another device
             case DeviceExcluded():
                 self.warnings.append(f"device {event.device} is left out: {event.reason}")
                 self._forget(event.device)
@@ -195,20 +156,11 @@ class State:
                 self.kept = event.kernel or self.kept
                 self._counted = event.total
                 self._measuring.clear()
-                self._end_part(event.wall_s)
             case RunInterrupted():
                 self.finished, self.interrupted = None, event
                 self._measuring.clear()
-                self._end_part(event.wall_s)
             case RunResumed():
-                self._end_part(self._part_s)  # adds nothing if the previous part ended properly
-                self._part_started = event.mono
-                self._deaths.update(self._measuring.keys())
-                self._measuring.clear()
-                self.resumed = event
-                if event.total is not None:
-                    self.totals.append(event.total)
-                self.finished = self.interrupted = self.proven = None
+                self._begin_part(event)
 
     def entry(self, index: int) -> Entry:
         """Return the entry of candidate `index`; an unknown one gets an empty entry, which is not kept."""
@@ -291,21 +243,42 @@ class State:
     @property
     def wall_s(self) -> float:
         """Seconds of all parts of the run. A part without an end counts up to its last event."""
-        return self._ended_s + self._part_s
+        return self._wall.seconds
 
     @property
     def device_s(self) -> float:
         """Seconds that devices were busy with candidates, summed over devices and parts, without the final."""
         return self._devices_busy.seconds
 
-    def _end_part(self, wall_s: float) -> None:
-        self._ended_s += wall_s
-        self._part_s, self._part_started = 0.0, float("inf")
+    def _begin_part(self, event: RunResumed) -> None:
+        self._deaths.update(self._measuring.keys())
+        self._measuring.clear()
+        self.resumed = event
+        if event.total is not None:
+            self.totals.append(event.total)
+        self.finished = self.interrupted = self.proven = None
 
     def _made(self, index: int) -> Entry:
         if index not in self.entries:
             self.entries[index] = Entry(index)
         return self.entries[index]
+
+    def _note_library(self, event: ArtifactBuilt) -> None:
+        """Count the library of a group, for each distinct code in it."""
+        found = dict(zip(event.indices, event.machine, strict=False))
+        fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
+        if fresh and event.seconds > 0 and event.reason != "compiled before":
+            bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
+        for index in event.indices:
+            self._made(index)
+            entry = self.first(index)
+            self.built += not entry.built
+            if event.why == STORED and not entry.built:
+                self._stored.add(index)
+            self._count(entry, -1)
+            entry.built = True
+            entry.machine = found.get(index) or entry.machine
+            self._count(entry, 1)
 
     def _settle(self, event: Outcome) -> None:
         self._made(event.index)
@@ -369,15 +342,3 @@ class State:
     def _stands(self, step: Improvement) -> bool:
         outcome = self.outcome(step.index)
         return isinstance(outcome, CandidateMeasured) and outcome.timing.latency_ms == step.latency_ms
-
-
-def status_of(entry: Entry) -> Status:
-    match entry.outcome:
-        case CandidateMeasured():
-            return "measured"
-        case CandidatePruned():
-            return "pruned"
-        case None:
-            return "remaining"
-        case _:
-            return "failed"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from atune.journal.entry import Outcome
 from atune.journal.events import BuildFailed, CandidateMeasured, CandidatePruned
-from atune.journal.state import Outcome, State
+from atune.journal.state import State
 
 ENDED = {
     "budget": "the budget ended the run before them",

@@ -1,0 +1,54 @@
+"""One candidate, as the fold over the events knows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import Config
+from atune.model.occupancy import MachineFacts
+
+Status = Literal["measured", "failed", "pruned", "duplicate", "remaining"]
+Outcome = CandidateMeasured | BuildFailed | BenchmarkFailed | CandidatePruned
+Place = tuple[float, str, int]
+"""Latency in ms, key and index of a measured candidate."""
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """The folded state of one candidate. It has no cycles, so that the garbage collector can skip it."""
+
+    index: int
+    key: str = ""
+    config: Config = {}
+    code_key: str = ""
+    facts: StaticFacts | None = None
+    machine: MachineFacts | None = None
+    lowered: bool = False
+    built: bool = False
+    parent: int | None = None
+    """A smaller index with the same code."""
+    outcome: Outcome | None = None
+    """The latest outcome of this candidate's code; kept at the first candidate with that code."""
+    heard: int = 0
+    """As in `CandidateProposed`; so is `surveyed`."""
+    surveyed: bool = False
+    beside: bool = False
+    """As `CandidateProposed` has it."""
+    place: Place | None = None
+    """Its key in the ranking, while it is measured."""
+
+
+def status_of(entry: Entry) -> Status:
+    """Return the status of a candidate that is the first with its code."""
+    match entry.outcome:
+        case CandidateMeasured():
+            return "measured"
+        case CandidatePruned():
+            return "pruned"
+        case None:
+            return "remaining"
+        case _:
+            return "failed"
