@@ -106,3 +106,11 @@ def _words(group: FailureGroup) -> list[str]:
     """Return the last words that do not repeat the message."""
     lines = [line.rstrip() for line in group.detail.splitlines() if line.strip()]
     return [line for line in lines if line.strip() not in group.message][-WORDS:]
+
+
+def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
+    """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
+    groups = result.failure_summary()
+    lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
+    rest = sum(n for _, _, n in groups[limit:])
+    return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])

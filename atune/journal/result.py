@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,26 @@ from typing import Any
 import msgspec
 
 from atune.errors import AtuneError
-from atune.journal.entry import Entry, Status, status_of
-from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned, Event
+from atune.journal.events import CandidateMeasured, Event
+from atune.journal.failures import failure_lines as failure_lines
 from atune.journal.failures import failures_data
+from atune.journal.final import run_noise, standing, ties_of
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
-from atune.journal.noise import noise_of
 from atune.journal.printing import describe_config as describe_config
 from atune.journal.printing import printable as printable
+from atune.journal.record import Record, record_of
 from atune.journal.shown import Shown
 from atune.journal.state import State
 from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
+from atune.journal.winner_library import loadable
 from atune.journal.wins import RIVALS, wins_by
-from atune.model.artifact import Artifact, StaticFacts, source_path
+from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
-from atune.model.occupancy import MachineFacts
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
-from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
 
@@ -44,42 +44,6 @@ SUMMARY = (
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The outcome of one candidate.
-
-    `index`, `key`, `config`: its number in the space, 16 hex digits of its configuration, and the configuration.
-    `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
-    ``remaining`` was proposed and has no outcome yet. `latency_ms`, `timing`: from the final where the candidate was in
-    it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
-    pruned candidate `message` is the reason. `device`: id of the device that measured it; empty where none did.
-    `facts`: what lowering found, None for a candidate that was not lowered. `code_key`: equal for equal code, else
-    empty.
-    """
-
-    index: int
-    key: str
-    config: Config
-    status: Status
-    latency_ms: float | None = None
-    timing: Timing | None = None
-    device: str = ""
-    same_as: int | None = None
-    kind: str = ""
-    message: str = ""
-    detail: str = ""
-    facts: StaticFacts | None = None
-    code_key: str = ""
-    machine: MachineFacts | None = None
-    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
-    roofline: Roofline | None = None
-    """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
-    instead: int | None = None
-    """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
-
-    def _repr_html_(self) -> str:
-        return str(importlib.import_module("atune.reporting.notebook").record_html(self))
 
 
 class TuneResult(Shown):
@@ -123,13 +87,10 @@ class TuneResult(Shown):
         """What was not tried, by its reason."""
         self.audited: Audited | None = audited(state)
         """How often it was wrong to skip likely losers; None where none was skipped."""
-        entries = state.final.entries if state.final else ()
-        firsts = [(state.first(e.index), e.timing) for e in entries]
-        kept = [(e, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured)]
-        self.final: tuple[FinalEntry, ...] = tuple(FinalEntry(e.index, timing) for e, timing in kept)
+        self.final: tuple[FinalEntry, ...] = standing(state)
         """The finalists that still stand, by their credited index, fastest first; empty without a final."""
         self._final = {e.index: e.timing for e in self.final}
-        self.ties: tuple[int, ...] | None = _ties(state, self.final)
+        self.ties: tuple[int, ...] | None = ties_of(state, self.final)
         """Finalists that cannot be told from the winner, or are as fast; None without a final, and where it is too old
         to say. The default is preferred among equals, then the smallest config key."""
         self.work: ProblemWork = _work(state)
@@ -138,24 +99,19 @@ class TuneResult(Shown):
         self.best_index: int | None = self.final[0].index if self.final else (state.best or (None,))[0]
         self.proven = self.finished and state.proven is not None and self._credited(state) == self.best_index
         """Whether the winner's library was proven to be tilelang's own code; false for a run that did not finish."""
-        self.records = tuple(self._record(state, state.entries[index]) for index in sorted(state.entries))
+        self.records = tuple(
+            record_of(state, state.entries[index], self._final, self._roofline) for index in sorted(state.entries)
+        )
         self._by_index = {record.index: record for record in self.records}
         self._measured_by_latency = [state.first(m.index).index for m in state.ranked()]
-        self.measurements: tuple[Measurement, ...] = tuple(
-            Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
-            for index in sorted(self._measured_by_latency)
-            if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
-        )
+        self.measurements: tuple[Measurement, ...] = _measurements(state, sorted(self._measured_by_latency))
         """First timings, one a measured candidate, by index."""
         self.best_over_time: tuple[Improvement, ...] = state.best_over_time()
         """Each time a candidate became the best so far, by first timing. Its last entry need not be the winner."""
         self._artifact = state.finished.kernel if state.finished else None
         self._out_idx = state.finished.out_idx if state.finished else ()
         self._replayed = replayed
-        firsts_of = [(m.device, m.timing) for m in state.ranked()]
-        finals = [(state.final.device, entry.timing) for entry in self.final] if state.final else []
-        best = [(device, timing) for device, timing in finals if timing.n_samples == _most(self.final)]
-        self.noise: tuple[str, ...] = tuple(noise_of([*state.references.items(), *firsts_of, *finals], best))
+        self.noise: tuple[str, ...] = run_noise(state, self.final)
         """What tells that the machine was not quiet, and what to do: a sentence each; empty where nothing does."""
         self._reference = self._pick_reference(state)
         self._final_reference = state.final.reference if state.final is not None and self.final else None
@@ -336,27 +292,9 @@ class TuneResult(Shown):
         return f"<TuneResult {latency}; {self.measured} measured, {self.failed} failed of {self.total}>"
 
     def _library(self) -> Artifact:
-        artifact = self._artifact
         if self.best is None:
             raise AtuneError("there is no kernel: no candidate worked")
-        if artifact is None:
-            raise AtuneError(
-                "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
-            )
-        if self._replayed and not is_cached(artifact.path):
-            # Loading a library runs its code, and a journal may come from a stranger.
-            raise AtuneError(
-                f"{artifact.path} is outside the cache folder {cache_folder()}, and is not loaded; tune again"
-            )
-        if not Path(artifact.path).is_file():
-            raise AtuneError(
-                f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
-            )
-        if self._replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
-            raise AtuneError(
-                f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
-            )
-        return artifact
+        return loadable(self._artifact, replayed=self._replayed)
 
     def _roofline(self, timing: Timing | None, device: str) -> Roofline | None:
         return None if timing is None else roofline(timing.latency_ms, self.work, self._peaks.get(device))
@@ -387,39 +325,6 @@ class TuneResult(Shown):
         known = state.references
         return known.get(device) or next(iter(known.values()), None)
 
-    def _record(self, state: State, entry: Entry) -> Record:
-        first = state.first(entry.index)
-        timing, device, kind, message, detail = None, "", "", "", ""
-        instead = None
-        match first.outcome:
-            case CandidateMeasured() as event:
-                final = self._final.get(first.index)
-                timing = final or event.timing
-                device = state.final.device if final and state.final else event.device
-            case CandidatePruned() as event:
-                message, instead = event.reason, event.instead
-            case BuildFailed() | BenchmarkFailed() as event:
-                kind, message, detail = event.kind, event.message, event.detail
-                device = event.device if isinstance(event, BenchmarkFailed) else ""
-        return Record(
-            index=entry.index,
-            key=entry.key,
-            config=entry.config,
-            status=status_of(first) if first is entry else "duplicate",
-            latency_ms=None if timing is None else timing.latency_ms,
-            timing=timing,
-            device=device,
-            same_as=None if first is entry else first.index,
-            kind=kind,
-            message=message,
-            detail=detail,
-            facts=entry.facts,
-            code_key=entry.code_key,
-            machine=first.machine,
-            roofline=self._roofline(timing, device),
-            instead=instead,
-        )
-
 
 def _work(state: State) -> ProblemWork:
     header = state.header
@@ -427,24 +332,9 @@ def _work(state: State) -> ProblemWork:
     return problem_work((entry.facts for entry in state.entries.values()), *told)
 
 
-def _most(final: Sequence[FinalEntry]) -> int:
-    """Return the samples that those have who were in the final to its end."""
-    return max((entry.timing.n_samples for entry in final), default=0)
-
-
-def _ties(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
-    """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
-    if state.final is None or state.final.ties is None or not final:
-        return None
-    if state.first(state.final.entries[0].index).index != final[0].index:
-        return None
-    ties = {state.first(index).index for index in state.final.ties}
-    return tuple(entry.index for entry in final[1:] if entry.index in ties)
-
-
-def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
-    """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
-    groups = result.failure_summary()
-    lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
-    rest = sum(n for _, _, n in groups[limit:])
-    return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])
+def _measurements(state: State, indices: Iterable[int]) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(e.index, m.timing, m.checked, m.max_error, m.seconds, m.writes)
+        for index in indices
+        if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
+    )

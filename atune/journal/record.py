@@ -1,0 +1,93 @@
+"""The outcome of one candidate, as a result tells it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from atune.journal.entry import Entry, Status, status_of
+from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
+from atune.journal.state import State
+from atune.model.artifact import StaticFacts
+from atune.model.candidate import Config
+from atune.model.measurement import Timing
+from atune.model.occupancy import MachineFacts
+from atune.model.roofline import Roofline
+
+Rooflines = Callable[[Timing | None, str], Roofline | None]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The outcome of one candidate.
+
+    `index`, `key`, `config`: its number in the space, 16 hex digits of its configuration, and the configuration.
+    `status`: ``duplicate`` is the same code as candidate `same_as`, which carries the measurement or failure;
+    ``remaining`` was proposed and has no outcome yet. `latency_ms`, `timing`: from the final where the candidate was in
+    it, else from its first timing; a duplicate has its original's. `kind`, `message`, `detail`: why it failed; for a
+    pruned candidate `message` is the reason. `device`: id of the device that measured it; empty where none did.
+    `facts`: what lowering found, None for a candidate that was not lowered. `code_key`: equal for equal code, else
+    empty.
+    """
+
+    index: int
+    key: str
+    config: Config
+    status: Status
+    latency_ms: float | None = None
+    timing: Timing | None = None
+    device: str = ""
+    same_as: int | None = None
+    kind: str = ""
+    message: str = ""
+    detail: str = ""
+    facts: StaticFacts | None = None
+    code_key: str = ""
+    machine: MachineFacts | None = None
+    """Registers, stack and code; a duplicate has its original's. None for target ``c``, and where none was built."""
+    roofline: Roofline | None = None
+    """How near its latency comes to its device's peaks; None if the problem's operations and bytes are unknown."""
+    instead: int | None = None
+    """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
+
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("atune.reporting.notebook").record_html(self))
+
+
+def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], rooflines: Rooflines) -> Record:
+    """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index.
+
+    `rooflines`: returns how near a timing comes to the peaks of a device.
+    """
+    first = state.first(entry.index)
+    timing, device, kind, message, detail = None, "", "", "", ""
+    instead = None
+    match first.outcome:
+        case CandidateMeasured() as event:
+            final = finals.get(first.index)
+            timing = final or event.timing
+            device = state.final.device if final and state.final else event.device
+        case CandidatePruned() as event:
+            message, instead = event.reason, event.instead
+        case BuildFailed() | BenchmarkFailed() as event:
+            kind, message, detail = event.kind, event.message, event.detail
+            device = event.device if isinstance(event, BenchmarkFailed) else ""
+    return Record(
+        index=entry.index,
+        key=entry.key,
+        config=entry.config,
+        status=status_of(first) if first is entry else "duplicate",
+        latency_ms=None if timing is None else timing.latency_ms,
+        timing=timing,
+        device=device,
+        same_as=None if first is entry else first.index,
+        kind=kind,
+        message=message,
+        detail=detail,
+        facts=entry.facts,
+        code_key=entry.code_key,
+        machine=first.machine,
+        roofline=rooflines(timing, device),
+        instead=instead,
+    )
