@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
@@ -10,45 +9,24 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
-import anyio
 import anyio.to_thread
-import msgspec
 
 from atune.api.blocking import run_blocking
-from atune.api.cached_tune import Work, discover, tune_work
+from atune.api.cached_tune import discover
 from atune.api.libraries import with_library, with_library_async
-from atune.api.tuner import tune
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
-from atune.decorator.files import tune_recorded, write_known
-from atune.decorator.miss import describe_miss, warn_of_default
-from atune.decorator.shipped import find_shipped
-from atune.decorator.tunings import Tunings
-from atune.errors import AtuneError, CacheMiss, SpaceError, UsageError
+from atune.decorator.launch import direct, giver, launcher
+from atune.decorator.winners import Winner, Winners, winner_of
+from atune.errors import AtuneError, SpaceError, UsageError
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
 from atune.model.device import Target
 from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
-
-WAIT_S = 0.02
-"""Seconds between two checks of a task whether another has finished the tuning that it needs."""
-
-
-class Winner(msgspec.Struct, frozen=True):
-    """The configuration for a key, and its origin.
-
-    `result`: the whole tuning, if it ran on this machine.
-    """
-
-    config: Config
-    source: Literal["tuned", "cache", "shipped", "default"]
-    latency_ms: float | None = None
-    reference_ms: float | None = None
-    result: TuneResult | None = None
 
 
 class Autotuned:
@@ -80,7 +58,7 @@ class Autotuned:
         self._provisional: set[Hashable] = set()
         """Entries of the default configuration, used until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
-        self._tunings: Tunings[Winner] = Tunings()
+        self._winners = Winners(self.__name__, self.signature, options)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -104,7 +82,7 @@ class Autotuned:
         call = self._call(args, kwargs)
         if call.explicit:
             return self.kernel.compile(*args, **kwargs)
-        return self._kernel(call, self._winner(self._tuning_call(call)))
+        return self._kernel(call, self._winners.find(self._tuning_call(call)))
 
     def as_op(
         self,
@@ -138,7 +116,7 @@ class Autotuned:
         call = self._call(args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
-        kernel = self._kernel(call, self._winner(self._tuning_call(call)))
+        kernel = self._kernel(call, self._winners.find(self._tuning_call(call)))
         return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
             kernel,
             name,
@@ -164,8 +142,8 @@ class Autotuned:
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         if tuning.explicit:
             raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
-        result = await self._tuned(tuning, refresh)
-        await self._prepare(call, _winner_of(result))
+        result = await self._winners.tuned(tuning, refresh)
+        await self._prepare(call, winner_of(result))
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
@@ -177,7 +155,7 @@ class Autotuned:
         call = self._analysed(args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
-        return dict(self._winner(call, on_miss).config)
+        return dict(self._winners.find(call, on_miss).config)
 
     def clear_cache(self, key: Any = None) -> int:
         """Forget winners in memory and in the result cache. Returns the number removed from the cache.
@@ -197,14 +175,21 @@ class Autotuned:
             self._entries.clear()
             if key is None:
                 self._kernels.clear()
-        self._tunings.forget(None if key is None else text_of(key))
+        self._winners.forget(None if key is None else text_of(key))
+
+    def tuned_again(self, refresh: bool) -> None:
+        """Forget launches that may not be the best any more, after a tuning. `refresh`: it was asked for again."""
+        with self._lock:
+            if refresh or self._provisional:
+                self._entries.clear()
+                self._provisional.clear()
 
     def known(self) -> dict[str, Winner]:
         """Return the winners that are known in this program, by key as text."""
-        return dict(self._tunings.known)
+        return dict(self._winners.known)
 
     def __repr__(self) -> str:
-        return f"<autotuned {self.__name__}, {len(self._tunings.known)} keys known>"
+        return f"<autotuned {self.__name__}, {len(self._winners.known)} keys known>"
 
     # Parts of a call
 
@@ -274,120 +259,15 @@ class Autotuned:
             self._at_run_time = frozenset({*names, *places})
         key = raw_key(args, kwargs, self._described, self._tensor, self._at_run_time)
         if call.explicit:
-            entry = _direct(self.kernel)
+            entry = direct(self.kernel)
         else:
-            winner = self._winner(self._tuning_call(call))
+            winner = self._winners.find(self._tuning_call(call))
             if winner.source == "default":
                 self._provisional.add(key)
             kernel = self._kernel(call, winner)
-            entry = _launcher(kernel, call.names, self.signature, args) if call.eager else _giver(kernel)
+            entry = launcher(kernel, call.names, self.signature, args) if call.eager else giver(kernel)
         self._entries[key] = entry
         return entry
-
-    # Winners
-
-    def _winner(self, call: Call, on_miss: OnMiss | None = None) -> Winner:
-        """Return the configuration to use; blocking."""
-        on_miss = on_miss or self.options.on_miss
-        while True:
-            known = self._tunings.known.get(call.key_text)
-            if known is None:
-                known = self._known(call)
-            if known is not None:
-                return known
-            if on_miss == "error":
-                missed = describe_miss(call.work, call.key_text, self.options.cache, self.options.shipped)
-                raise CacheMiss(f"{missed}\nTune it, or import results (atune cache import)")
-            if on_miss == "default":
-                warn_of_default(call.work, call.key_text, self.options.cache, self.options.shipped)
-                return Winner(self._default(call), "default")
-            tuning, mine = self._tunings.claim(call.key_text)
-            if tuning is None:
-                continue
-            if mine:
-                with self._tunings.leading(call.key_text, tuning) as tell:
-                    winner = _winner_of(run_blocking(self._tune, call, False))
-                    tell(winner)
-                return winner
-            if tuning.is_this_threads:
-                raise UsageError(
-                    f"a task of this thread's event loop is tuning {self.__name__}, and waiting here would block that "
-                    "task: await tune_async(…) with the same arguments before the call"
-                )
-            found = tuning.done.result()
-            if found is not None:
-                return found
-
-    def _known(self, call: Call) -> Winner | None:
-        """Look for a result in the result cache and in the shipped files, and remember it."""
-        found: Winner | None = None
-        cache = self.options.cache
-        if cache is not None and (result := call.work.known_result(cache)) is not None:
-            found = _winner_of(result)
-            if self.options.files:
-                write_known(self.options.files, call.work, cache)
-        elif cache is not None and (entry := call.work.known_entry(cache)) is not None:
-            found = Winner(entry.config, "cache", entry.latency_ms, entry.reference_ms)
-        elif (entry := find_shipped(self.options.shipped, call.work)) is not None:
-            found = Winner(entry.config, "shipped", entry.latency_ms, entry.reference_ms)
-        return None if found is None else self._tunings.keep(call.key_text, found)
-
-    def _default(self, call: Call) -> Config:
-        chosen = self.options.workload.get("default")
-        if chosen is not None:
-            return dict(chosen)
-        config = {n: p.default for n, p in self.signature.parameters.items() if n in call.tunables}
-        if lacking := sorted(n for n, value in config.items() if value is inspect.Parameter.empty):
-            raise UsageError(f"{self.__name__}: no default configuration: {lacking[0]!r} has no default; give default=")
-        return config
-
-    async def _tuned(self, call: Call, refresh: bool) -> TuneResult:
-        known = self._tunings.known.get(call.key_text)
-        if refresh or (known is not None and known.result is None):  # a configuration without its tuning
-            self._tunings.forget(call.key_text)
-        while True:
-            tuning, mine = self._tunings.claim(call.key_text)
-            if tuning is None:
-                known = self._tunings.known.get(call.key_text)
-                if known is not None and known.result is not None:
-                    return _hit(known.result)
-                self._tunings.forget(call.key_text)
-                continue
-            if mine:
-                with self._tunings.leading(call.key_text, tuning) as tell:
-                    result = await self._tune(call, refresh)
-                    tell(_winner_of(result))
-                return result
-            while not tuning.done.done():
-                await anyio.sleep(WAIT_S)
-            found = tuning.done.result()
-            if found is not None and found.result is not None:
-                return _hit(found.result)
-
-    async def _tune(self, call: Call, refresh: bool) -> TuneResult:
-        work, cache = await anyio.to_thread.run_sync(lambda: call.work), self.options.cache
-        try:
-            result = await tune_recorded(
-                self.options.files,
-                work,
-                cache,
-                lambda: self._tune_work(work, refresh),
-                concurrent=self.options.concurrent,
-                refresh=refresh,
-            )
-        finally:
-            if self.options.inputs == "call":
-                work.workload.inputs.discard()  # type: ignore[union-attr]
-        with self._lock:
-            if refresh or self._provisional:  # earlier launches may not be the best any more
-                self._entries.clear()
-                self._provisional.clear()
-        return result
-
-    async def _tune_work(self, work: Work, refresh: bool) -> TuneResult:
-        if self.options.cache is None:
-            return await tune(work.workload, **work.options)
-        return await tune_work(work, self.options.cache, concurrent=self.options.concurrent, refresh=refresh)
 
     # Kernels
 
@@ -426,40 +306,3 @@ _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 def all_autotuned() -> list[Autotuned]:
     """Return every decorated kernel of this program."""
     return list(_all)
-
-
-def _winner_of(result: TuneResult) -> Winner:
-    assert result.best_config is not None
-    source: Literal["cache", "tuned"] = "cache" if result.cache_hit else "tuned"
-    return Winner(result.best_config, source, result.latency_ms, result.reference_ms, result)
-
-
-def _hit(result: TuneResult) -> TuneResult:
-    """Return `result` marked as found without tuning."""
-    found = copy.copy(result)
-    found.cache_hit = True
-    return found
-
-
-def _direct(kernel: Any) -> Callable[..., Any]:
-    return lambda args, kwargs: kernel(*args, **kwargs)
-
-
-def _giver(kernel: Any) -> Callable[..., Any]:
-    return lambda args, kwargs: kernel
-
-
-def _launcher(
-    kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]
-) -> Callable[..., Any]:
-    """Return a function that calls `kernel` with the tensors of a call of the same form."""
-    loader = importlib.import_module("atune.stages.measure.loader")
-    run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
-    places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
-    if all(name in places for name in names):
-        if [places[name] for name in names] == list(range(len(args))):
-            return lambda args, kwargs: run(*args)
-        positions = [places[name] for name in names]
-        return lambda args, kwargs: run(*[args[i] for i in positions])
-    order = [(places.get(name), name) for name in names]
-    return lambda args, kwargs: run(*[kwargs[name] if i is None else args[i] for i, name in order])

@@ -16,7 +16,7 @@ from atune.model.settings import CompileSettings
 from atune.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from atune.decorator.autotuned import Winner
+    from atune.decorator.winners import Winner
 
 
 def measured(call: Call, winner: Winner) -> Artifact | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from atune.decorator.autotuned import Autotuned, Winner, all_autotuned
+from atune.decorator.autotuned import Autotuned, all_autotuned
+from atune.decorator.winners import Winner
 from atune.journal.result import TuneResult, describe_config, printable
 from atune.model.candidate import Config
 

@@ -82,7 +82,7 @@ def test_eager_kernels_that_write_into_what_they_get(tuned: Any) -> None:
     half = [torch.randn(4, 8, dtype=torch.float64) for _ in range(3)]
     kernel(*half, dtype=T.float64)
     assert torch.equal(half[2], half[0] + half[1])
-    assert len(kernel._tunings.known) == 2
+    assert len(kernel.known()) == 2
 
 
 def test_a_wrong_kernel_has_no_winner(tuned: Any) -> None:
@@ -251,7 +251,7 @@ def test_threads_that_call_at_once(tuned: Any) -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(outputs[i], inputs[i] + 1) for i in range(len(inputs)))
-    assert len(kernel._tunings.known) == 1 and len(kernel._kernels) == 1
+    assert len(kernel.known()) == 1 and len(kernel._kernels) == 1
 
 
 def test_inside_a_running_event_loop_calls_block_and_work(tuned: Any) -> None:
@@ -298,7 +298,7 @@ if __name__ == "__main__":
     A = torch.randn(64)
     assert torch.equal(shift(A), A + 1)
     result = shift.tune(A)
-    source = shift._tunings.known.popitem()[1].source
+    source = shift.known().popitem()[1].source
     print(result.header.settings["budget"], result.measured + result.duplicates, source)
 """
 

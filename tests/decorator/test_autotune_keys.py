@@ -18,7 +18,7 @@ from decorated import add, scale_jit, shift, shift_any
 
 import atune
 from atune.api import cached_tune as cached
-from atune.decorator import autotuned
+from atune.decorator import winners
 from atune.decorator.arguments import Arguments, raw_key
 from atune.decorator.presets import PRESETS, ByArch, tuning_options
 from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
@@ -74,7 +74,7 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
     monkeypatch.setattr(cached, "tune", fake)
-    monkeypatch.setattr(autotuned, "tune", fake)
+    monkeypatch.setattr(winners, "tune", fake)
     return fake
 
 
@@ -367,7 +367,7 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
     assert len(engine.runs) == 1
     imported = tuned(cache=tmp_path / "imported", on_miss="error")
     imported.options.cache.merge(file.read_bytes())
-    assert imported.best_config(64) == {"block": 64} and imported._tunings.known.popitem()[1].source == "cache"
+    assert imported.best_config(64) == {"block": 64} and imported.known().popitem()[1].source == "cache"
     assert not imported.tune(64).cache_hit  # a whole tuning was asked for, and there is none
     file.write_text("{}")
     with pytest.raises(UsageError, match="not a file of exported results"):
