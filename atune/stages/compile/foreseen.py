@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from atune.model.artifact import StaticFacts, Work
-from atune.stages.compile.work import COPIES, bits_of, region, size_of, work_of
+from atune.stages.compile.tir import bits_of, region, size_of
+from atune.stages.compile.work import COPIES, work_of
 
 PRODUCERS = 128
 """Threads that tilelang adds for loads, if it specialises warps: only on sm_90."""

@@ -8,18 +8,26 @@ only a call has, or that depend on a thread's number, are unknown.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from atune.model.artifact import Access, Gemm, Work
+from atune.stages.compile.blocks import BINARY, MOST_BLOCKS, at_least_none, combined, mean, sampled, values_of
+from atune.stages.compile.tir import (
+    Unknown,
+    bits_of,
+    elements_of,
+    name_of,
+    parts_of,
+    region,
+    size_of,
+    text_of,
+    variables_of,
+)
 
-MOST_BLOCKS = 4096
-"""The average is over all blocks of a grid up to this size, and over evenly spaced ones of a larger grid."""
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 PARALLEL, VECTORIZED = 1, 2
 """tilelang's kinds of loops over threads and over lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
@@ -34,15 +42,6 @@ SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "s
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
 """Parts of the names of intrinsics whose work is unknown here."""
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
-    "FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
-    "EQ": operator.eq, "NE": operator.ne,
-}  # fmt: skip
-
-
-class _Unknown(Exception):
-    """Some of the kernel's work depends on values of a call, or cannot be known."""
 
 
 def work_of(function: Any) -> Work | None:
@@ -51,7 +50,7 @@ def work_of(function: Any) -> Work | None:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
         return reader.work()
-    except _Unknown:
+    except Unknown:
         return None
     except Exception:  # a kernel that this module does not understand is lowered all the same
         return None
@@ -76,7 +75,7 @@ class _Place:
     @property
     def times(self) -> float:
         """How often a block runs it."""
-        return _mean(self.serial)
+        return mean(self.serial)
 
     @property
     def all_elements(self) -> int:
@@ -130,7 +129,7 @@ class _Reader:
     def tensor_bytes(self) -> int | None:
         try:
             return sum(size_of(buffer) for buffer in self.tensors)
-        except _Unknown:
+        except Unknown:
             return None
 
     # ---- statements
@@ -139,7 +138,7 @@ class _Reader:
         kind = type(node).__name__
         visit = getattr(self, f"_{kind}", None)
         if visit is None:
-            raise _Unknown(kind)
+            raise Unknown(kind)
         visit(node, place)
 
     def _SeqStmt(self, node: Any, place: _Place) -> None:
@@ -162,7 +161,7 @@ class _Reader:
 
     def _AttrStmt(self, node: Any, place: _Place) -> None:
         if node.attr_key == "threadblock_swizzle_pattern":
-            self.order = " ".join(_text(argument) for argument in node.value.args)
+            self.order = " ".join(text_of(argument) for argument in node.value.args)
         self.statement(node.body, place)
 
     def _Bind(self, node: Any, place: _Place) -> None:
@@ -170,7 +169,7 @@ class _Reader:
         if value is not None:
             self.blocks[node.var] = value
         self.axes[node.var] = self.axes_of(node.value)
-        if _name(node.value) in THREAD or self.own.intersection(_variables(node.value)):
+        if name_of(node.value) in THREAD or self.own.intersection(variables_of(node.value)):
             self.own.add(node.var)
         else:
             self.expression(node.value, place)
@@ -180,15 +179,15 @@ class _Reader:
             return self._bound(node, place)
         extent = self.value(node.extent)
         if extent is None:
-            raise _Unknown(f"a loop of {node.extent}")
+            raise Unknown(f"a loop of {node.extent}")
         self.loops[node.loop_var] = extent
         if node.kind in (PARALLEL, VECTORIZED):
             if not isinstance(extent, int):
-                raise _Unknown(f"a parallel loop of {node.extent}")
+                raise Unknown(f"a parallel loop of {node.extent}")
             width = node.annotations.get("coalesced_width")
             inner = replace(place, parallel={**place.parallel, node.loop_var: extent})
             return self.statement(node.body, inner if width is None else replace(inner, width=int(width)))
-        inner = replace(place, serial=place.serial * _at_least_none(extent))
+        inner = replace(place, serial=place.serial * at_least_none(extent))
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
         self.statement(node.body, inner)
@@ -201,17 +200,17 @@ class _Reader:
             self.own.add(node.loop_var)
             return self.statement(node.body, place)
         if not tag.startswith("blockIdx."):
-            raise _Unknown(tag)
+            raise Unknown(tag)
         self.axes[node.loop_var] = {tag[-1]}
         if isinstance(extent, int):
             self.grid[node.loop_var] = extent
-            self.blocks.update(_values(self.grid))
+            self.blocks.update(values_of(self.grid))
         self.statement(node.body, place)
 
     def _IfThenElse(self, node: Any, place: _Place) -> None:
         condition = self.value(node.condition)
         if condition is None:
-            raise _Unknown(f"a branch on {node.condition}")
+            raise Unknown(f"a branch on {node.condition}")
         self.expression(node.condition, place)
         self.statement(node.then_case, replace(place, serial=place.serial * condition))
         if node.else_case is not None:
@@ -226,22 +225,22 @@ class _Reader:
         call = node.value
         if type(call).__name__ != "Call":
             return
-        name = _name(call)
+        name = name_of(call)
         if name in GEMMS:
             self._gemm(call, place)
         elif name in COPIES:
             self._copy(call, place)
         elif name in IN_REGISTERS:
-            self.ops += place.times * place.all_elements * _size(region(call.args[0])[1])
+            self.ops += place.times * place.all_elements * elements_of(region(call.args[0])[1])
         else:
             self.expression(call, place)
 
     def _gemm(self, call: Any, place: _Place) -> None:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
         if not all(isinstance(size, int) for size in (m, n, k)) or place.parallel:
-            raise _Unknown("a product of unknown shape")
+            raise Unknown("a product of unknown shape")
         first = region(call.args[0])[0]
-        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=_text(first.dtype))
+        gemm = Gemm(m=m, n=n, k=k, calls=place.times, dtype=text_of(first.dtype))
         in_registers = str(first.scope()).startswith("local")
         policy = policy if isinstance(policy, int) else 0
         self.gemms.append(msgspec.structs.replace(gemm, policy=policy, in_registers=in_registers))
@@ -249,7 +248,7 @@ class _Reader:
 
     def _copy(self, call: Any, place: _Place) -> None:
         regions = [region(argument) for argument in call.args[:2]]
-        elements = min(_size(extents) for _, extents, _ in regions)
+        elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
             n_bytes = place.times * place.all_elements * elements * bits_of(buffer.dtype) / 8
             self._moved(buffer, indices, n_bytes, place, store)
@@ -263,13 +262,13 @@ class _Reader:
             self.touch(node.buffer, node.indices, place, store=False)
             return  # arithmetic of indices is mostly folded
         if kind == "Call":
-            name = _name(node)
+            name = name_of(node)
             if name.startswith("tl.tileop.") or any(part in name for part in HIDDEN):
-                raise _Unknown(name)
+                raise Unknown(name)
             self._count(place, special=name.rpartition(".")[2] in SPECIAL)
         elif kind not in ("Var", "SizeVar", "IntImm", "FloatImm", "StringImm"):
             self._count(place, special=kind == "Div")
-        for part in _parts(node):
+        for part in parts_of(node):
             self.expression(part, place)
 
     def _count(self, place: _Place, special: bool) -> None:
@@ -279,9 +278,9 @@ class _Reader:
 
     def touch(self, buffer: Any, indices: Any, place: _Place, store: bool) -> None:
         """Count the elements of `buffer` that one statement covers."""
-        variables = {variable for index in indices for variable in _variables(index)}
+        variables = {variable for index in indices for variable in variables_of(index)}
         if self.own & variables:
-            raise _Unknown("what each thread does by itself")
+            raise Unknown("what each thread does by itself")
         n_bytes = place.times * place.elements(variables) * bits_of(buffer.dtype) / 8
         self._moved(buffer, indices, n_bytes, place, store)
 
@@ -298,7 +297,7 @@ class _Reader:
         self.steps = max(self.steps, place.times)
 
     def axes_of(self, node: Any) -> set[str]:
-        return set().union(*(self.axes.get(variable, set()) for variable in _variables(node)))
+        return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
 
     def value(self, node: Any) -> Any:
         """Return an expression's value: an int, an array over the blocks, or None if it is unknown."""
@@ -307,126 +306,15 @@ class _Reader:
             return int(node.value)
         if kind in ("Var", "SizeVar"):
             if node in self.loops and node not in self.blocks:
-                self.blocks[node] = _sample(self.loops[node], len(self.loops), self._points())
+                self.blocks[node] = sampled(self.loops[node], len(self.loops), self._points())
             return self.blocks.get(node)
         if kind == "Cast":
             return self.value(node.value)
-        if kind in _BINARY or kind in ("Min", "Max", "And", "Or"):
+        if kind in BINARY or kind in ("Min", "Max", "And", "Or"):
             a, b = self.value(node.a), self.value(node.b)
-            return None if a is None or b is None else _combined(kind, a, b)
+            return None if a is None or b is None else combined(kind, a, b)
         return None
 
     def _points(self) -> int:
         """Return the number of blocks, or of points of a sample, in arrays."""
         return next((len(array) for array in self.blocks.values() if getattr(array, "ndim", 0)), MOST_BLOCKS)
-
-
-def _combined(kind: str, a: Any, b: Any) -> Any:
-    if kind in ("FloorDiv", "FloorMod") and isinstance(b, int) and b == 0:
-        return None
-    if kind in _BINARY:
-        return _plain(_BINARY[kind](a, b))
-    import numpy as np
-
-    chosen = {"Min": np.minimum, "Max": np.maximum, "And": np.logical_and, "Or": np.logical_or}[kind]
-    return _plain(chosen(a, b))
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers as ints, and arrays of booleans as arrays of ints."""
-    if getattr(value, "ndim", 0):
-        return value.astype("int64")
-    return int(value)
-
-
-def _values(grid: Mapping[Any, int]) -> dict[Any, Any]:
-    """Return each grid variable's values over the blocks, or over evenly spaced ones of a large grid."""
-    import numpy as np
-
-    whole = math.prod(grid.values()) <= MOST_BLOCKS
-    most = MOST_BLOCKS if whole else int(MOST_BLOCKS ** (1 / len(grid)))
-    points = [
-        np.arange(extent) if extent <= most else np.linspace(0, extent - 1, most).round().astype("int64")
-        for extent in grid.values()
-    ]
-    planes = [axis.ravel() for axis in np.meshgrid(*points, indexing="ij")]
-    again = max(1, MOST_BLOCKS // len(planes[0]))  # so that a sample of loops has enough points
-    return dict(zip(grid, (np.repeat(plane, again) for plane in planes), strict=True))
-
-
-def _sample(extent: Any, number: int, points: int) -> Any:
-    """Return values of a loop's variable, spread evenly over its extent. They differ for another `number`."""
-    import numpy as np
-
-    step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed
-    spread = (np.arange(points) + 0.5) * step % 1.0
-    return np.floor(spread * np.maximum(extent, 0)).astype("int64")
-
-
-def _at_least_none(extent: Any) -> Any:
-    return max(extent, 0) if isinstance(extent, int) else extent.clip(min=0)
-
-
-def _mean(times: Any) -> float:
-    return float(times if isinstance(times, int) else times.mean())
-
-
-def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
-    """Return the buffer, the extents and the indices of a part of a tensor."""
-    kind = type(node).__name__
-    if _name(node) == "tl.region":
-        load, _, *extents = node.args
-        return load.buffer, tuple(extents), load.indices
-    if kind == "BufferRegion":
-        return node.buffer, tuple(r.extent for r in node.region), tuple(r.min for r in node.region)
-    raise _Unknown(f"a region as {kind}")
-
-
-def _name(node: Any) -> str:
-    """Return the name of the operation that an expression calls; empty for other expressions."""
-    return str(getattr(node.op, "name", node.op)) if type(node).__name__ == "Call" else ""
-
-
-def _size(extents: Any) -> int:
-    if not all(type(extent).__name__ in ("IntImm", "int") for extent in extents):
-        raise _Unknown(f"a shape of {extents}")
-    return math.prod(int(extent) for extent in extents)
-
-
-def size_of(buffer: Any) -> int:
-    """Return the bytes of a buffer. Raises the error for unknown ones."""
-    return _size(buffer.shape) * bits_of(buffer.dtype) // 8
-
-
-def bits_of(dtype: Any) -> int:
-    from tilelang import tvm
-
-    kind = tvm.DataType(_text(dtype))
-    return int(kind.bits) * int(kind.lanes)
-
-
-def _text(value: Any) -> str:
-    inner = getattr(value, "value", value)
-    return "".join(str(inner))
-
-
-def _parts(node: Any) -> Iterator[Any]:
-    """Yield the operands of an expression."""
-    if type(node).__name__ == "Call":
-        yield from (argument for argument in node.args if hasattr(argument, "dtype"))
-        return
-    for name in ("a", "b", "value", "condition", "true_value", "false_value"):
-        part = getattr(node, name, None)
-        if hasattr(part, "dtype"):
-            yield part
-
-
-def _variables(node: Any) -> Iterator[Any]:
-    if type(node).__name__ in ("Var", "SizeVar"):
-        yield node
-    elif type(node).__name__ == "BufferLoad":
-        for index in node.indices:
-            yield from _variables(index)
-    else:
-        for part in _parts(node):
-            yield from _variables(part)
