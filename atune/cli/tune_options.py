@@ -44,6 +44,10 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--seed", type=number("seed", zero=True), default=0, metavar="N", help="seed of the strategy (0)"
     )
+    _add_limits(group)
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--budget",
         metavar="N|10%|90s|20ds",

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.aside import computed
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
 from atune.engine.benchmark_stage import Measuring
@@ -26,12 +27,13 @@ from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
-from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
+from atune.engine.plan import Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
+from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.sharding import narrowed, sharded, sharding_of
@@ -39,16 +41,11 @@ from atune.engine.strategies import strategy_name
 from atune.errors import UsageError
 from atune.journal.events import (
     SCHEMA,
-    BenchmarkFailed,
-    CandidatePruned,
-    JournalRepaired,
     RunFinished,
-    RunResumed,
     RunStarted,
     Warned,
 )
 from atune.journal.recorder import Recorder
-from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
@@ -72,9 +69,6 @@ PROPOSALS_PER_LANE = 2
 """Proposed candidates that wait for each compile worker."""
 ARTIFACTS_PER_DEVICE = 64
 """Artifacts that may wait for each device. When there are more, compile workers wait."""
-
-AT_ONCE = 500
-"""Up to this many configurations, planning runs in the event loop; above, in a thread."""
 
 Keep = Callable[[Artifact], Artifact]
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
@@ -161,11 +155,9 @@ class Engine:
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
         finalists = Finalists(run, plan.candidates, n_final, n)
         skips = self.budget.limited and self.pipeline
-        audits = skips or (self.pipeline and (layouts is not None or self.budget.audit is not None))
-        audit = Audit(run, self.budget.audit, self.seed) if audits else None
-        timeout_s = self.compile.compile_timeout_s
+        audit = self._audit_of(skips, layouts)
         answers = Recorded(
-            run, finalists, deliver, timeout_s, audit,
+            run, finalists, deliver, self.compile.compile_timeout_s, audit,
             skips=skips, layouts=layouts, end_hopeless=self.compile.end_hopeless,
         )  # fmt: skip
         proofs = Proofs(
@@ -190,13 +182,22 @@ class Engine:
                 await run.measured.wait()
                 finalists.drop_overtaken()
                 proofs.drop_overtaken()
-            self._counted = proposing.counted
-            if proposing.all_budgeted and (most := self.budget.most(plan.total)) is not None and most < plan.total:
-                self._ended_by = "budget"
+            self._note_extent(plan, proposing)
             await run.outcomes.acknowledge()
             asking.tell()
             await ProofStage(run, proofs, measuring, compile_workers, final.hold).settle()
             syncing.cancel_scope.cancel()
+
+    def _note_extent(self, plan: Plan, proposing: Proposing) -> None:
+        """Note how much of the space was proposed: whether the budget ended it, and what a large space holds."""
+        self._counted = proposing.counted
+        if proposing.all_budgeted and (most := self.budget.most(plan.total)) is not None and most < plan.total:
+            self._ended_by = "budget"
+
+    def _audit_of(self, skips: bool, layouts: LayoutChoice | None) -> Audit | None:
+        """Return the audit of what is not measured; None if nothing can be left out, or measuring waits."""
+        audits = skips or (self.pipeline and (layouts is not None or self.budget.audit is not None))
+        return Audit(self._run, self.budget.audit, self.seed) if audits else None
 
     async def _describe(self) -> tuple[WorkloadSpec, Plan | None]:
         """Find out what to tune and where, and record the start. Returns no plan if a resumed run has no work left."""
@@ -220,11 +221,11 @@ class Engine:
     async def _shard_of(self, spec: WorkloadSpec) -> WorkloadSpec:
         """Return the space of this run: the whole one, or the shard that it has. Raises what `sharding_of` raises."""
         header = self.recorder.state.header
-        self._sharding = shard = await _computed(spec, partial(sharding_of, spec, self.shard, header))
+        self._sharding = shard = await computed(spec, partial(sharding_of, spec, self.shard, header))
         if shard is None:
             return spec
         self._look_up = sharded(self.machine.look_up, shard)
-        return await _computed(spec, partial(narrowed, spec, shard))
+        return await computed(spec, partial(narrowed, spec, shard))
 
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
@@ -243,11 +244,11 @@ class Engine:
         )  # fmt: skip
         pool = await self._pool(spec)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
-        header = await _computed(spec, partial(self._header, spec, target, devices))
+        header = await computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            advice, said = await _computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
+            advice, said = await computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
             new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, advice, pool)
-            plan = await _computed(spec, new)
+            plan = await computed(spec, new)
             await self._make_strategy(plan, spec)
             active, unused = self.machine.accelerators(plan.to_compile)
             self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
@@ -259,11 +260,11 @@ class Engine:
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
         known = await looked_up(places, self._look_up)
         rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior, pool)
-        plan = await _computed(spec, rest)
+        plan = await computed(spec, rest)
         await self._make_strategy(plan, spec)
         if finished(state, budget) and plan.empty:
             return None
-        self._resume(state, plan, header["versions"])
+        record_resumed(self.recorder, self.machine, plan, header["versions"])
         if self.advise is not no_advice and not state.header.advice:
             self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan
@@ -285,18 +286,10 @@ class Engine:
         """Make the strategy, if it need not wait for the survey."""
         if not plan.to_survey:
             quick = plan.name in QUICK  # other strategies may import libraries, and fit models
-            self._strategy = await _computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
+            self._strategy = await computed(spec, partial(plan.strategy, self.recorder.state), quick=quick)
 
     def _header(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
         """Return the fields of `RunStarted` that are known before there is a plan."""
-        settings = {
-            "compile": msgspec.to_builtins(self.compile),
-            "benchmark": msgspec.to_builtins(self.benchmark),
-            "pipeline": self.pipeline,
-            "seed": self.seed,
-            "budget": self.budget.as_data(),
-            **prior_setting(self.prior),
-        }
         return {
             "schema": SCHEMA,
             "workload": spec.name,
@@ -315,32 +308,17 @@ class Engine:
             "devices": tuple(d.id for d in devices),
             "strategy": self.strategy_name,
             "spread": True,
-            "settings": settings,
+            "settings": {
+                "compile": msgspec.to_builtins(self.compile),
+                "benchmark": msgspec.to_builtins(self.benchmark),
+                "pipeline": self.pipeline,
+                "seed": self.seed,
+                "budget": self.budget.as_data(),
+                **prior_setting(self.prior),
+            },
             "versions": self.machine.versions(),
             "fork_server": self.machine.fork_server,
         }
-
-    def _resume(self, state: State, plan: Plan, versions: dict[str, str]) -> None:
-        """Record that a further part begins, and settle the candidates that need no work."""
-        emit, journal = self.recorder.emit, self.recorder.journal
-        if journal is not None and journal.torn_bytes:
-            emit(JournalRepaired, cut_bytes=journal.torn_bytes)
-        active, unused = self.machine.accelerators(plan.to_compile)
-        emit(
-            RunResumed,
-            part=state.resumed.part + 1 if state.resumed else 1,
-            versions=versions,
-            total=plan.total if plan.total != state.total else None,
-            accepted=plan.accepted,
-            accelerators=active,
-            unused=dict(unused),
-            fork_server=self.machine.fork_server,
-        )
-        for index, device in plan.suspects.items():
-            message = "suspect: the whole program died twice while this candidate was being measured"
-            emit(BenchmarkFailed, index=index, device=device, kind="suspect", message=message)
-        for index in plan.gone:
-            emit(CandidatePruned, index=index, reason=GONE)
 
     async def _finish(self, spec: WorkloadSpec) -> None:
         built, winner = self.recorder.state.winner, None
@@ -351,11 +329,10 @@ class Engine:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
         for words in await anyio.to_thread.run_sync(self.machine.last_words):
             self.recorder.emit(Warned, message=words)
-        reason = self._run.stopping or self._ended_by
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),
-            reason=reason,
+            reason=self._run.stopping or self._ended_by,
             kernel=winner,
             out_idx=spec.out_idx,
             total=self._counted,
@@ -364,19 +341,9 @@ class Engine:
     async def _layouts(self, plan: Plan) -> LayoutChoice | None:
         """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
         spec, most = self._run.spec, self.compile.layouts
-        return await _computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
+        return await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
 
     async def _until(self, plan: Plan) -> Until | None:
         """Return the fold that tells when a further gain is unlikely, with earlier outcomes; None without `until`."""
         make = partial(until_of, self.budget, plan, self.recorder.state)
         return await anyio.to_thread.run_sync(make) if self.budget.until is not None else None
-
-
-T = TypeVar("T")
-
-
-async def _computed(spec: WorkloadSpec, compute: Callable[[], T], *, quick: bool = True) -> T:
-    """Return the result of `compute`. It runs in a thread if it may take long, to keep the event loop free."""
-    if len(spec.configs) <= AT_ONCE and quick:
-        return compute()
-    return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)

@@ -11,7 +11,7 @@ import pytest
 
 from atune.api.resume import resume
 from atune.api.tuner import tune
-from atune.engine import engine, proposals
+from atune.engine import aside, engine, proposals
 from atune.errors import JournalError, SpaceError
 from atune.journal.events import CandidateMeasured, CandidateProposed, Event, RunStarted, Warned
 from atune.journal.merge import merge
@@ -184,6 +184,6 @@ async def test_long_spaces_are_planned_for_beside_the_event_loop(monkeypatch: py
         return plan(*arguments)
 
     monkeypatch.setattr(engine, "plan_new", noted)
-    for count in (engine.AT_ONCE, engine.AT_ONCE + 1):
+    for count in (aside.AT_ONCE, aside.AT_ONCE + 1):
         await tune(machine=FakeMachine(count), strategy="exhaustive", budget=3)
     assert (threads[0] == threading.get_ident()) and threads[1] != threading.get_ident()
