@@ -100,7 +100,8 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
 def summary_text(result: TuneResult) -> str:
     """Return the result's summary as text."""
     from atune.journal.failures import first_failure_lines
-    from atune.journal.result import failure_lines, printable
+    from atune.journal.printing import printable
+    from atune.journal.result import failure_lines
     from atune.reporting.checked import unchecked_lines
     from atune.reporting.efficiency import inert_lines, roofline_lines
     from atune.reporting.headline import headline_lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.storage.result_key import CacheEntry, ResultKey
 
 DIGITS = 6

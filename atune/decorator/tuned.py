@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from atune.decorator.autotuned import Autotuned, Winner, all_autotuned
-from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.printing import describe_config, printable
+from atune.journal.result import TuneResult
 from atune.model.candidate import Config
 
 TITLES = ("kernel", "key", "from", "latency ms", "reference ms", "config")

@@ -18,8 +18,7 @@ from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.noise import noise_of
-from atune.journal.printing import describe_config as describe_config
-from atune.journal.printing import printable as printable
+from atune.journal.printing import printable
 from atune.journal.shown import Shown
 from atune.journal.state import Entry, State, Status, status_of
 from atune.journal.table import table
@@ -32,7 +31,7 @@ from atune.model.occupancy import MachineFacts
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 from atune.system.paths import cache_folder, is_cached, is_stored
 
-__all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
+__all__ = ["Record", "State", "TuneResult"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",

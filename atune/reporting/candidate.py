@@ -12,8 +12,9 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
 from atune.journal.failures import failure_groups
+from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
-from atune.journal.result import Record, TuneResult, describe_config, printable
+from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path
 from atune.model.explained import Explained

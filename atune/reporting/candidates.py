@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import Record, TuneResult, printable
+from atune.journal.printing import printable
+from atune.journal.result import Record, TuneResult
 from atune.journal.wins import resident_blocks
 
 ROWS = 10_000
