@@ -25,7 +25,7 @@ from atune.reporting.explanation import rows
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
 
-    `compiler`, `said`: what compiled it, and the compiler's output, where that was kept. `source`: path of its
+    `final_device`: the final's, which may be another than the record's. `compiler`, `said`: what compiled it, and the compiler's output, where that was kept. `source`: path of its
     generated source; empty where it was not kept. `journal`: the path.
     """
 
@@ -34,6 +34,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     journal: str
     first: Timing | None = None
     final: Timing | None = None
+    final_device: str = ""
     checked: bool = False
     max_error: float | None = None
     compiler: str = ""
@@ -70,23 +71,30 @@ def _chosen(result: TuneResult, index: int | None) -> Record:
 
 
 def _concerns(event: Event, record: Record) -> bool:
-    wanted = {record.index, record.same_as}
+    wanted = _credited(record)
     if isinstance(event, FinalOrdered):
         return any(entry.index in wanted for entry in event.entries)
     return getattr(event, "index", None) in wanted or bool(wanted.intersection(getattr(event, "indices", ())))
 
 
+def _credited(record: Record) -> set[int]:
+    """Return the candidates whose events are the record's: itself, and the one with the same code."""
+    return {record.index} if record.same_as is None else {record.index, record.same_as}
+
+
 def _story(result: TuneResult, record: Record, events: list[Event]) -> CandidateStory:
-    wanted = {record.index, record.same_as}
+    wanted = _credited(record)
     built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
     measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
     final = [entry.timing for entry in result.final if entry.index in wanted]
+    ordered = next((e for e in reversed(events) if isinstance(e, FinalOrdered)), None)
     return CandidateStory(
         record=record,
         target=str(result.header.target) if result.header is not None else "",
         journal=result.journal or "",
         first=None if measured is None else measured.timing,
         final=final[0] if final else None,
+        final_device=ordered.device if final and ordered is not None else "",
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
@@ -135,11 +143,12 @@ def _quoted(story: CandidateStory) -> str:
 
 
 def _timing_lines(story: CandidateStory) -> Iterator[str]:
-    for name, timing in (("final", story.final), ("first", story.first)):
+    devices = story.final_device, story.record.device
+    for name, timing, device in zip(("final", "first"), (story.final, story.first), devices, strict=True):
         if timing is not None:
             yield (
                 f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
-                f"{printable(timing.method)} on device {printable(story.record.device)}"
+                f"{printable(timing.method)} on device {printable(device)}"
             )
             yield f"  samples  {' '.join(f'{us:g}' for us in timing.samples_us)} µs"
     if story.first is not None:
