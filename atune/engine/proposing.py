@@ -94,7 +94,10 @@ class Proposing:
         run.wake()
 
     def _last_proposed(self) -> list[int]:
-        """Return the candidate that the strategy proposed last before the run was interrupted, if it is still there."""
+        """Return what the strategy proposed last before the run was interrupted.
+
+        The run may have ended before the candidate's other layouts were proposed. Empty if the space lost it.
+        """
         last = [entry.index for entry in proposed(self._run.recorder.state) if not entry.beside][-1:]
         return [index for index in last if index in self._plan.candidates]
 

@@ -25,8 +25,9 @@ from atune.reporting.explanation import rows
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
 
-    `final_device`: the final's, which may be another than the record's. `compiler`, `said`: what compiled it, and the compiler's output, where that was kept. `source`: path of its
-    generated source; empty where it was not kept. `journal`: the path.
+    `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
+    the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
+    `journal`: the path.
     """
 
     record: Record
@@ -34,6 +35,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     journal: str
     first: Timing | None = None
     final: Timing | None = None
+    first_device: str = ""
     final_device: str = ""
     checked: bool = False
     max_error: float | None = None
@@ -94,6 +96,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
         journal=result.journal or "",
         first=None if measured is None else measured.timing,
         final=final[0] if final else None,
+        first_device="" if measured is None else measured.device,
         final_device=ordered.device if final and ordered is not None else "",
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
@@ -143,8 +146,8 @@ def _quoted(story: CandidateStory) -> str:
 
 
 def _timing_lines(story: CandidateStory) -> Iterator[str]:
-    devices = story.final_device, story.record.device
-    for name, timing, device in zip(("final", "first"), (story.final, story.first), devices, strict=True):
+    timings = ("final", story.final, story.final_device), ("first", story.first, story.first_device)
+    for name, timing, device in timings:
         if timing is not None:
             yield (
                 f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
