@@ -15,7 +15,7 @@ DIGITS = 6
 """Digits of a hash that are shown: enough to see that two differ."""
 HASHES = ("source", "fingerprint", "space")
 WORDS = {"fingerprint": "callbacks"}
-"""What a part of the key is called for people, where that is not its name."""
+"""Names that people read for parts of the key, where they differ from the part's own."""
 
 
 def key_words(problem: Any) -> str:

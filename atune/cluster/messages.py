@@ -22,7 +22,7 @@ from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What an agent is told first: the work, the settings, and how many of the node's cores it may use."""
+    """The first message to an agent: the work, the settings, and how many of the node's cores it may use."""
 
     workload: WorkloadRef
     target: str
@@ -141,7 +141,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "outputs": (Artifact, list[bytes]),
     "notices": (None, list[str]),
 }
-"""What an agent is asked for: the type of the question, and that of the answer."""
+"""An agent's entries, each with the types of its question and of its answer."""
 
 
 class Library(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ STALL_S = 30.0
 
 
 class NodeLost(AtuneError):
-    """The node ended, or cannot be reached, before it answered. What it had under way is to be done once more."""
+    """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
 
 
 class Agent(Protocol):

@@ -87,9 +87,9 @@ class TuneResult(Shown):
     kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
     which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
     the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
-    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands;
-    without a final, the measured candidate with the smallest latency, the smaller config key on a tie. `records` holds
-    every candidate that was proposed.
+    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands.
+    Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key.
+    `records` holds every candidate that was proposed.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -256,8 +256,8 @@ class TuneResult(Shown):
     def table(self) -> str:
         """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
 
-        The winner comes first, then the other finalists by their final timing, then those with a first timing alone, by
-        that; then failures with their reasons. The two kinds of timing are not compared with each other.
+        The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
+        by that; then failures with their reasons. The two kinds of timing are not compared with each other.
         """
         return table(self)
 

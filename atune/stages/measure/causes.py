@@ -15,11 +15,12 @@ FILLS = (0x3E, 0x3F, 0x3E)
 """Bytes that make a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN. The last call
 is on what the first was on: a kernel that then leaves something else is not deterministic."""
 LEAST_SHARE = 0.1
-"""Elements that depend on what was there, to one that differs by itself: those of atomic adds may, in their last bits."""
+"""The least number of elements that depend on the output's old values, for each one that differs between equal calls.
+Results of atomic adds may differ so, in their last bits."""
 
 
 class Causes:
-    """Finds likely causes for one workload on one device. What is found of its reference is kept between candidates."""
+    """Finds likely causes for one workload on one device. Findings about its reference are kept between candidates."""
 
     def __init__(self, work: Workload, arguments: Arguments, expected: Expected) -> None:
         self.expected = expected
