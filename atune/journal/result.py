@@ -38,7 +38,7 @@ SUMMARY = (
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
     "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
-"""What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
+"""What ``--json`` prints of a result, beside device seconds and what was not tried."""
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
