@@ -1,8 +1,7 @@
 """The exceptions that atune raises to its callers.
 
-A candidate that fails is never an exception: it is a `Failure` record. What stands here is either the caller's
-mistake (`UsageError` and its branches: fix the call, nothing was lost) or machinery that broke (`WorkerError`,
-`JournalError`).
+A candidate that fails is never an exception: it is a `Failure` record. An exception is either the caller's mistake
+(`UsageError` and its branches: fix the call, nothing was lost), or broken machinery (`WorkerError`, `JournalError`).
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class InputsMissing(WorkloadError):
 
 
 class TargetError(UsageError):
-    """The target or device is not supported or not there. Choose another; `atune doctor` shows what there is."""
+    """The target or device is not supported or not there. Choose another; `atune doctor` lists the choices."""
 
 
 class StrategyError(UsageError):
@@ -83,7 +82,7 @@ class StrategyError(UsageError):
 
 
 class JournalError(UsageError):
-    """The journal cannot be opened, written or read. What it holds already is untouched."""
+    """The journal cannot be opened, written or read. Its earlier content is unchanged."""
 
 
 class WorkerError(AtuneError):

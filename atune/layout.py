@@ -137,7 +137,10 @@ def loop(how: str, *extents: int, threads: int) -> Any:
 
 
 def width_of(how: str) -> int | None:
-    """Return the vector width of a value of `loops`; None for the compiler's own."""
+    """Return the vector width, in elements, of a value of `loops`; None for the compiler's own.
+
+    Raises ValueError for other values.
+    """
     if how == COMPILER:
         return None
     digits = str(how).removeprefix("vector")

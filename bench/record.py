@@ -6,7 +6,7 @@ Each space of bench/spaces is tuned by a fresh `atune tune`, one after the other
 off and nothing proven. Its journal becomes NAME.jsonl.xz in --out, with paths of this machine cut to what is below the
 repository, and table.md tells of all recordings there.
 
-A space that a limit cuts short leaves NAME.jsonl. `--resume` goes on with such a journal, also on another machine with
+A space that a limit cuts short leaves NAME.jsonl. `--resume` continues such a journal, also on another machine with
 the same kind of device, and skips what is recorded.
 
 The final is held: without one, candidates that differ in their block order are not compiled at once, which takes

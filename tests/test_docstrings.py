@@ -19,6 +19,7 @@ import atune.carver
 import atune.compat.tilelang
 import atune.journal.events
 import atune.journal.result
+import atune.layout
 import atune.model.settings
 import atune.testing
 from atune.engine import interfaces
@@ -32,6 +33,7 @@ MODULES = (
     atune.compat.tilelang,
     atune.journal.events,
     atune.journal.result,
+    atune.layout,
     atune.model.settings,
     atune.testing,
 )
@@ -99,6 +101,31 @@ def meant(kind: type, member: str) -> bool:
 def test_every_public_name_method_and_field_has_a_docstring(module: ModuleType) -> None:
     lacking = {text for name, value in public(module).items() for text in silent(name, value)}
     assert not lacking
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_what_a_public_function_raises_stands_in_its_docstring(module: ModuleType) -> None:
+    found = dict(functions(module))
+    assert not [name for name, function in found.items() if raising(function) and "aise" not in str(function.__doc__)]
+
+
+def functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the public functions of a module, and those of its public classes that have a docstring."""
+    for name, value in public(module).items():
+        if isinstance(value, FunctionType):
+            yield name, value
+        for member, how in vars(value).items() if isinstance(value, type) else ():
+            function = getattr(how, "__func__", getattr(how, "fget", how))
+            if member[0] != "_" and isinstance(function, FunctionType) and function.__doc__:
+                yield f"{name}.{member}", function
+
+
+def raising(function: FunctionType) -> bool:
+    """Tell whether a function's own statements raise an exception that they make."""
+    if not function.__module__.startswith("atune"):
+        return False
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(tree))
 
 
 def test_every_attribute_of_a_result_has_a_docstring() -> None:

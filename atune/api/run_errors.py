@@ -51,7 +51,7 @@ def too_many_files(error: OSError) -> UsageError:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         said = UsageError(
             f"this process may have {most} files open, and needs more: raise that (ulimit -n 1024), or use fewer "
-            "workers (--workers, CompileSettings(workers=…)); each takes one or two"
+            "workers (--workers, CompileSettings(workers=…))"
         )
     said.__cause__ = error
     return said

@@ -18,7 +18,8 @@ from atune.api.resume import read_state
 from atune.cli.output import write_output
 from atune.cli.printing import complain, say
 from atune.errors import UsageError
-from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.printing import describe_config, printable
+from atune.journal.result import TuneResult
 from atune.local.questions import locate_kernel
 from atune.model.candidate import RESERVED, Config, thaw
 from atune.workload.default_edits import Change, write_defaults

@@ -55,7 +55,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         say(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
     from atune.cli.telling_apart import differences, key_words
-    from atune.journal.result import describe_config, printable
+    from atune.journal.printing import describe_config, printable
 
     rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config", "differs in")]
     for entry, differs in zip(entries, differences(entries), strict=True):
@@ -75,7 +75,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.errors import UsageError
-    from atune.journal.result import printable
+    from atune.journal.printing import printable
 
     cache = _cache(arguments)
     found = cache.entries(key=arguments.key)

@@ -17,7 +17,7 @@ from atune.api.compile_all import compiled
 from atune.cli.main import NO_WINNER, OK
 from atune.cli.printing import fitted, say
 from atune.errors import UsageError
-from atune.journal.result import printable
+from atune.journal.printing import printable
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate, config_key

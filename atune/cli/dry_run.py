@@ -13,7 +13,7 @@ import anyio
 from atune.api.dry_run import DryRun, as_data, dry_run
 from atune.cli.main import OK, USAGE
 from atune.cli.printing import complain, say
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.reporting.progress import duration
 from atune.workload.workload import FileRef
 

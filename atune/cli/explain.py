@@ -154,7 +154,7 @@ def choice_of(records: Sequence[Record], index: int) -> str:
 def _failed(failures: list[Any], configs: list[Config]) -> int:
     from atune.cli.main import NO_WINNER
     from atune.cli.printing import complain, mutter
-    from atune.journal.result import describe_config, printable
+    from atune.journal.printing import describe_config, printable
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or "the kernel's defaults"

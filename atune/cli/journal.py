@@ -313,7 +313,7 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.main import show
     from atune.cli.printing import complain
     from atune.journal.merge import merge
-    from atune.journal.result import printable
+    from atune.journal.printing import printable
 
     result = merge(arguments.journal, arguments.output)
     for text in result.warnings:

@@ -48,7 +48,7 @@ def _suggest(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def lines_of(found: Suggestion) -> Iterator[str]:
     """Return a line for each axis, for each value with the same code, and for each value that does not lower."""
-    from atune.journal.result import describe_config, printable
+    from atune.journal.printing import describe_config, printable
 
     yield f"{printable(found.workload)} for {found.target}, compared with {describe_config(found.base)}:"
     for axis in (*found.axes, *found.passes):

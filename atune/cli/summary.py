@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from atune.journal.failures import first_failure_lines
-from atune.journal.result import TuneResult, failure_lines, printable
+from atune.journal.printing import printable
+from atune.journal.result import TuneResult, failure_lines
 from atune.reporting.checked import unchecked_lines
 from atune.reporting.efficiency import inert_lines, roofline_lines
 from atune.reporting.headline import headline_lines

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.storage.result_key import CacheEntry, ResultKey
 
 DIGITS = 6
 """Digits of a hash that are shown: enough to see that two differ."""
 HASHES = ("source", "fingerprint", "space")
 WORDS = {"fingerprint": "callbacks"}
-"""What a part of the key is called for people, where that is not its name."""
+"""Names that people read for parts of the key, where they differ from the part's own."""
 
 
 def key_words(problem: Any) -> str:

@@ -14,9 +14,9 @@ HELP = "run on a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,resou
 class Cluster(msgspec.Struct, frozen=True):
     """A Ray cluster to run on; needs ``atune[ray]``.
 
-    `address`: ``auto`` for the cluster that RAY_ADDRESS names or that runs on this machine; ``local`` starts one here,
-    with a token, on loopback; else what `ray.init` takes. `resource`: a custom resource that stands for GPUs where Ray
-    has none registered. Raises `UsageError` for what is no text.
+    `address`: ``auto`` for the cluster that RAY_ADDRESS names or that runs on this machine. ``local`` starts one here,
+    with a token, on loopback. Any other text goes to `ray.init`. `resource`: a custom resource that stands for GPUs
+    where Ray has none registered. Raises `UsageError` for values that are not text.
     """
 
     address: str = "auto"

@@ -71,6 +71,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._calls: dict[int, tuple[anyio.CancelScope, anyio.Event]] = {}
+        self._cancelled = set[int]()
+        """Calls whose cancellation came and that were not running: they had ended, or are still to come."""
         self._libraries: dict[str, str] = {}
         """Paths of libraries here, by digest."""
         self._new: list[str] = []
@@ -86,6 +88,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         scope, ended = anyio.CancelScope(), anyio.Event()
         self._calls[number] = scope, ended
         reply: Reply = Answer(b"")
+        if number in self._cancelled:  # a short message may overtake a long one
+            scope.cancel()
         try:
             with scope:
                 reply = await self._reply(msgspec.msgpack.decode(question, type=Question))
@@ -96,7 +100,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def cancel(self, number: int) -> None:
         """End a call, and return once what it started is gone."""
-        if (call := self._calls.get(number)) is not None:
+        if (call := self._calls.get(number)) is None:
+            self._cancelled.add(number)
+        else:
             call[0].cancel()
             await call[1].wait()
 

@@ -64,7 +64,7 @@ class Slots:
 
 
 class ClusterCompileWorker:
-    """One compile worker, of whichever node. What a lost node had under way is done again on another."""
+    """One compile worker, of whichever node. Another node repeats the calls that a lost node was answering."""
 
     def __init__(self, name: str, slots: Slots) -> None:
         self.name, self._slots = name, slots

@@ -17,11 +17,12 @@ from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
+from atune.system.folders import whole_file
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What an agent is told first: the work, the settings, and how many of the node's cores it may use."""
+    """The first message to an agent: the work, the settings, and how many of the node's cores it may use."""
 
     workload: WorkloadRef
     target: str
@@ -140,7 +141,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "outputs": (Artifact, list[bytes]),
     "notices": (None, list[str]),
 }
-"""What an agent is asked for: the type of the question, and that of the answer."""
+"""An agent's entries, each with the types of its question and of its answer."""
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -165,10 +166,16 @@ class Library(msgspec.Struct, frozen=True):
         path = Path(folder) / f"{self.digest}.so"
         for symbol, text in self.sources.items():
             if symbol.isidentifier():  # a name, never a path that leads elsewhere
-                Path(source_path(str(path), symbol)).write_bytes(text)
+                _write(Path(source_path(str(path), symbol)), text)
         if not path.exists():
-            path.write_bytes(self.data)
+            _write(path, self.data)
         return str(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that several questions may bring at once: who finds it finds it whole."""
+    with whole_file(path) as part:
+        Path(part).write_bytes(data)
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio
@@ -23,7 +24,9 @@ from atune.cluster.messages import (
 )
 from atune.errors import AtuneError
 from atune.model.artifact import Artifact
+from atune.processes.background import background
 from atune.processes.messages import Discovery
+from atune.system.deadline import Deadline
 from atune.system.folders import made_folder
 
 STALL_S = 30.0
@@ -31,7 +34,7 @@ STALL_S = 30.0
 
 
 class NodeLost(AtuneError):
-    """The node ended, or cannot be reached, before it answered. What it had under way is to be done once more."""
+    """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
 
 
 class Agent(Protocol):
@@ -100,6 +103,8 @@ class Node:
         self._sent: set[str] = set()
         """Digests of the libraries that it has."""
         self._states: dict[str, DeviceState] = {}
+        self._heard = anyio.Event()
+        """Set, and replaced, at each sign of life."""
 
     async def ask(self, entry: str, body: Any = None, worker: int | str = "") -> Any:
         """Have the agent do something; return its answer. Raises `NodeLost`, and what was raised there."""
@@ -112,30 +117,39 @@ class Node:
         except NodeLost as error:
             self.lose(str(error))
             raise NodeLost(self.lost) from error
-        self._sent |= {library.digest for library in libraries}
         reply: Reply = msgspec.msgpack.decode(data, type=Reply)
         if reply.device is not None:
             self._states[str(worker)] = reply.device
         if not isinstance(reply, Answer):
-            raise error_of(reply)
+            raise error_of(reply)  # perhaps of writing the libraries: they are sent again
+        self._sent |= {library.digest for library in libraries}
         paths = await self._shelf.put(reply.libraries)
         self._sent |= paths.keys()
         answers = ENTRIES[entry][1]
         return None if answers is None else with_paths(msgspec.msgpack.decode(reply.body, type=answers), paths)
 
     async def watch(self, notice: Callable[[str], None]) -> None:
-        """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`."""
-        while not self.lost:
-            try:
-                with anyio.fail_after(STALL_S):
-                    said = await self.ask("notices")
-            except TimeoutError:
-                self.lose(f"it did not answer for {STALL_S:g} s")
-            except NodeLost:
-                return
-            else:
-                for message in said:
+        """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`.
+
+        Time in which this program is stopped does not count.
+        """
+        async with background() as tasks:
+            tasks.start_soon(self._listen, notice)
+            while not self.lost:
+                heard, deadline = self._heard, Deadline(STALL_S)
+                try:
+                    while not (heard.is_set() or self.lost):
+                        await deadline.wait(heard.wait)
+                except TimeoutError:
+                    self.lose(f"it did not answer for {STALL_S:g} s")
+
+    async def _listen(self, notice: Callable[[str], None]) -> None:
+        with suppress(NodeLost):
+            while True:
+                for message in await self.ask("notices"):
                     notice(f"{self.name}: {message}")
+                self._heard.set()
+                self._heard = anyio.Event()
 
     def lose(self, why: str) -> None:
         """Use the node no more. Twice is fine."""

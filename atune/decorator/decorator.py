@@ -211,7 +211,7 @@ def clear_cache(kernel: Any = None, key: Any = None) -> int:
     """Forget results and their measurements, in memory and in the result cache. Returns the number removed.
 
     `kernel`: a kernel under `autotune`, or None for every kernel of this program and the user's whole result cache.
-    `key`: forget only this key of that kernel.
+    `key`: forget only this key of that kernel. Raises `UsageError` for a key without a kernel.
     """
     if kernel is not None:
         return _autotuned("clear_cache", kernel).clear_cache(key)

@@ -67,8 +67,9 @@ async def tune_recorded(
 ) -> TuneResult:
     """Return what `tune` does, which tunes `work`, and leave its journal and its report in the folders.
 
-    A run that found no winner, or was cancelled, leaves them too. What the result cache had is written from there.
-    Raises `UsageError` where a folder cannot be made. A report that cannot be written is a RuntimeWarning.
+    A run that found no winner, or was cancelled, leaves them too. The files of a cached result are written
+    from the cache. Raises `UsageError` where a folder cannot be made. A report that cannot be written is a
+    RuntimeWarning.
     """
     if not files:
         return await tune()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from atune.api.cached_tune import Work
 from atune.decorator.shipped import shipped_entries
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.model.candidate import config_key, thaw
 from atune.storage.near_results import NearResult, nearest
 from atune.storage.result_cache import ResultCache

@@ -9,7 +9,8 @@ import msgspec
 
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.winners import Winner
-from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.printing import describe_config, printable
+from atune.journal.result import TuneResult
 from atune.model.candidate import Config
 
 TITLES = ("kernel", "key", "from", "latency ms", "reference ms", "config")

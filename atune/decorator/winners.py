@@ -82,7 +82,7 @@ class Winners:
             if tuning.is_this_threads:
                 raise UsageError(
                     f"a task of this thread's event loop is tuning {self.name}, and waiting here would block that "
-                    "task: await tune_async(…) with the same arguments before the call"
+                    "task. Before the call, await tune_async(…) with the same arguments"
                 )
             found = tuning.done.result()
             if found is not None:

@@ -115,8 +115,8 @@ def check_places(header: RunStarted, spec: WorkloadSpec) -> None:
     """Raise `JournalError` if a large space has other places than the journal's."""
     if header.large and (spec.size is None or spec.identity() != header.space):
         raise JournalError(
-            "the journal is of a space that is too large to list, whose axes or lists were others: its candidates "
-            "cannot be told from those of this one. Give another journal, or the space as it was"
+            "the journal is of a space that is too large to list, with other axes or lists. Its candidates cannot be "
+            "matched with this space's. Give another journal, or the space as it was"
         )
 
 

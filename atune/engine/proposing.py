@@ -74,8 +74,8 @@ class Proposing:
             for candidate in plan.redo:
                 await propose.send(candidate)
                 run.wake()
-            for candidate in plan.redo:
-                await self._propose_beside(candidate.index, propose)
+            for index in [candidate.index for candidate in plan.redo] + self._last_proposed():
+                await self._propose_beside(index, propose)
             if asking.strategy is None:
                 await self._survey(workers)
                 begin = partial(plan.strategy, run.recorder.state)
@@ -92,6 +92,14 @@ class Proposing:
         else:
             self.all_budgeted = True
         run.wake()
+
+    def _last_proposed(self) -> list[int]:
+        """Return what the strategy proposed last before the run was interrupted.
+
+        The run may have ended before the candidate's other layouts were proposed. Empty if the space lost it.
+        """
+        last = [entry.index for entry in proposed(self._run.recorder.state) if not entry.beside][-1:]
+        return [index for index in last if index in self._plan.candidates]
 
     async def _ask(self, proposals: Listed | LookedUp, propose: MemoryObjectSendStream[Candidate]) -> None:
         run, asking, count = self._run, self._asking, 0

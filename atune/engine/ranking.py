@@ -57,8 +57,8 @@ def final_order(
 ) -> list[FinalEntry]:
     """Return all entries, the winner first, the others by latency.
 
-    The winner is the leader where its advantage holds. Of those that cannot be told apart from it, or are as fast,
-    it is the `default`, else the one with the smallest config key, so that runs repeat.
+    The winner is the leader where its advantage holds. Otherwise it is the `default`, if that is as fast or cannot be
+    told apart from the leader. Otherwise it is the one of these with the smallest config key, so that runs repeat.
     """
     equals = equal_best(timings, contenders, keys, looks)
     winner = default if default is not None and default in equals else min(equals, key=lambda i: keys[i])

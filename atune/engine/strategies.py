@@ -85,8 +85,8 @@ def maker(
     name = strategy if isinstance(strategy, str) else strategy.name
     if spec.size is not None and (name == PRIOR or keep is not None):
         raise UsageError(
-            f"the space has {spec.size:,} points and is not listed, which a prior needs: leave out prior=, keep= and "
-            "the strategy prior, or give fewer axes or values"
+            f"the space has {spec.size:,} points and is not listed, which a prior needs: give fewer axes or values, or "
+            "leave out prior=, keep= and the strategy prior"
         )
     known, grid = pool or candidates, grid_of(spec.axes)
 

@@ -3,9 +3,9 @@
 The log latencies get an additive model: a level for each value of each axis, by least squares. An axis explains the
 covariance of its levels with the latencies (Li and others, Global Sensitivity Analysis for Systems with Independent
 and/or Correlated Inputs, J. Phys. Chem. A 114, 2010). If every value meets every other equally often, these are the
-main effects of a functional analysis of variance (Hutter, Hoos and Leyton-Brown, An Efficient Approach for Assessing
-Hyperparameter Importance, ICML 2014). The share that as many levels would explain of pure noise is subtracted. So all
-axes together explain the adjusted R² (Ezekiel, 1929).
+main effects of a functional analysis of variance. Source: Hutter, Hoos and Leyton-Brown, An Efficient Approach for
+Assessing Hyperparameter Importance, ICML 2014. The share that as many levels would explain of pure noise is
+subtracted. So all axes together explain the adjusted R² (Ezekiel, 1929).
 """
 
 from __future__ import annotations

@@ -195,12 +195,12 @@ def _survey(states: Sequence[State], spaces: Sequence[Places]) -> tuple[bool, li
         return False, []
     first = found[0]
     if any(space.sharding for space in spaces):
-        return False, ["the surveys are of shards: a run that goes on with the merged one has no prior"]
+        return False, ["the surveys are of shards: a run that resumes the merged journal has no prior"]
     if _agreed(states, spaces) is not None and all(
         (one.indices, one.prior, one.facts) == (first.indices, first.prior, first.facts) for one in found[1:]
     ):
         return True, []
-    return False, ["the journals' surveys of the space differ: a run that goes on with the merged one has no prior"]
+    return False, ["the journals' surveys of the space differ: a run that resumes the merged journal has no prior"]
 
 
 def _kept(event: AnyEvent, part: _Part) -> Event | None:

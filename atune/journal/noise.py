@@ -56,8 +56,8 @@ def _clocks(device: str, timings: Sequence[Timing]) -> list[str]:
     if count:
         why = ", ".join(sorted(set().union(*lowered)))
         return [
-            f"device {device} had lowered its clocks{moved} at {count} of {len(seen)} timings ({why}): cool it, raise "
-            "its power limit, or lock lower clocks with nvidia-smi -lgc, then tune again"
+            f"device {device} had lowered its clocks{moved} at {count} of {len(seen)} timings ({why}). Cool it, raise "
+            "its power limit, or lock lower clocks with nvidia-smi -lgc; then tune again"
         ]
     if moved:
         return [f"device {device}'s clock moved{moved}: lock it with nvidia-smi -lgc, then tune again"]

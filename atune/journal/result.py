@@ -19,8 +19,6 @@ from atune.journal.final import run_noise, standing, ties_of
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
 from atune.journal.inert import InertAxis, inert_axes
-from atune.journal.printing import describe_config as describe_config
-from atune.journal.printing import printable as printable
 from atune.journal.record import Record, record_of
 from atune.journal.shown import Shown
 from atune.journal.state import State
@@ -33,14 +31,14 @@ from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
-__all__ = ["Record", "State", "TuneResult", "describe_config", "printable"]
+__all__ = ["Record", "State", "TuneResult"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
     "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
-"""What ``--json`` prints of a result, beside seconds of devices and what was not tried."""
+"""What ``--json`` prints of a result, beside device seconds and what was not tried."""
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
@@ -53,9 +51,9 @@ class TuneResult(Shown):
     kernel is loaded from the cache folder only. `header`: the run's first event. `total`: candidates of the space,
     which is the sum of `measured`, `failed`, `pruned`, `duplicates` and `remaining`. `wall_s`: seconds of all parts of
     the run. `finished`: it ended in order. `devices`: those that were used. `warnings`: the run's messages for the
-    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands;
-    without a final, the measured candidate with the smallest latency, the smaller config key on a tie. `records` holds
-    every candidate that was proposed.
+    user. `best_index`: the winner's; None without one. The winner is the first entry of the final that still stands.
+    Without a final it is the measured candidate with the smallest latency; on a tie, with the smallest config key.
+    `records` holds every candidate that was proposed.
     """
 
     def __init__(self, state: State, journal: str | Path | None = None, *, replayed: bool = False) -> None:
@@ -214,8 +212,8 @@ class TuneResult(Shown):
     def table(self) -> str:
         """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
 
-        The winner comes first, then the other finalists by their final timing, then those with a first timing alone, by
-        that; then failures with their reasons. The two kinds of timing are not compared with each other.
+        The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
+        by that; then failures with their reasons. The two kinds of timing are not compared with each other.
         """
         return table(self)
 

@@ -1,4 +1,4 @@
-"""What several journals say of one candidate, and where it is in the space that they share."""
+"""Joins the records that several journals have of one candidate, and finds its place in their common space."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LOADED = ("kernel",)
 
 
 class Shown:
-    """The part of `TuneResult` that others look at it with. What draws is in `atune.reporting`, loaded when asked."""
+    """The part of `TuneResult` that shows it. It loads the drawing code of `atune.reporting` when called."""
 
     def to_dataframe(self) -> Any:
         """Return a pandas DataFrame with a row for each record, as `atune export` writes them.

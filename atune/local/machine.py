@@ -49,7 +49,7 @@ class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
     `workload` is a reference that the workers can load. `spec` is its description if the caller has it, which saves
-    a worker from loading it; if `spec` lacks the space, only the space is loaded. `target` is a text, such as
+    a worker from loading it. If `spec` lacks the space, only the space is loaded. `target` is a text, such as
     ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this
     process may use.
     """

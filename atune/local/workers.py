@@ -87,8 +87,8 @@ class Workers:
         written = written_since(self._began, self._modules)
         cause = f"; written since the run began: {', '.join(written)}" if written else ""
         raise WorkloadError(
-            f"{self.what} loads as other work than at the run's start, although the workers load the Python files of "
-            f"that time: something else that it reads while loading has changed{cause}. Earlier measurements stay in "
+            f"{self.what} loads as other work than at the run's start. The workers load the Python files of that time, "
+            f"so something else that it reads while loading has changed{cause}. Earlier measurements stay in "
             "the journal. Undo the change and resume, or tune with another journal"
         )
 
@@ -102,7 +102,7 @@ class Workers:
             )
         if self._programs and self._loaded_as not in ("", self._programs):
             words.append(
-                f"the workers loaded {self.what} as other work than this program has: the program changed a global "
+                f"the workers loaded {self.what} as other work than this program has. The program changed a global "
                 "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
                 "work; pass such values as arguments, or restart the program"
             )

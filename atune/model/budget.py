@@ -10,7 +10,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.model.checks import SettingsMeta, positive
 
-_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or seconds of devices (20ds)"
+_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or device seconds (20ds)"
 AUDITED = 0.1
 """Default share of the candidates skipped as likely to lose that an audit measures."""
 AUDITED_LEAST = 3
@@ -80,7 +80,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time) or ``"20ds"`` (seconds of devices).
+        """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time) or ``"20ds"`` (device seconds).
 
         Raises `UsageError` for anything else.
         """

@@ -36,7 +36,7 @@ class Passed(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What is kept of alternatives, the best first, and why each other is passed over; invalid ones are in neither."""
+    """The alternatives kept, the best first, and why each other is passed over. Invalid ones are in neither."""
 
     kept: tuple[int, ...]
     passed: dict[int, Passed]
@@ -45,10 +45,10 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(alternatives: Sequence[Alternative], most: int = 1) -> Choice:
     """Choose up to `most` of the layouts of one configuration; their order does not matter.
 
-    Of valid ones those come first that no other is contained in; of these the one with the least redundant work, then
-    with the fewest registers, then the compiler's own, then the first in the space. One alternative is contained in
+    Valid ones come first that contain no other. Among these the order is: least redundant work, fewest registers, the
+    compiler's own, first in the space. One alternative is contained in
     another where, in each loop, the threads that do an iteration are among those that do it in the other.
-    Those of which nothing is known are kept besides. Where none is valid, the compiler's own is all that is left.
+    Alternatives without facts are kept besides. If none is valid, only the compiler's own is kept.
     """
     valid = [one for one in alternatives if one.valid]
     if not valid:

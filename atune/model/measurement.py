@@ -42,8 +42,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: tuple[float, ...]
     method: str
-    """The timing method: ``events`` (CUDA events, with launches queued behind a device sleep), ``cuda_graph`` (the same
-    with a graph of the call), ``cupti`` (the kernels' own times from CUPTI) or ``perf_counter`` (CPU)."""
+    """The timing method. ``events``: CUDA events, with launches queued behind a device sleep. ``cuda_graph``: the same
+    with a graph of the call. ``cupti``: the kernels' own times from CUPTI. ``perf_counter``: the CPU's clock."""
     conditions: Conditions | None = None
     energy: Energy | None = None
     """Of a finalist, where it was asked for and the device tells."""

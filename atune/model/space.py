@@ -112,7 +112,7 @@ class Space:
         return list(self.walk(arguments))
 
     def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the configurations that `configs` returns, one at a time."""
+        """Yield the configurations that `configs` returns, one at a time. Raises `SpaceError` as `configs` does."""
         points, found = self.points(arguments), False
         for raw in points.given():
             if points.admits(raw):

@@ -12,8 +12,9 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
 from atune.journal.failures import failure_groups
+from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
-from atune.journal.result import Record, TuneResult, describe_config, printable
+from atune.journal.result import Record, TuneResult
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts, source_path
 from atune.model.explained import Explained
@@ -24,8 +25,9 @@ from atune.reporting.explanation import rows
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
 
-    `compiler`, `said`: what compiled it, and the compiler's output, where that was kept. `source`: path of its
-    generated source; empty where it was not kept. `journal`: the path.
+    `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
+    the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
+    `journal`: the path.
     """
 
     record: Record
@@ -33,6 +35,8 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     journal: str
     first: Timing | None = None
     final: Timing | None = None
+    first_device: str = ""
+    final_device: str = ""
     checked: bool = False
     max_error: float | None = None
     compiler: str = ""
@@ -69,23 +73,31 @@ def _chosen(result: TuneResult, index: int | None) -> Record:
 
 
 def _concerns(event: Event, record: Record) -> bool:
-    wanted = {record.index, record.same_as}
+    wanted = _credited(record)
     if isinstance(event, FinalOrdered):
         return any(entry.index in wanted for entry in event.entries)
     return getattr(event, "index", None) in wanted or bool(wanted.intersection(getattr(event, "indices", ())))
 
 
+def _credited(record: Record) -> set[int]:
+    """Return the candidates whose events are the record's: itself, and the one with the same code."""
+    return {record.index} if record.same_as is None else {record.index, record.same_as}
+
+
 def _story(result: TuneResult, record: Record, events: list[Event]) -> CandidateStory:
-    wanted = {record.index, record.same_as}
+    wanted = _credited(record)
     built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
     measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
     final = [entry.timing for entry in result.final if entry.index in wanted]
+    ordered = next((e for e in reversed(events) if isinstance(e, FinalOrdered)), None)
     return CandidateStory(
         record=record,
         target=str(result.header.target) if result.header is not None else "",
         journal=result.journal or "",
         first=None if measured is None else measured.timing,
         final=final[0] if final else None,
+        first_device="" if measured is None else measured.device,
+        final_device=ordered.device if final and ordered is not None else "",
         checked=measured is not None and measured.checked,
         max_error=None if measured is None else measured.max_error,
         compiler="" if built is None else built.compiler,
@@ -134,11 +146,12 @@ def _quoted(story: CandidateStory) -> str:
 
 
 def _timing_lines(story: CandidateStory) -> Iterator[str]:
-    for name, timing in (("final", story.final), ("first", story.first)):
+    timings = ("final", story.final, story.final_device), ("first", story.first, story.first_device)
+    for name, timing, device in timings:
         if timing is not None:
             yield (
                 f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
-                f"{printable(timing.method)} on device {printable(story.record.device)}"
+                f"{printable(timing.method)} on device {printable(device)}"
             )
             yield f"  samples  {' '.join(f'{us:g}' for us in timing.samples_us)} µs"
     if story.first is not None:

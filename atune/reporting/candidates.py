@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.result import Record, TuneResult, printable
+from atune.journal.printing import printable
+from atune.journal.result import Record, TuneResult
 from atune.journal.wins import resident_blocks
 
 ROWS = 10_000
@@ -85,7 +86,7 @@ def facts(result: TuneResult) -> list[Column]:
 
 def differs(column: Column, result: TuneResult) -> bool:
     """Tell whether two candidates differ in what a column shows; one that is not known differs from none."""
-    seen = {_value(value) for record in result.records if (value := column.read(record)) is not None}
+    seen = {_text(value) for record in result.records if (value := column.read(record)) is not None}
     return len(seen) > 1
 
 
@@ -144,12 +145,17 @@ def _row(record: Record, titles: list[Column]) -> str:
         shown = "–" if value is None else column.show(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         exact = f' data-v="{value:.9g}"' if number and shown != str(value) else ""
+        if shown.endswith("…"):  # values that begin alike are told apart by it
+            exact = f' title="{escape(_text(value))}"'
         cells.append(f"<td{' class=n' if number or value is None else ''}{exact}>{escape(shown)}</td>")
     named = "" if record.latency_ms is not None else " class=bad"
     return f"<tr{named}>{''.join(cells)}</tr>"
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = printable(text)
+    text = _text(value)
     return text if len(text) <= LONG else f"{text[: LONG - 1]}…"
+
+
+def _text(value: Any) -> str:
+    return printable(value if isinstance(value, str) else json.dumps(value, default=str))

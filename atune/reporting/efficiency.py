@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from atune.journal.result import TuneResult, printable
+from atune.journal.printing import printable
+from atune.journal.result import TuneResult
 from atune.model.roofline import Roofline
 
 

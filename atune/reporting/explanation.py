@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.model.explained import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
 

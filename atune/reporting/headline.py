@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atune.journal.result import Ratio, TuneResult, describe_config
+from atune.journal.printing import describe_config
+from atune.journal.result import Ratio, TuneResult
 from atune.model.roofline import Roofline
 
 NAMED_TIES = 5

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from atune.journal.result import Record, TuneResult, describe_config, failure_lines, printable
+from atune.journal.printing import describe_config, printable
+from atune.journal.result import Record, TuneResult, failure_lines
 from atune.model.space import Space
 from atune.reporting.candidates import columns, ranking
 from atune.reporting.plot import rank_plot

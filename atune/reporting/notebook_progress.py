@@ -7,7 +7,7 @@ import sys
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from atune.journal.result import printable
+from atune.journal.printing import printable
 
 if TYPE_CHECKING:
     from atune.reporting.progress import Progress

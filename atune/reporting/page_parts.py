@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from atune.journal.result import TuneResult, printable
+from atune.journal.printing import printable
+from atune.journal.result import TuneResult
 from atune.journal.state import State
 
 GROUPS = 200

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from atune.journal.result import Record, TuneResult, describe_config
+from atune.journal.printing import describe_config
+from atune.journal.result import Record, TuneResult
 from atune.reporting.ticks import log_ticks
 
 WIDTH, HEIGHT = 720, 260

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
-from atune.journal.result import describe_config, printable
+from atune.journal.printing import describe_config, printable
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.settings import Budget

@@ -21,8 +21,9 @@ from atune.journal.events import (
     RunResumed,
 )
 from atune.journal.failures import failure_groups
+from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult, describe_config, printable
+from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from atune.journal.improvements import Improvement
-from atune.journal.result import TuneResult, printable
+from atune.journal.printing import printable
+from atune.journal.result import TuneResult
 from atune.reporting.ticks import linear_ticks, log_ticks
 
 HEIGHT = 240

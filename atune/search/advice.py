@@ -64,7 +64,7 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
     """
     if spec.size is not None and experiences:
         raise UsageError(
-            f"warm: the space has {spec.size:,} points and is not listed, so that advice cannot be used: leave out "
+            f"warm: the space has {spec.size:,} points and is not listed, so that advice cannot be used. Leave out "
             "warm= (--warm), or give fewer axes or values"
         )
     here = {config_key(config) for config in spec.configs}
@@ -72,13 +72,13 @@ def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tu
     for each in experiences:
         if not same_kernel(each.name, each.kernel, spec):
             raise UsageError(
-                f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}: give "
+                f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}. Give "
                 "journals of this kernel, or name both workloads alike if they are the same"
             )
         if not (known := [key for key in each.measured if key in here]):
             raise UsageError(
                 f"warm {each.source}: none of the {len(each.measured)} configurations that were measured there is in "
-                f"this space of {len(here)}: give a journal of a space that shares some"
+                f"this space of {len(here)}. Give a journal of a space that shares some"
             )
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
             remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")

@@ -78,4 +78,4 @@ class Guarded:
         return error if isinstance(error, StrategyError) else self._said(f"{call} raised {name_and_message(error)}")
 
     def _said(self, what: str) -> StrategyError:
-        return StrategyError(f"strategy {self.name!r}: {what}. What was measured stays in the journal, if there is one")
+        return StrategyError(f"strategy {self.name!r}: {what}. A journal keeps all measurements")

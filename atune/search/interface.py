@@ -47,10 +47,10 @@ class Searched:
 
     `budget`: candidates that will be tried at most, where that is known. `prior`: an estimate for each, in milliseconds
     or any other unit in which less is better; those without one come last. `facts`: numbers known of candidates beside
-    their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: how many times as
-    long as the best a candidate took on other problems or devices, for those known there; it may be wrong here. `grid`:
-    of a space that is too large to list, the places of which `configs` are some; a strategy may propose others, and is
-    not told of those that constraints refuse.
+    their axes. `default`: the default configuration's index, where the space holds it. `elsewhere`: a
+    candidate's latency on other problems or devices, as a multiple of the best there. It may be wrong here. `grid`: the
+    places of a space that is too large to list; `configs` has some of them. A strategy may propose others. It is not
+    told of places that constraints refuse.
     """
 
     configs: Mapping[int, Config]

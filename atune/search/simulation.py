@@ -52,8 +52,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of many simulated runs of one strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
 
     `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
-    tried at most; `evaluations_median` those that were told of. `until_stops`: seeds that ended because a gain was
-    unlikely; `until_held`: the share of these in which no candidate left was better by more than that gain.
+    tried at most; `evaluations_median`: those that were reported. `until_stops`: seeds that ended because a gain was
+    unlikely. `until_held`: the share of these in which no remaining candidate was better by more than that gain.
     """
 
     strategy: str

@@ -6,10 +6,10 @@
 | `spread_order` | a list of candidates | nothing |
 | `spread_more` | what is left of a list | what was taken before, which counts as drawn |
 
-The first two draw each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979): a
-round has each value once, in a new order. After n draws, each of an axis' L values has occurred n/L times, rounded. If
-rounds do not help, because constraints refuse the point or others were taken before, a few candidates are drawn
-plainly, and the one with the rarest values is taken.
+The first two draw each axis in rounds, as in a Latin hypercube (McKay, Beckman and Conover, Technometrics 1979). A
+round has each value once, in a new order. After n draws, each of an axis' L values has occurred n/L times, rounded.
+Rounds may fail, because constraints refuse the point or it was taken before. Then a few candidates are drawn plainly,
+and the one with the rarest values is taken.
 """
 
 from __future__ import annotations

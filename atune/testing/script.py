@@ -37,7 +37,7 @@ class Script:
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
     killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
-    its measurement; `dies_after` is the number of times that the device dies after it.
+    its measurement. `dies_after` is the number of times that the device dies after it.
 
     `spoilt` maps a candidate to its failure in a process that ran others before, and only there. `final_fails` maps it
     to its failure in the final, after its timing. `first_ms` is the latency of only the first measurement. `slowdown`

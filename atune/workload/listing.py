@@ -68,7 +68,7 @@ class Candidates:
         if whole and self.points.size > MOST_LISTED:
             raise SpaceError(
                 f"Workload {workload.name}: the space has {self.points.size:,} points, and no more than "
-                f"{MOST_LISTED:,} are listed: narrow it, or begin a new journal, with a budget"
+                f"{MOST_LISTED:,} are listed: give its axes fewer values"
             )
         if self.large and isinstance(self.points, Product):
             if twice := self.points.twice():

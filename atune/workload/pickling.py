@@ -81,7 +81,7 @@ def parse_file_ref(text: str) -> FileRef:
 
 _RELATIVE = (
     "; FILE.py:NAME runs the file alone, outside its package: import by full names (from package.module import ...), "
-    "with the package's parent folder on PYTHONPATH, or import the workload and give it itself: atune.run(WORKLOAD)"
+    "with the package's parent folder on PYTHONPATH. Or import the workload and pass it: atune.run(WORKLOAD)"
 )
 _by_value = threading.Lock()
 """cloudpickle's list of modules to pickle by value is one setting of the whole process."""
@@ -106,8 +106,8 @@ def ship(workload: Workload) -> PickleRef:
         except Exception as error:
             culprit = next((f"{n} " for n, f in parts_of(workload) if not _pickles(f)), "")
             raise WorkloadError(
-                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}); functions must not hold "
-                "locks, files, CUDA tensors' streams or the like in their closure or defaults"
+                f"Workload {workload.name}: {culprit}cannot be sent to the workers ({error}). Functions must not hold "
+                "locks, files, CUDA streams or the like in their closure or defaults"
             ) from error
         finally:
             for module in by_value:

@@ -1,4 +1,4 @@
-"""`bench/record.py`: what it keeps of a run, what it skips and goes on with, and what it tells."""
+"""`bench/record.py`: what it keeps, skips, resumes and prints."""
 
 from __future__ import annotations
 

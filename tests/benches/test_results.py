@@ -220,3 +220,10 @@ def test_start() -> None:
         f"{saved:.2f} of the start",
         f"{stored('start/cuda-drop-in-1.json')['rows']['drop-in-1']['median']:.2f} of",
     )
+
+
+def test_cluster_sim() -> None:
+    rows = {row["devices"]: row for row in stored("cluster_sim/cluster_sim.json")}
+    one, eight, many, most = (rows[devices]["cpu_ms_per_candidate"] for devices in (1, 8, 64, 512))
+    says("cluster_sim", f"{one:.2f}, {eight:.2f} and {many:.1f} ms", f"{most:.1f} ms")
+    assert {rows[devices]["candidates"] for devices in (1, 8, 64)} == {10_000}

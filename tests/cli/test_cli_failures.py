@@ -11,7 +11,8 @@ import pytest
 from event_streams import Stream, write
 
 from atune.cli.main import main
-from atune.journal.events import BuildFailed
+from atune.journal.events import ArtifactBuilt, BuildFailed, FinalOrdered
+from atune.reporting.candidate import candidate_story, story_lines
 from atune.reporting.report import report
 
 KERNELS = Path(__file__).parents[1] / "teaching_kernels.py"
@@ -83,6 +84,16 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert "reason     mismatch: wrong" in capsys.readouterr().out
     assert main(["show", str(bad), "7"]) == 2
     assert "has no candidate 7" in capsys.readouterr().err
+
+
+def test_show_tells_a_candidate_from_its_neighbours_and_its_devices_apart(tmp_path: Path) -> None:
+    """Libraries of others are not its events, and the final may be on another device than the first timing."""
+    stream = Stream(total=2).candidate(0, 2.0).candidate(1, 4.0).final({0: [3.0]})
+    events = [msgspec.structs.replace(e, device="cuda:1") if isinstance(e, FinalOrdered) else e for e in stream.events]
+    story = candidate_story(write(tmp_path / "j", events), 0)
+    assert [event.indices for event in story.events if isinstance(event, ArtifactBuilt)] == [(0,)]
+    lines = [line for line in story_lines(story) if line.startswith(("final", "first"))]
+    assert [line.rpartition(" on device ")[2] for line in lines] == ["cuda:1", "cpu"]
 
 
 def test_show_prints_no_control_characters_of_a_strangers_journal(

@@ -1,4 +1,4 @@
-"""Runs over spaces that are too large to list: a budget of them, gone on with, and as far as there is any."""
+"""Runs over spaces that are too large to list: under a budget, resumed, and to their end."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_without_a_budget_the_start_says_what_that_means(tmp_path: Path) -
 async def test_other_axes_are_refused(tmp_path: Path) -> None:
     await until_measured(5, tmp_path / "j", fake(), budget=10)
     for axes in ({**DIGITS, "d8": list(range(11))}, {"d0": [1, 2]}):
-        with pytest.raises(JournalError, match="too large to list, whose axes or lists were others"):
+        with pytest.raises(JournalError, match="too large to list, with other axes or lists"):
             await resume(tmp_path / "j", machine=fake(axes=axes), accept=["space"])
 
 

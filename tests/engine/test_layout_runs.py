@@ -6,12 +6,15 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from event_streams import write
 from fake_runs import finish
 
 from atune import Space, layout, resume
 from atune.errors import UsageError
-from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned
+from atune.journal.events import BuildFailed, CandidateMeasured, CandidateProposed, CandidatePruned
+from atune.journal.reader import read
 from atune.model.artifact import StaticFacts
 from atune.model.layout_choice import CONTAINED
 from atune.model.layouts import Layouts, LoopFacts
@@ -21,6 +24,7 @@ from atune.testing import FakeMachine, Script
 pytestmark = pytest.mark.anyio
 
 ONE = CompileSettings(layouts=1, workers=1)
+FAILS = dict.fromkeys((0, 3, 6), ("lower", "lower"))
 SPACE = Space(x=[1, 2, 3], loop=layout.loops(2, 8))
 
 
@@ -95,6 +99,19 @@ async def test_a_resumed_run_asks_and_chooses_as_the_uninterrupted_one(
         result = await resume(part, machine=machine(), budget=budget)
         assert [r.index for r in result.records if r.status == "measured"] == uncut.measured(), f"cut after {cut}"
         assert {r.index: r.instead for r in result.records} == {r.index: r.instead for r in uncut.result.records}
+
+
+async def test_layouts_of_what_failed_before_they_were_proposed_are_tried_once_resumed(tmp_path: Path) -> None:
+    """The run ends right after the first candidate's failure, which leaves nothing of it to do again."""
+    found, whole, part = machine(fails=FAILS), tmp_path / "whole", tmp_path / "part"
+    uncut = await finish(found, compile=ONE, journal=whole, strategy="exhaustive", budget=Budget(candidates=2))
+    events = read(whole)
+    first = next(at for at, event in enumerate(events) if isinstance(event, CandidateProposed))
+    failed = next(event for event in events if isinstance(event, BuildFailed))
+    write(part, [*events[: first + 1], msgspec.structs.replace(failed, seq=first + 1)])
+    result = await resume(part, machine=machine(fails=FAILS), budget=Budget(candidates=2))
+    assert uncut.measured() == [2, 5]
+    assert [r.index for r in result.records if r.status == "measured"] == uncut.measured()
 
 
 class Own:

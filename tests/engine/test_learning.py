@@ -1,4 +1,4 @@
-"""Runs whose strategy learns: asked as devices answer, gone on with, and ended where it goes wrong."""
+"""Runs whose strategy learns: asked as devices answer, resumed, and ended where it goes wrong."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_up_to_the_limit_a_space_is_listed() -> None:
 
 
 def test_a_space_that_is_far_too_large_is_not_listed_whole() -> None:
-    with pytest.raises(SpaceError, match=f"1,000,000,000 points, and no more than {MOST_LISTED:,} are listed"):
+    with pytest.raises(SpaceError, match=f"1,000,000,000 points, and no more than {MOST_LISTED:,} are listed: give"):
         describe(Workload(keywords, digits(9)), whole=True)
 
 

@@ -17,7 +17,7 @@ from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
-from atune.reporting.candidates import ROWS, candidates_section, columns, differs, facts, ranking
+from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts, ranking
 from atune.reporting.report import Lanes, report
 from atune.reporting.ticks import linear_ticks, log_ticks
 
@@ -72,6 +72,14 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
 def test_an_axis_of_one_value_is_no_column() -> None:
     stream = Stream(total=2).candidate(0, 1.0, block=1, fixed="a").candidate(1, 2.0, block=2, fixed="a")
     assert "fixed" not in {c.title for c in columns(TuneResult.from_events(stream.finished().events))}
+
+
+def test_values_that_begin_alike_are_told_apart() -> None:
+    long = "x" * LONG
+    stream = Stream(total=2).candidate(0, 1.0, x=1, layout=f"{long}1").candidate(1, 2.0, x=2, layout=f"{long}2")
+    section = candidates_section(TuneResult.from_events(stream.finished().events))
+    assert [row["layout"] for row in table_of(section)] == [f"{long[1:]}…"] * 2
+    assert f'title="{long}1"' in section and f'title="{long}2"' in section
 
 
 def test_a_table_too_long_for_a_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,7 +382,7 @@ def test_a_changed_list_measures_only_what_is_new(cache: ResultCache) -> None:
 
 
 def test_what_an_interrupted_tuning_measured_is_not_lost(cache: ResultCache) -> None:
-    """The next call goes on with the journal that the cache kept."""
+    """The next call resumes the journal that the cache kept."""
     measured = 0
 
     async def interrupted() -> None:

@@ -276,7 +276,7 @@ def test_the_fingerprint_follows_the_problem_and_the_check() -> None:
     prints = [fingerprint(Workload(kernel, Space(block=[1]), **{**base, **change})) for change in changes]
     assert len(set(prints)) == len(changes)
     assert prints[0] == fingerprint(Workload(kernel, Space(block=[1]), **base))
-    # not the space: it has a hash of its own, and may grow while a journal is gone on with
+    # not the space: it has a hash of its own, and may grow before a journal is resumed
     assert prints[0] == fingerprint(Workload(kernel, Space(block=[1], where=lambda block: block), **base))
 
 

@@ -1,7 +1,7 @@
 """The user's callbacks and tensors, in a form for the workers.
 
-Workers get a workload by value. Only a device's process unpacks references, checks and tensors: a CUDA tensor in a
-callback's closure must not make a CUDA context in every compile worker.
+Workers get a workload by value. Only a device's process unpacks references, checks and tensors. Otherwise a CUDA
+tensor in a callback's closure would make a CUDA context in every compile worker.
 """
 
 from __future__ import annotations

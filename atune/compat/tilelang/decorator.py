@@ -110,6 +110,7 @@ class AutoTuneImpl:
         """Return the key of results: the same for arguments given by position and by name.
 
         Tensors count by dtype, shape and strides; parameters in `do_not_specialize` do not count.
+        Raises `ArgumentError` for arguments that the kernel does not take.
         """
         sizes = {name: value for name, value in kwargs.items() if name not in self._signature.parameters}
         known = {name: value for name, value in kwargs.items() if name not in sizes}

@@ -57,7 +57,7 @@ def encode(value: Any, where: str) -> Any:
             raise
         raise UsageError(
             f"{where} is a {type(value).__name__}; a problem's arguments must be None, bool, int, float, str, a dtype, "
-            "a symbolic variable, or lists, tuples and dicts of these: put other things in the kernel's closure"
+            "a symbolic variable, or lists, tuples and dicts of these. Put other things in the kernel's closure"
         ) from error
 
 

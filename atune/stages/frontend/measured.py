@@ -18,10 +18,10 @@ HOST_SOURCE = "// The host code of this kernel stands in one library with that o
 
 
 class Measured:
-    """What a kernel from a measured library has over tilelang's `JITKernel`, whose other names it keeps.
+    """A kernel from a measured library, with the names of tilelang's `JITKernel`.
 
-    Calling it, its sources of the device and its profiler need the library alone. What the library does not have is
-    taken from `as_tilelang`: `artifact`, the host's source, the exported library.
+    The call, the device's source and the profiler need the library alone. `as_tilelang` provides the rest: `artifact`,
+    the host's source, the exported library.
     """
 
     _exact: Callable[[], Any]

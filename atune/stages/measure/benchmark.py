@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from atune.errors import UsageError, message_of
+from atune.errors import UsageError, WorkloadError, message_of
 from atune.model.artifact import Artifact, Failure
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
@@ -243,8 +243,8 @@ def _with_causes(wrong: Mismatch, call: Callable[[], None]) -> Mismatch:
 
     try:
         return _device.causes.named(wrong, call_and_wait)
-    except torch.OutOfMemoryError:
-        return wrong  # the device has room to compare, and none to look further
+    except (torch.OutOfMemoryError, WorkloadError):
+        return wrong  # the device has room to compare, and none to look further, or for the reference once more
 
 
 def _is_checked(expected: Expected | None) -> bool:

@@ -11,12 +11,16 @@ from atune.stages.measure.check import Expected, Mismatch, bits_of, compare, exp
 from atune.stages.measure.inputs import Arguments
 from atune.workload.workload import Workload
 
-FILLS = (0x3E, 0x3F)
-"""Bytes that make a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN."""
+FILLS = (0x3E, 0x3F, 0x3E)
+"""Bytes that make a small number in every format. Arithmetic changes such numbers; NaN times 2 stays NaN. The last call
+is on what the first was on: a kernel that then leaves something else is not deterministic."""
+LEAST_SHARE = 0.1
+"""The least number of elements that depend on the output's old values, for each one that differs between equal calls.
+Results of atomic adds may differ so, in their last bits."""
 
 
 class Causes:
-    """Finds likely causes for one workload on one device. What is found of its reference is kept between candidates."""
+    """Finds likely causes for one workload on one device. Findings about its reference are kept between candidates."""
 
     def __init__(self, work: Workload, arguments: Arguments, expected: Expected) -> None:
         self.expected = expected
@@ -68,7 +72,8 @@ class Causes:
 def updated_in_place(arguments: Arguments, call: Callable[[], None]) -> int | None:
     """Return the output whose result depends on what it held before the call; None where there is none.
 
-    `call` is called twice, on outputs that hold one number and then another.
+    `call` is called on outputs that hold one number, then another, and then the first again. Elements that differ
+    between the first and the last call tell nothing, and against it where nearly all do.
     """
     held, left = [], []
     positions = [i for i in arguments.out_idx if i not in arguments.zero]
@@ -80,7 +85,9 @@ def updated_in_place(arguments: Arguments, call: Callable[[], None]) -> int | No
         left.append({i: bits_of(arguments.values[i]).clone() for i in positions})
     for i in positions:
         written = (left[0][i] != held[0][i]) & (left[1][i] != held[1][i])
-        if bool((written & (left[0][i] != left[1][i])).any()):
+        again = left[0][i] == left[2][i]
+        depending, noisy = written & again & (left[0][i] != left[1][i]), written & ~again
+        if int(depending.sum()) > LEAST_SHARE * int(noisy.sum()):
             return i
     return None
 

@@ -154,7 +154,7 @@ def _worst_kind(outputs: dict[int, Any], arguments: Arguments, why: str) -> Mism
 
 
 def _objection(judge: str, error: BaseException, arguments: Arguments) -> str:
-    """Say what a check that raised has said. What the device itself reports is raised again: it has its own kinds."""
+    """Return the message of a check that raised. Raises `error` again if the device reports it: it has own kinds."""
     on_device = any(getattr(value, "is_cuda", False) for value in arguments.values)
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error

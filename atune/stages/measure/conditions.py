@@ -26,7 +26,7 @@ class Observer:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self._nvml = pynvml
-        except Exception:  # no driver, no permission: measuring goes on without
+        except Exception:  # no driver, no permission: measuring works without
             self._nvml = None
 
     def now(self) -> Conditions:

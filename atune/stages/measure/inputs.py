@@ -153,8 +153,8 @@ def drawn(
 ) -> Any:
     """Return a tensor of random data, contiguous or with `strides`.
 
-    `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case; None draws floats from the standard
-    normal distribution and small whole numbers for integers. Integers are from -2 (0 if unsigned) to 2 for every
+    `supply` is the name of one of tilelang's `TensorSupplyType`s, in lower case. None draws floats from the standard
+    normal distribution, and small whole numbers for integers. Integers are from -2 (0 if unsigned) to 2 for every
     distribution.
     """
     import torch
@@ -292,7 +292,7 @@ def _size(text: str, sizes: Mapping[str, int]) -> int:
     if (found := size_of(text, sizes)) is None:
         raise WorkloadError(
             f"dimension {text!r} is symbolic, and nothing says its size: give tensors of the size to tune for, such as "
-            "Workload(…, inputs=[torch.randn(4096, 64)]); where outputs alone have it, give all parameters' tensors"
+            "Workload(…, inputs=[torch.randn(4096, 64)]). Where outputs alone have it, give all parameters' tensors"
         )
     return found
 

@@ -105,8 +105,8 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
 def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], device: str | None = None) -> None:
     """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
 
-    `device`: torch's name for where tensors must be; None takes tensors that have no memory, such as fake ones, and
-    leaves out how they lie in it.
+    `device`: torch's type of the device where tensors must be. None takes tensors without memory, such as fake ones,
+    and ignores their strides.
     """
     for position, (param, tensor) in enumerate(zip(params, arguments, strict=True)):
         if param.shape is None:
@@ -134,8 +134,8 @@ def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], dev
 class Kernel:
     """A tuned kernel. Call it with the inputs and it returns the outputs, or with every parameter and it returns None.
 
-    Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device; contiguous, but
-    for parameters that are declared with strides of their own. It is launched on torch's current stream. Inputs that
+    Inputs are torch tensors of the shapes and dtypes that the kernel was tuned for, on its device. They are contiguous,
+    except for parameters that are declared with strides. The kernel is launched on torch's current stream. Inputs that
     require grad are refused while gradients are recorded: `as_op` takes a backward.
     """
 
@@ -236,7 +236,7 @@ def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
                 if getattr(argument, "requires_grad", False):
                     raise RuntimeError(
                         f"argument {position} requires grad, and the kernel has no backward: give one by "
-                        "as_op(name, backward=…), or call it under torch.no_grad() or with tensors that are detached"
+                        "as_op(name, backward=…), or call it under torch.no_grad() or with detached tensors"
                     )
         return run(*arguments)
 

@@ -19,12 +19,12 @@ _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 
 @dataclasses.dataclass(frozen=True)
 class OpKernel:
-    """What an operator is made of.
+    """The parts of a torch operator.
 
     `launch` takes the operator's arguments, which are `params` without those in `returned`, and returns a tuple of
     tensors, one for each of `returned`. `mutates`: positions in `params` of arguments that it writes into. `scalars`:
-    names of parameters that are numbers, where sizes of outputs depend on them. `identity`: what is equal for the
-    same kernel.
+    names of parameters that are numbers, where sizes of outputs depend on them. `identity`: equal for the same
+    kernel.
     """
 
     params: tuple[KernelParam, ...]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from atune.model.artifact import KernelParam
+from atune.stages.measure import benchmark
 from atune.stages.measure.causes import Causes
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.differences import apart
@@ -161,3 +162,43 @@ def test_outputs_that_are_not_written_or_hold_nan_stay_what_they_are() -> None:
     for kernel, kind in ((half, "unwritten"), (undefined, "non_finite")):
         wrong = explained(kernel, lambda x: x, X, X)
         assert wrong is not None and wrong.kind == kind and "in place" not in wrong.message
+
+
+def test_a_kernel_that_is_not_deterministic_is_not_told_that_it_updates_in_place() -> None:
+    def noisy(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.view(torch.int32).copy_(0x7FC00000 + torch.randint(1, 1 << 20, (8, 8)))  # NaN of many kinds
+
+    wrong = explained(noisy, lambda x: x, X, X)
+    assert wrong is not None and wrong.kind == "non_finite" and "in place" not in wrong.message
+
+
+def test_atomic_adds_to_what_was_there_are_an_update_in_place() -> None:
+    """Their order is open, and so are the last bits of some elements."""
+
+    def adding(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.add_(x)
+        out[:6] *= 1 + 1e-3 * torch.rand(6, 8)
+
+    wrong = explained(adding, lambda x: x, X, X)
+    assert wrong is not None and "output 0 is updated in place" in wrong.message
+
+
+def test_a_reference_that_raises_the_second_time_leaves_the_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory may be gone by then: a candidate is wrong all the same."""
+    calls = 0
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * 2
+
+    work = Workload(lambda x: None, [{"x": 1}], reference=once)
+    arguments = Arguments(work, (X, X), "cpu", 0)
+    monkeypatch.setattr(benchmark, "workload", lambda: work)
+    monkeypatch.setattr(benchmark._device, "arguments", arguments)
+    monkeypatch.setattr(benchmark._device, "expected", expected_outputs(work, arguments))
+    monkeypatch.setattr(benchmark._device, "causes", None)
+    wrong = Mismatch("mismatch", "it differs")
+    assert benchmark._with_causes(wrong, lambda: None) == wrong and calls == 2

@@ -87,7 +87,7 @@ def test_a_symbolic_dimension_that_outputs_alone_have_comes_from_the_tensors_giv
     params = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
     made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *params)
     assert [list(v.shape) for v in made.values] == [[8], [5, 8]]
-    with pytest.raises(WorkloadError, match="where outputs alone have it, give all parameters' tensors"):
+    with pytest.raises(WorkloadError, match="Where outputs alone have it, give all parameters' tensors"):
         arguments(workload(inputs=[torch.ones(8)]), *params)
 
 

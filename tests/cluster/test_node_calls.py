@@ -1,0 +1,130 @@
+"""A node as the engine's program sees it, over agents that a test scripts: silence, libraries, cancelled calls."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from atune.cluster import nodes
+from atune.cluster.agent import NodeAgent, facts_here
+from atune.cluster.messages import Answer, Library, Opening, Question, Reply, raised
+from atune.cluster.nodes import Node, Shelf
+from atune.errors import WorkerError
+from atune.model.artifact import Artifact
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.anyio
+
+
+class Scripted:
+    """An agent that answers as `answer` does."""
+
+    name, local, killed = "node-0", True, False
+
+    def __init__(self, answer: Callable[[Question], Awaitable[Reply]]) -> None:
+        self.facts, self._answer = facts_here(), answer
+
+    async def ask(self, question: bytes) -> bytes:
+        return msgspec.msgpack.encode(await self._answer(msgspec.msgpack.decode(question, type=Question)))
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+NOTHING = Answer(msgspec.msgpack.encode([]))
+
+
+async def test_a_node_that_keeps_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "STALL_S", 0.1)
+
+    async def hang(question: Question) -> Reply:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    agent, lost = Scripted(hang), list[str]()
+    node = Node(agent, Shelf(), lambda node: lost.append(node.lost))
+    with anyio.fail_after(20):
+        await node.watch(lambda message: None)
+    assert lost == ["node node-0 was lost: it did not answer for 0.1 s"] and agent.killed
+
+
+async def test_a_program_that_was_stopped_loses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the program is stopped nothing can be heard: the agents' answers are read once it goes on."""
+    monkeypatch.setattr(nodes, "STALL_S", 0.6)
+    calls, answered = 0, anyio.Event()
+
+    async def answer(question: Question) -> Reply:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            answered.set()
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()  # the deadline began
+        time.sleep(1.3)  # all of this program stands still
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        return NOTHING
+
+    node = Node(Scripted(answer), Shelf(), lambda node: answered.set())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.watch, lambda message: None)
+        with anyio.fail_after(20):
+            await answered.wait()
+        assert node.lost == ""
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_library_that_a_node_could_not_write_is_sent_again(tmp_path: Path) -> None:
+    sent = list[int]()
+
+    async def answer(question: Question) -> Reply:
+        sent.append(len(question.libraries))
+        return raised(WorkerError("No space left on device")) if len(sent) == 1 else NOTHING
+
+    node = Node(Scripted(answer), Shelf(), lambda node: None)
+    path = tmp_path / "one.so"
+    path.write_bytes(b"machine code")
+    artifact = Artifact(index=0, path=str(path), symbol="main", params=(), target="c")
+    with pytest.raises(WorkerError):
+        await node.ask("outputs", artifact, "cpu")
+    for _ in range(2):
+        await node.ask("outputs", artifact, "cpu")
+    assert sent == [1, 1, 0]
+
+
+def test_a_library_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another question of the same library may load it as soon as it has its name."""
+    data = b"machine code"
+    library = Library(hashlib.sha256(data).hexdigest(), data, {"main": b"source"})
+    seen = list[list[str]]()
+    write = Path.write_bytes
+
+    def watched(path: Path, content: Any) -> int:
+        count = write(path, content[:1])
+        seen.append([file.name for file in tmp_path.iterdir() if file.suffix in (".so", ".source")])
+        return count + write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    path = library.write(str(tmp_path))
+    assert Path(path).read_bytes() == data
+    assert seen[0] == [] and all(not name.endswith(".so") for names in seen for name in names)
+
+
+async def test_a_cancellation_that_overtakes_its_call_ends_it() -> None:
+    """A question with libraries is long; the cancellation behind it may come first."""
+    settings = CompileSettings(), BenchmarkSettings()
+    opening = Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
+    agent = NodeAgent(msgspec.msgpack.encode(opening))
+    await agent.cancel(7)
+    question = msgspec.msgpack.encode(Question("notices", msgspec.msgpack.encode(None)))
+    with anyio.fail_after(2):  # it would wait for a notice, and answer
+        assert msgspec.msgpack.decode(await agent.call(7, question), type=Answer).body == b""
