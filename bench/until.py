@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 
 import msgspec
-from spaces import FOLDER, SPACES, SUFFIX
-from strategies import GEMM288, RESULTS, interval
+from spaces import SPACES
+from strategies import RESULTS, interval, recorded
 
-from atune.search.recording import read_recording
 from atune.search.simulation import Limits, held, simulate
 
 
@@ -40,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(space: str, strategy: str, gain: float, seeds: int, processes: int, *, prior: bool) -> Row:
-    recording = read_recording(GEMM288 if space == "gemm288" else FOLDER / f"{space}{SUFFIX}")
+    recording = recorded(space)
     _, whole = simulate(recording, "exhaustive", budget=None, seeds=1)
     summary, trials = simulate(
         recording, strategy, budget=None, seeds=seeds, prior=prior, limits=Limits(until=gain), processes=processes
