@@ -220,3 +220,33 @@ def test_start() -> None:
         f"{saved:.2f} of the start",
         f"{stored('start/cuda-drop-in-1.json')['rows']['drop-in-1']['median']:.2f} of",
     )
+
+
+def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
+    """Return a strategy's summaries by space, of the least budget that is a share of the space."""
+    rows = [row for row in stored(f"{folder}/result.json")["rows"] if row["summary"]["strategy"] == strategy]
+    assert all(row["summary"]["seeds"] == 100 for row in rows)
+    rows.sort(key=lambda row: -row["summary"]["evaluations"])
+    return {row["space"]: row["summary"] for row in rows}
+
+
+def test_strategies_prior5() -> None:
+    for strategy in ("prior", "forest"):
+        found = summaries("strategies_prior5", strategy)
+        assert len(found) == 10 and found["gemm288"]["evaluations"] == 15
+        assert {summary["within_2pct"] for summary in found.values()} == {1.0}
+    says("strategies_prior5", "5 % of the candidates", "100 of 100 seeds", "each of the ten recordings")
+
+
+def test_strategies_prior() -> None:
+    key = "evaluations_to_2pct_median"
+    with_prior, alone = (summaries(folder, "forest") for folder in ("strategies_prior", "strategies"))
+    ratios = {space: with_prior[space][key] / told[key] for space, told in alone.items() if told[key] is not None}
+    less = [ratio for ratio in ratios.values() if ratio < 1]
+    assert len(less) == 7 and {space for space in ratios if ratios[space] > 1} == {"gemm288", "gemm_square"}
+    says("strategies_prior", f"{min(less):.2f} to {max(less):.2f} of the candidates")
+    says("strategies_prior", f"{ratios['gemm288']:.2f} and {ratios['gemm_square']:.2f} times as many")
+    [other] = alone.keys() - ratios.keys()
+    missed = alone[other]
+    says("strategies_prior", f"{other} it tries {with_prior[other][key]:g}")
+    says("strategies_prior", f"{100 * missed['within_2pct']:.0f} of 100 seeds get there by {missed['evaluations']}")
