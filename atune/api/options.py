@@ -16,6 +16,7 @@ from atune.journal.events import Event
 from atune.model.former_names import RUN, renamed
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.shard import Shard
 from atune.reporting.log import EventLog
 from atune.search.interface import Strategy
 from atune.workload.workload import Workload
@@ -49,6 +50,7 @@ class TuneOptions(RunOptions, total=False):
 
     journal: str | os.PathLike[str] | None
     warm: Warm
+    shard: str | Shard | None
 
 
 ELSEWHERE = {

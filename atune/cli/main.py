@@ -107,6 +107,8 @@ def summary_text(result: TuneResult) -> str:
     from atune.reporting.progress import duration
 
     lines = []
+    if result.header is not None and result.header.shard is not None:
+        lines.append(f"shard      {result.header.shard.shard} of {result.header.shard.total} candidates")
     if result.best is None or result.latency_ms is None:
         lines.append("no winner: no candidate worked" if result.finished else "no candidate has been measured")
     else:
@@ -300,6 +302,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         metavar="J",
         help="begin with the best of this journal of the same kernel, or of the result cache (cache); repeatable",
     )
+    group.add_argument("--shard", metavar="2/4", help="try only this shard; atune merge joins the journals of all")
     group.add_argument(
         "--topk", type=_number("candidates"), metavar="N", help="try only the first N candidates; sets the budget"
     )

@@ -25,6 +25,7 @@ from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.shard import Shard
 from atune.system.paths import cache_folder
 from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
@@ -38,6 +39,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget = _budget(arguments)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
+    if arguments.shard and (arguments.dry_run or arguments.compile_only):
+        raise UsageError("--shard: --dry-run and --compile-only look at the whole space: leave one of them out")
     if arguments.dry_run:
         from atune.cli.dry_run import dry_run_command
 
@@ -74,6 +77,7 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
         "budget": budget,
         "journal": journal,
         "warm": arguments.warm,
+        "shard": Shard.parse(arguments.shard),
         "pipeline": arguments.pipeline,
         "compile": CompileSettings(
             workers=arguments.workers,

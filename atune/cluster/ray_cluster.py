@@ -11,14 +11,15 @@ import itertools
 import logging
 import os
 import secrets
+import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import msgspec
@@ -30,6 +31,8 @@ from atune.errors import MachineError, UsageError, message_of
 
 READY_S = 60.0
 """Seconds that an agent may take to start. Where the resources it asks for are taken, Ray lets it wait for ever."""
+REACH_S = 5.0
+"""Seconds that connecting to a cluster's address may take."""
 CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
@@ -57,11 +60,14 @@ class RayAgent:
 
     async def answered(self, reference: Any) -> Any:
         """Wait for what a remote call returns, on whichever event loop. Raises `NodeLost`."""
-        done, token = anyio.Event(), anyio.lowlevel.current_token()
+        done, loop = anyio.Event(), anyio.lowlevel.current_token().native_token
+        soon: Callable[[Callable[[], None]], object]
+        soon = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe  # type: ignore[attr-defined]
 
         def wake(_: object) -> None:
+            """Runs in a thread of Ray's, which must not wait for the loop: the loop may wait for Ray."""
             with suppress(RuntimeError):  # the loop has ended, and nobody waits
-                anyio.from_thread.run_sync(done.set, token=token)
+                soon(done.set)
 
         future = reference.future()
         future.add_done_callback(wake)
@@ -72,8 +78,11 @@ class RayAgent:
             raise NodeLost(_first_line(error)) from error
 
     def kill(self) -> None:
-        with suppress(Exception):  # it may be gone
-            self._ray.kill(self.actor, no_restart=True)
+        def kill() -> None:
+            with suppress(Exception):  # it may be gone
+                self._ray.kill(self.actor, no_restart=True)
+
+        threading.Thread(target=kill, name=f"kill {self.name}", daemon=True).start()  # Ray may take seconds
 
 
 class Actor:
@@ -250,6 +259,8 @@ def _join(ray: Any, address: str) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if address == LOCAL:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    else:
+        _reach(address)
     worker = logging.getLogger("ray._private.worker")  # says that signals are not its own in a thread, as is wanted
     level = worker.level
     worker.setLevel(logging.ERROR)
@@ -263,6 +274,20 @@ def _join(ray: Any, address: str) -> bool:
     finally:
         worker.setLevel(level)
     return True
+
+
+def _reach(address: str) -> None:
+    """Raise `UsageError` where nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise UsageError(
+            f"cluster {address!r} cannot be joined: {host}:{port} cannot be reached ({error}). Start Ray there "
+            "(`ray start --head`), or give the address that it printed"
+        ) from error
 
 
 def _ray(address: str) -> Any:

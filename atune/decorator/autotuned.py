@@ -310,8 +310,8 @@ class Autotuned:
                 return winner
             if tuning.is_this_threads:
                 raise UsageError(
-                    f"{self.__name__} is being tuned by a task of this thread's event loop, and waiting here "
-                    "would block that task: await tune_async(…) with the same arguments before the call"
+                    f"a task of this thread's event loop is tuning {self.__name__}, and waiting here would block that "
+                    "task: await tune_async(…) with the same arguments before the call"
                 )
             found = tuning.done.result()
             if found is not None:

@@ -31,11 +31,12 @@ from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import GONE, Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.pool import drawn_pool
 from atune.engine.proof import Proofs, ProofStage
-from atune.engine.proposals import endless, looked_up
+from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
+from atune.engine.sharding import narrowed, sharded, sharding_of
 from atune.engine.strategies import strategy_name
 from atune.errors import AtuneError, UsageError
 from atune.journal.events import (
@@ -55,6 +56,7 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.shard import Shard, Sharding
 from atune.processes.background import background
 from atune.search import forest
 from atune.search.advice import no_advice
@@ -100,6 +102,7 @@ class Engine:
         find: Find = lambda artifact: None,
         accept: Sequence[str] = (),
         advise: Advise = no_advice,
+        shard: Shard | None = None,
     ) -> None:
         self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
@@ -108,6 +111,10 @@ class Engine:
         """The strategy's name as in the header, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept, self.advise = find, accept, advise
+        self.shard = shard
+        self._sharding: Sharding | None = None
+        """Which candidates of the space the run has, once the space is known; None for all."""
+        self._look_up: LookUp = machine.look_up
         self._run = Run(recorder)
         self._ended_by = "exhausted"
         self._strategy: Guarded | None = None
@@ -145,7 +152,7 @@ class Engine:
         layouts = await self._layouts(plan)
         asking = Asking(run, plan, scheduled)
         proposing = Proposing(
-            run, plan, asking, machine,
+            run, plan, asking, self._look_up,
             strategy=self._strategy, prior=self.prior, figures=self._figures,
             seed=self.seed, seconds=self.budget.seconds, layouts=layouts,
         )  # fmt: skip
@@ -205,12 +212,21 @@ class Engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
             target, devices = await self.machine.discover()
-        spec = specs[0]
+        spec = await self._shard_of(specs[0])
         self._run.spec, self._run.limits = spec, common_limits(devices)
         plan = await self._plan(spec, target, devices)
         if plan is not None:
             self._run.outcomes.sync_soon()
         return spec, plan
+
+    async def _shard_of(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Return the space of this run: the whole one, or the shard that it has. Raises what `sharding_of` raises."""
+        header = self.recorder.state.header
+        self._sharding = shard = await _computed(spec, partial(sharding_of, spec, self.shard, header))
+        if shard is None:
+            return spec
+        self._look_up = sharded(self.machine.look_up, shard)
+        return await _computed(spec, partial(narrowed, spec, shard))
 
     async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
         """Plan and record the start. Returns None if a resumed run has no work left."""
@@ -243,7 +259,7 @@ class Engine:
         check_places(state.header, spec)
         now = RunStarted(seq=0, time=0, mono=0, **header)
         places = [entry.index for entry in proposed(state)] if spec.size is not None else []
-        known = await looked_up(places, self.machine.look_up)
+        known = await looked_up(places, self._look_up)
         rest = partial(plan_rest, state, now, devices, spec, budget, self.accept, known, own, prior, pool)
         plan = await _computed(spec, rest)
         await self._make_strategy(plan, spec)
@@ -258,13 +274,13 @@ class Engine:
         """Return the candidates of a large space from which a strategy begins to learn. Draws more if needed."""
         header = self.recorder.state.header
         seed = self.seed if header is None else int(header.settings.get("seed") or 0)
-        pool = await drawn_pool(spec, self.strategy_name, seed, self.machine.look_up)
+        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up)
         if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO):
             self.strategy_name = "random"
         surveyed = self.recorder.state.surveyed
         if pool and surveyed is not None:
             added = [place for place in surveyed.indices if place not in pool]
-            pool |= await looked_up(added, self.machine.look_up)
+            pool |= await looked_up(added, self._look_up)
         return pool or {}
 
     async def _make_strategy(self, plan: Plan, spec: WorkloadSpec) -> None:
@@ -292,6 +308,7 @@ class Engine:
             "space": spec.identity(),
             "total": spec.total,
             "large": spec.size is not None,
+            "shard": self._sharding,
             "default": spec.default,
             "arguments": spec.arguments,
             "flops": spec.flops,

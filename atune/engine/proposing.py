@@ -11,10 +11,10 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
-from atune.engine.interfaces import CompileWorker, Machine
+from atune.engine.interfaces import CompileWorker
 from atune.engine.layout_choice import LayoutChoice
 from atune.engine.plan import Plan, proposed
-from atune.engine.proposals import Listed, LookedUp
+from atune.engine.proposals import Listed, LookedUp, LookUp
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.survey import SHARE_OF_TIME, Survey, drawn, refine
@@ -40,7 +40,7 @@ class Proposing:
         run: Run,
         plan: Plan,
         asking: Asking,
-        machine: Machine,
+        look_up: LookUp,
         *,
         strategy: Guarded | None,
         prior: Chosen,
@@ -49,7 +49,7 @@ class Proposing:
         seconds: float | None,
         layouts: LayoutChoice | None = None,
     ) -> None:
-        self._run, self._plan, self._asking, self._machine = run, plan, asking, machine
+        self._run, self._plan, self._asking, self._look_up = run, plan, asking, look_up
         self._prior, self._figures = prior, figures
         self._seed, self._seconds, self._layouts = seed, seconds, layouts
         asking.strategy = strategy
@@ -127,7 +127,7 @@ class Proposing:
         if self._run.spec.size is None:
             return Listed(self._plan.candidates, self._asking.ask)
         return LookedUp(
-            self._plan.candidates, strategy, self._asking, self._machine.look_up,
+            self._plan.candidates, strategy, self._asking, self._look_up,
             stopping=lambda: bool(self._run.stopping),
             warn=lambda message: self._run.recorder.emit(Warned, message=message),
         )  # fmt: skip
@@ -151,7 +151,7 @@ class Proposing:
         await survey.run(workers)
         if not self._plan.listed and (grid := grid_of(run.spec.axes)) is not None:
             scores = partial(self._scores, survey, workers[0])
-            await refine(survey, grid, candidates, scores, self._machine.look_up, partial(survey.run, workers))
+            await refine(survey, grid, candidates, scores, self._look_up, partial(survey.run, workers))
         found = await self._columns(survey, workers[0])
         for index, failure in survey.failures.items():
             if recorder.state.entry(index).key:

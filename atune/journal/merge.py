@@ -36,7 +36,8 @@ from atune.journal.events import (
 )
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
-from atune.journal.state import Entry, State, status_of
+from atune.journal.several import Places, Several
+from atune.journal.state import State
 from atune.journal.writer import write_journal
 from atune.model.measurement import FinalEntry
 
@@ -45,9 +46,11 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     """Return one result of all `journals`, and write it as a journal of its own to `output` where that is given.
 
     The work must be the same: kernel, problem, target. Candidates are matched by their configuration. Those of the
-    first journal come first. If several journals have an outcome, a measurement counts before a failure, then the later
-    journal in the given order. `TuneResult.warnings` lists these choices, and other differences (devices, versions).
-    With more than one journal there is no final, because finals of different journals do not compare.
+    first journal come first. Shards of one space become the whole space. If several journals measured a candidate on
+    the same model of device, its latency is the median of all their samples. Otherwise a measurement counts before a
+    failure, then the later journal in the given order. `TuneResult.warnings` counts these candidates, and tells of
+    other differences (versions, settings). With more than one journal there is no final, because finals of different
+    journals do not compare.
 
     Raises `JournalError` if a journal cannot be read or is of other work.
     """
@@ -64,23 +67,26 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 class _Part:
     """One of the journals, as a part of the merged run.
 
-    `indices`: the merged run's index of each candidate, by the journal's own. `chosen`: which part's outcome counts,
-    by configuration key, for all parts. `alone`: there is no other part. `large`: all are of one large space.
-    `surveyed`: whether what this part found of the space is the merged run's.
+    `indices`: the merged run's index of each candidate, by the journal's own. `several`: what counts of candidates with
+    several outcomes. `alone`: there is no other part. `header`: the merged run's. `surveyed`: whether what this part
+    found of the space is the merged run's.
     """
 
     number: int
     state: State
     indices: Mapping[int, int]
-    chosen: Mapping[str, int]
+    several: Several
     alone: bool
-    large: bool
+    header: RunStarted
     surveyed: bool
 
     def counts(self, index: int) -> bool:
         """Tell whether this part's outcome counts for its candidate `index`."""
-        key = self.state.entries[self.state.first(index).index].key
-        return self.chosen.get(key, self.number) == self.number
+        return self.several.chosen.get(self.key(index), self.number) == self.number
+
+    def key(self, index: int) -> str:
+        """Return the key of the first candidate with the code of candidate `index`."""
+        return self.state.entries[self.state.first(index).index].key
 
 
 class _Sequence:
@@ -108,40 +114,57 @@ class _Sequence:
 def _merged(paths: Sequence[str]) -> Iterator[AnyEvent]:
     """Yield the events of one run that did what all of them did, one part a journal."""
     states = [_state(path) for path in paths]
-    survey, differing = _survey(states)
-    notes = _notes(paths, states) + differing
-    numbers = _numbers(states)
-    chosen, conflicts = _chosen(paths, states)
-    total = max([len(numbers), *(state.total for state in states)])
+    notes = _notes(paths, states)
+    spaces = [Places.of(state, whole=len(paths) > 1) for state in states]
+    survey, differing = _survey(states, spaces)
+    numbers = _numbers(states, spaces)
+    several = Several.of(states)
+    header = _header(states, spaces, max([len(numbers), *(space.total for space in spaces)]))
     sequence = _Sequence()
     for number, (path, state) in enumerate(zip(paths, states, strict=True)):
         indices = {entry.index: numbers[entry.key] for entry in state.entries.values() if entry.key}
-        part = _Part(
-            number, state, indices, chosen,
-            alone=len(paths) == 1, large=_one_large_space(states), surveyed=survey and number == 0,
-        )  # fmt: skip
+        surveyed = survey and number == 0
+        part = _Part(number, state, indices, several, alone=len(paths) == 1, header=header, surveyed=surveyed)
         last: Event | None = states[0].header
         for last in JournalReader(path):
-            if (kept := _kept(last, part, total)) is not None:
+            if (kept := _kept(last, part)) is not None:
                 yield sequence.next(kept)
         assert last is not None
         if number == len(paths) - 1:
-            for note in notes + conflicts:
+            for note in notes + differing + several.notes(paths):
                 yield sequence.next(Warned(seq=0, time=last.time, mono=last.mono, message=note))
         yield sequence.next(_ended(last, state, alone=part.alone))
         sequence.end_part(last.mono)
 
 
-def _numbers(states: Sequence[State]) -> dict[str, int]:
+def _header(states: Sequence[State], spaces: Sequence[Places], total: int) -> RunStarted:
+    """Return the merged run's header, with `total` candidates.
+
+    No strategy over the whole space proposed what those of shards did: it is told of all that as known before.
+    """
+    first, known = spaces[0], spaces[0].header.known
+    if any(space.sharding for space in spaces):
+        surveyed = {e.key: e.surveyed for state in states for e in state.entries.values() if e.key}
+        known = sum(not of_survey for of_survey in surveyed.values())
+    one = all((space.space, space.large) == (first.space, first.large) for space in spaces)
+    default = next((space.default for space in spaces if space.default is not None), None) if one else first.default
+    return msgspec.structs.replace(
+        first.header, total=total, large=one and first.large, space=first.space, default=default,
+        known=known,
+        shard=first.header.shard if len(spaces) == 1 else None,
+    )  # fmt: skip
+
+
+def _numbers(states: Sequence[State], spaces: Sequence[Places]) -> dict[str, int]:
     """Return the merged run's index of each configuration, by its key.
 
     The journals' own are kept where they number one space alike. Else the first one's are, and what only later ones
     have gets the indices that are free, in order.
     """
-    if (agreed := _agreed(states)) is not None:
+    if (agreed := _agreed(states, spaces)) is not None:
         return agreed
     first, *later = [[e for _, e in sorted(state.entries.items()) if e.key] for state in states]
-    numbers = {entry.key: entry.index for entry in first}
+    numbers = {entry.key: spaces[0].whole(entry.index) for entry in first}
     taken = set(numbers.values())
     free = (index for index in itertools.count() if index not in taken)
     for entry in itertools.chain.from_iterable(later):
@@ -150,47 +173,42 @@ def _numbers(states: Sequence[State]) -> dict[str, int]:
     return numbers
 
 
-def _agreed(states: Sequence[State]) -> dict[str, int] | None:
+def _agreed(states: Sequence[State], spaces: Sequence[Places]) -> dict[str, int] | None:
     """Return each configuration's index, by its key, where all journals are of one space and number it alike."""
-    headers = [state.header for state in states if state.header is not None]
-    if len({(header.space, header.large) for header in headers}) != 1:
+    if len({(space.space, space.large) for space in spaces}) != 1:
         return None
     numbers = dict[str, int]()
-    for entry in itertools.chain.from_iterable(state.entries.values() for state in states):
-        if entry.key and numbers.setdefault(entry.key, entry.index) != entry.index:
-            return None
+    for state, space in zip(states, spaces, strict=True):
+        for entry in state.entries.values():
+            if entry.key and numbers.setdefault(entry.key, index := space.whole(entry.index)) != index:
+                return None
     return numbers if len(set(numbers.values())) == len(numbers) else None
 
 
-def _survey(states: Sequence[State]) -> tuple[bool, list[str]]:
+def _survey(states: Sequence[State], spaces: Sequence[Places]) -> tuple[bool, list[str]]:
     """Tell whether the first journal's survey of the space is that of all, and what to say where it is not.
 
-    A journal without a survey contradicts none.
+    A journal without a survey contradicts none. That of a shard says nothing of the whole space.
     """
     found = [state.surveyed for state in states if state.surveyed is not None]
     if not found or states[0].surveyed is None:
         return False, []
     first = found[0]
-    if _agreed(states) is not None and all(
+    if any(space.sharding for space in spaces):
+        return False, ["the surveys are of shards: a run that goes on with the merged one has no prior"]
+    if _agreed(states, spaces) is not None and all(
         (one.indices, one.prior, one.facts) == (first.indices, first.prior, first.facts) for one in found[1:]
     ):
         return True, []
     return False, ["the journals' surveys of the space differ: a run that goes on with the merged one has no prior"]
 
 
-def _one_large_space(states: Sequence[State]) -> bool:
-    """Tell whether candidates' indices are places of one large space in all journals."""
-    headers = [state.header for state in states]
-    return all(h is not None and h.large for h in headers) and len({h.space for h in headers if h is not None}) == 1
-
-
-def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
+def _kept(event: AnyEvent, part: _Part) -> Event | None:
     """Return the merged run's version of `event`; None if the merged run omits it."""
     own = part.indices
     match event:
         case RunStarted():
-            header = msgspec.structs.replace(event, total=total, large=part.large)
-            return header if part.number == 0 else _resumed(event, part.number)
+            return part.header if part.number == 0 else _resumed(event, part.number)
         case CandidateProposed():
             return msgspec.structs.replace(event, index=own[event.index])
         case CandidatePruned(instead=int(instead)) if event.index in own:
@@ -218,7 +236,12 @@ def _kept(event: AnyEvent, part: _Part, total: int) -> Event | None:
     index: int | None = getattr(event, "index", None)
     if index is None:
         return event
-    return msgspec.structs.replace(event, index=own[index]) if index in own and part.counts(index) else None
+    if index not in own or not part.counts(index):
+        return None
+    moved: Event = msgspec.structs.replace(event, index=own[index])
+    if isinstance(moved, CandidateMeasured) and (timing := part.several.pooled.get(part.key(index))) is not None:
+        return msgspec.structs.replace(moved, timing=timing)
+    return moved
 
 
 def _ended(last: Event, state: State, *, alone: bool) -> RunFinished | RunInterrupted:
@@ -277,23 +300,3 @@ def _compare(first: str, header: RunStarted, path: str, state: State) -> list[st
     if header.settings.get("benchmark") != other.settings.get("benchmark"):
         notes.append(f"{path} was measured with other benchmark settings than {first}")
     return notes
-
-
-def _chosen(paths: Sequence[str], states: Sequence[State]) -> tuple[dict[str, int], list[str]]:
-    """Return, by configuration key, which journal's outcome counts where several have one, and why."""
-    having: dict[str, list[tuple[bool, int, Entry]]] = {}
-    for part, state in enumerate(states):
-        for entry in state.entries.values():
-            if entry.key and entry.outcome is not None:
-                having.setdefault(entry.key, []).append((isinstance(entry.outcome, CandidateMeasured), part, entry))
-    notes: list[str] = []
-    chosen = {key: max(found, key=lambda item: item[:2])[1] for key, found in having.items()}
-    for key, found in having.items():
-        if len(found) > 1:
-            told = ", ".join(f"{status_of(entry)}{_latency(entry.outcome)} in {paths[i]}" for _, i, entry in found)
-            notes.append(f"candidate {key} has several outcomes ({told}): that of {paths[chosen[key]]} counts")
-    return chosen, notes
-
-
-def _latency(outcome: Any) -> str:
-    return f" {outcome.timing.latency_ms:.4g} ms" if isinstance(outcome, CandidateMeasured) else ""

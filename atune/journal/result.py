@@ -442,7 +442,7 @@ def _ties(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
 
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
-    """Return why candidates failed or were pruned, grouped and counted: `limit` lines and one for the rest."""
+    """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
     groups = result.failure_summary()
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])

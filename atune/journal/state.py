@@ -47,7 +47,7 @@ Place = tuple[float, str, int]
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """What the fold keeps of one candidate. Without cycles, which the garbage collector need not look for."""
+    """The folded state of one candidate. It has no cycles, so that the garbage collector can skip it."""
 
     index: int
     key: str = ""
@@ -62,12 +62,12 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     """The latest outcome of this candidate's code; kept at the first candidate with that code."""
     heard: int = 0
-    """As `CandidateProposed` has it; so has it `surveyed`."""
+    """As in `CandidateProposed`; so is `surveyed`."""
     surveyed: bool = False
     beside: bool = False
     """As `CandidateProposed` has it."""
     place: Place | None = None
-    """What it is ranked by, while it is measured."""
+    """Its key in the ranking, while it is measured."""
 
 
 class State:
@@ -81,16 +81,16 @@ class State:
         self.header: RunStarted | None = None
         self.entries: dict[int, Entry] = {}
         self.counts: Counter[str] = Counter()
-        """Candidates by `Status`, ``remaining`` left out."""
+        """Number of candidates by `Status`, without ``remaining``."""
         self.lowered = self.built = 0
-        """Candidates lowered, and distinct codes whose library was built."""
+        """Numbers of lowered candidates, and of distinct codes with a library."""
         self._stored: set[int] = set()
         self.unbuilt = 0
-        """Distinct codes that have an outcome without a library."""
+        """Number of distinct codes that have an outcome without a library."""
         self.surveyed: SpaceSurveyed | None = None
-        """What the strategy was told of the space, where that was surveyed."""
+        """Facts of the space for the strategy, if the space was surveyed."""
         self.compile_s: list[float] = []
-        """Seconds a candidate of each library that was compiled, in order of size; found ones are not among them."""
+        """Seconds per candidate of each compiled library, in order of size; reused libraries do not count."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -101,16 +101,16 @@ class State:
         """How the last part ended; None while it runs, and after an interruption."""
         self.interrupted: RunInterrupted | None = None
         self.resumed: RunResumed | None = None
-        """The start of the latest part, where the run has several."""
+        """The start of the latest part, if the run has several."""
         self.kept: Artifact | None = None
         """The latest winner's library in the cache folder."""
         self.totals: list[int] = []
-        """Size of the space at the start, and each time it had grown when the run was resumed."""
+        """Size of the space at the start, and after each growth on resume."""
         self.skipped: dict[int, str] = {}
-        """Candidates that were skipped as likely to lose, with the reason; an audit may have measured them since."""
+        """Candidates skipped as likely to lose, with the reason. An audit may have measured them since."""
         self.warnings: list[str] = []
         self.expected_ms: float | None = None
-        """The best latency that the strategy expected of the space when it proposed last; None where it had none."""
+        """The best latency that the strategy expected at its last proposal; None if it expected none."""
         self._improvements: list[Improvement] = []
         self.last_seq = -1
         self.last_mono = 0.0
@@ -121,12 +121,12 @@ class State:
         self._part_s = 0.0
         self._part_started = 0.0
         self._counted: int | None = None
-        """Candidates of a large space, once all of it was looked at."""
+        """Number of candidates of a large space, once all its places were looked up."""
         self._ranking: list[Place] = []
-        """Those that are measured, one a distinct code, fastest first: always in order, so that nobody sorts them."""
+        """Measured candidates, one per distinct code, fastest first. The list is always sorted."""
 
     def apply(self, event: Event) -> None:
-        """Take one event in. Events must come in the order of their `seq`."""
+        """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self._devices_busy.apply(event)
         if not isinstance(event, RunResumed):
@@ -146,7 +146,7 @@ class State:
                 self._alias(event.index, event.same_as)
             case ArtifactBuilt():
                 found = dict(zip(event.indices, event.machine, strict=False))
-                fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part told of it
+                fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
                 if fresh and event.seconds > 0 and event.reason != "compiled before":
                     bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
                 for index in event.indices:
@@ -162,7 +162,7 @@ class State:
             case BenchmarkStarted():
                 self._measuring[event.index] = event.device
             case CandidateMeasured():
-                self.final = None  # it did not time this one, or this library of it: it no longer decides
+                self.final = None  # it did not time this candidate, or this library; it no longer decides
                 self._settle(event)
             case CandidatePruned() | BuildFailed() | BenchmarkFailed():
                 if isinstance(event, CandidatePruned) and event.likely:
@@ -176,7 +176,7 @@ class State:
             case DeviceReady():
                 self.devices[event.device.id] = event.device
             case BenchmarkRepeated():
-                self._measuring.pop(event.index, None)  # it may wait for another device meanwhile
+                self._measuring.pop(event.index, None)  # it may wait for another device
             case DeviceExcluded():
                 self.warnings.append(f"device {event.device} is left out: {event.reason}")
                 self._forget(event.device)
@@ -201,7 +201,7 @@ class State:
                 self._measuring.clear()
                 self._end_part(event.wall_s)
             case RunResumed():
-                self._end_part(self._part_s)  # adds nothing where the part before ended properly
+                self._end_part(self._part_s)  # adds nothing if the previous part ended properly
                 self._part_started = event.mono
                 self._deaths.update(self._measuring.keys())
                 self._measuring.clear()
@@ -211,7 +211,7 @@ class State:
                 self.finished = self.interrupted = self.proven = None
 
     def entry(self, index: int) -> Entry:
-        """Return what is known of candidate `index`: an empty entry, which is not kept, where that is nothing."""
+        """Return the entry of candidate `index`; an unknown one gets an empty entry, which is not kept."""
         return self.entries.get(index) or Entry(index)
 
     def first(self, index: int) -> Entry:
@@ -222,40 +222,40 @@ class State:
         return entry
 
     def outcome(self, index: int) -> Outcome | None:
-        """Return the latest outcome of candidate `index` or of one with its code; None while there is none."""
+        """Return the latest outcome of candidate `index` or of one with its code; None without one."""
         return self.first(index).outcome
 
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the measurements by first timing, fastest first, one a distinct code, as they were reported.
+        """Return the measurements by first timing, fastest first, one per distinct code, as they were reported.
 
-        Their `index` is the candidate that was built and ran: the one that has an artifact. `most`: only so many.
+        Their `index` is the candidate that was built and ran, and has an artifact. `most`: return at most this many.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
 
     @property
     def slowest(self) -> CandidateMeasured | None:
-        """The measurement that `ranked` has last; None where nothing is measured."""
+        """The last measurement of `ranked`; None if nothing is measured."""
         outcome = self.entries[self._ranking[-1][2]].outcome if self._ranking else None
         return outcome if isinstance(outcome, CandidateMeasured) else None
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The best so far by first timing: its credited index and latency in ms. The final is not looked at."""
+        """The best so far by first timing: its credited index and latency in ms. It ignores the final."""
         if not self._ranking:
             return None
         latency_ms, _, index = self._ranking[0]
         return index, latency_ms
 
     def best_over_time(self) -> tuple[Improvement, ...]:
-        """Return when the best so far changed, by first timing. What was taken back, or failed later, is left out."""
+        """Return when the best so far changed, by first timing. Retracted or failed measurements are omitted."""
         return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
     def winner(self) -> int | None:
-        """The candidate that was built and ran of those that win: the final's first that still stands, else the best.
+        """The winning candidate that was built and ran: the first of the final that is still valid, otherwise the best.
 
-        None while nothing is measured.
+        None if nothing is measured.
         """
         for entry in self.final.entries if self.final else ():
             if isinstance(self.outcome(entry.index), CandidateMeasured):
@@ -263,7 +263,7 @@ class State:
         return next((measured.index for measured in self.ranked(1)), None)
 
     def deaths(self, index: int) -> int:
-        """Return how often the whole program died while candidate `index` was being measured, this part included."""
+        """Return how often the whole program died while it measured candidate `index`, including this part."""
         return self._deaths[index] + (index in self._measuring)
 
     @property
@@ -273,29 +273,29 @@ class State:
 
     @property
     def total(self) -> int:
-        """Candidates of the space; of a large one at most, until all of it was looked at."""
+        """Candidates of the space. For a large one, an upper bound until all its places were looked up."""
         if self._counted is not None:
             return self._counted
         return self.totals[-1] if self.totals else 0
 
     @property
     def stored(self) -> int:
-        """Distinct codes that an earlier run compiled, so that this one found their libraries."""
+        """Number of distinct codes whose libraries an earlier run compiled."""
         return len({self.first(index).index for index in self._stored})
 
     @property
     def settled(self) -> int:
-        """Candidates that need no more work: measured, failed, pruned and duplicates."""
+        """Number of candidates that need no more work: measured, failed, pruned and duplicates."""
         return sum(self.counts.values())
 
     @property
     def wall_s(self) -> float:
-        """Seconds of all parts of the run; of a part without an end, as far as its last event."""
+        """Seconds of all parts of the run. A part without an end counts up to its last event."""
         return self._ended_s + self._part_s
 
     @property
     def device_s(self) -> float:
-        """Seconds that devices were busy with candidates, summed over devices and parts; the final is not in it."""
+        """Seconds that devices were busy with candidates, summed over devices and parts, without the final."""
         return self._devices_busy.seconds
 
     def _end_part(self, wall_s: float) -> None:
@@ -317,7 +317,7 @@ class State:
         self._rank(first)
 
     def _forget(self, device: str) -> None:
-        """Take back what `device` measured: its figures cannot be ranked against the others'."""
+        """Retract the measurements of `device`, because its latencies cannot be ranked against the others'."""
         for entry in self.entries.values():
             if isinstance(entry.outcome, CandidateMeasured) and entry.outcome.device == device:
                 self._count(entry, -1)
@@ -349,7 +349,7 @@ class State:
             self.unbuilt += 0 if entry.built else step
 
     def _rank(self, entry: Entry) -> None:
-        """Bring the ranking up to date for `entry`, whose outcome or key may have changed."""
+        """Update the ranking of `entry`, whose outcome or key may have changed."""
         outcome, was = entry.outcome, entry.place
         now = (outcome.timing.latency_ms, entry.key, entry.index) if isinstance(outcome, CandidateMeasured) else None
         if now == was:

@@ -1,4 +1,4 @@
-"""What a run did not try, and why; and how often the guess was wrong that a candidate would lose."""
+"""Candidates that a run did not try, with reasons; and how often the guess that a candidate would lose was wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNAUDITED = {
 
 
 class Untried(msgspec.Struct, frozen=True):
-    """Candidates that were not tried for one reason. `indices`: of those that were proposed; others have no record."""
+    """Candidates that were not tried for one reason. `indices`: of proposed ones; others have no record."""
 
     reason: str
     count: int
@@ -34,8 +34,8 @@ class Audited(msgspec.Struct, frozen=True):
     """Candidates that were `skipped` as likely to lose, and how many of these were `tried` all the same.
 
     Compiles that were ended as hopeless are among them. `wrong`: those that were tried and faster than every other
-    candidate, so that skipping would have lost the best.
-    `near`: those within 5 % of the fastest of the others. `missing`: why an audit that was asked for was not made.
+    candidate, so that skipping would lose the best. `near`: those within 5 % of the fastest of the others. `missing`:
+    why an audit that was asked for was not made.
     """
 
     skipped: int
@@ -51,7 +51,7 @@ def passed_over(outcome: Outcome | None) -> bool:
 
 
 def untried(state: State) -> tuple[Untried, ...]:
-    """Return what was not tried by its reason, the most frequent first."""
+    """Return the untried candidates by reason, the most frequent first."""
     by_reason: dict[str, list[int]] = {}
     why = "the run has not ended" if state.interrupted is None else "the run was interrupted before them"
     if state.finished is not None:
@@ -71,7 +71,7 @@ def untried(state: State) -> tuple[Untried, ...]:
 
 
 def audited(state: State) -> Audited | None:
-    """Return how good the guesses were; None where nothing was skipped."""
+    """Return how good the guesses were; None if nothing was skipped."""
     if not state.skipped:
         return None
     codes = {state.first(index).index for index in state.skipped}

@@ -1,4 +1,4 @@
-"""Why the winner wins, as far as known facts tell: those in which it differs from the next candidates."""
+"""Why the winner wins, as far as facts tell: those in which it differs from the next candidates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from atune.model.device import Target
 
 RIVALS = 3
-"""The next candidates of other code that the winner is compared with."""
+"""Number of next candidates with other code that the winner is compared with."""
 MOST = 4
-"""Facts that are told."""
+"""Maximum of reported facts."""
 Reads = Callable[["Record", str], Any]
 
 
 def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> str | None:
-    """Say in which facts `winner` differs from each of `rivals`, which are by latency; None without rivals.
+    """Say in which facts `winner` differs from each of `rivals`, which are sorted by latency; None without rivals.
 
-    A number that lies between others' does not count. Where it differs in none from all of them, those facts are told
-    in which it differs from the next one. They go along with winning; nothing shows that they are its cause.
+    A number between others' does not count. If no fact differs from all rivals, the text has those that differ from the
+    next one. These facts correlate with winning; nothing shows that they cause it.
     """
     next_one = next(iter(rivals), None)
     if next_one is None or winner.latency_ms is None or next_one.latency_ms is None:
@@ -38,7 +38,7 @@ def wins_by(winner: Record, rivals: Sequence[Record], target: Target | None) -> 
 
 
 def _differences(winner: Record, others: Sequence[Record], arch: str) -> list[str]:
-    """Return the facts that are known of all and in which the winner is unlike every other, most telling first."""
+    """Return the facts that all have and in which the winner is unlike every other, the most informative first."""
     told: list[str] = []
     for say, read in FACTS:
         mine, theirs = read(winner, arch), [read(other, arch) for other in others]
@@ -49,7 +49,7 @@ def _differences(winner: Record, others: Sequence[Record], arch: str) -> list[st
 
 
 def _between(mine: Any, theirs: Sequence[Any]) -> bool:
-    """Tell whether a number has others on both sides: then more or less of it does not explain anything."""
+    """Tell whether a number has others on both sides. Then more or less of it explains nothing."""
     return isinstance(mine, int) and min(theirs) < mine < max(theirs)
 
 
@@ -99,7 +99,7 @@ def _tile(record: Record, _: str) -> str | None:
 
 
 def _traffic(record: Record, _: str) -> str | None:
-    """Return what all blocks move to and from global memory, caches not counted."""
+    """Return the bytes that all blocks move to and from global memory, without caches."""
     facts = record.facts
     if facts is None or facts.work is None or not facts.grid:
         return None
@@ -127,4 +127,4 @@ FACTS: tuple[tuple[Callable[[Any, Sequence[Any]], str], Reads], ...] = (
     (_against("shared memory bytes"), _of_facts("smem_bytes")),
     (_against("code bytes"), _of_machine("code_bytes")),
 )
-"""How a fact is told, and how it is read of a record on an architecture; the most telling first."""
+"""The text of each fact, and how to read it from a record on an architecture; the most informative first."""

@@ -32,7 +32,7 @@ def line_of(event: Event) -> bytes:
 
 
 class Journal:
-    """The one writer of a journal, which it holds a lock on; the lock ends with its process, however that dies.
+    """The one writer of a journal. It holds a lock, which ends with its process, however that dies.
 
     Make one with `create` or `reopen`. Usable as a context manager.
     """
@@ -51,9 +51,9 @@ class Journal:
 
     @classmethod
     def create(cls, path: str | Path) -> Journal:
-        """Start a new journal, readable by its owner alone; missing folders are made, private too.
+        """Start a new journal that only its owner can read. Missing folders are made, private too.
 
-        Raises `JournalError` where `path` cannot be written, holds something already, or has another writer.
+        Raises `JournalError` if `path` cannot be written, is not empty, or has another writer.
         """
         path = str(path)
         try:
@@ -69,7 +69,7 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Open a journal to go on with it: return it with its events. The first append cuts a torn tail off.
+        """Open a journal to continue it, and return it with its events. The first append cuts a torn tail off.
 
         Raises `JournalError` as `create` and `read` do.
         """
@@ -89,7 +89,7 @@ class Journal:
 
     @classmethod
     def start(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Reopen the journal at `path` with its events; create it where there is none, or an empty file."""
+        """Reopen the journal at `path` with its events; create it if the file is missing or empty."""
         try:
             if os.stat(path).st_size or not os.path.isfile(path):
                 return cls.reopen(path)
@@ -99,9 +99,9 @@ class Journal:
 
     @classmethod
     async def start_aside(cls, path: str | Path) -> tuple[Journal, list[AnyEvent]]:
-        """Do what `start` does in a thread: a disk may be slow, and a journal long.
+        """Call `start` in a thread, because a disk may be slow, and a journal long.
 
-        Cancelling leaves the thread to end by itself, and no lock once it has.
+        After a cancellation the thread ends on its own, and then leaves no lock.
         """
         found: list[tuple[Journal, list[AnyEvent]]] = []
         given_up, turn = False, threading.Lock()
@@ -126,7 +126,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write `event` as one whole line. It survives this process at once, and the machine after `sync`.
 
-        Raises `JournalError` where it cannot be written; what stands there already stays whole.
+        Raises `JournalError` if it cannot be written; earlier lines stay whole.
         """
         if self._broken is not None:
             raise self._broken
@@ -137,7 +137,7 @@ class Journal:
             raise JournalError(f"the journal {self.path} takes no event of {len(line)} bytes: {type(event).__name__}")
         done = 0
         try:
-            if self.torn_bytes:  # only now: a journal that is only opened stays as it was
+            if self.torn_bytes:  # only now: a journal that is only opened stays unchanged
                 os.ftruncate(self._fd, self._size)
                 self.torn_bytes = 0
             while done < len(line):
@@ -149,9 +149,9 @@ class Journal:
         self._written += 1
 
     async def sync(self) -> None:
-        """Return once everything appended so far is on the disk. Callers that come together share one sync.
+        """Return once everything appended so far is on the disk. Concurrent callers share one sync.
 
-        The sync runs in a thread; cancelling a caller leaves it to end by itself. Raises `JournalError` where it fails.
+        The sync runs in a thread, which ends on its own if a caller is cancelled. Raises `JournalError` if it fails.
         """
         wanted = self._written
         while self._synced < wanted:
@@ -173,7 +173,7 @@ class Journal:
                 done.set()
 
     def close(self) -> None:
-        """Let go of the file and its lock. A file that was made here and got no event is removed. Twice is fine."""
+        """Close the file and release its lock. A file that was made here and got no event is removed. Idempotent."""
         if self._fd < 0:
             return
         if self._remove_if_empty and self._size == 0:
@@ -181,7 +181,7 @@ class Journal:
                 os.unlink(self.path)
             except OSError:
                 pass
-        # By hand: a sync that was abandoned may still run in its thread, and would hold the lock until its end.
+        # By hand: an abandoned sync may still run in its thread, and would hold the lock until its end.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
         self._fd = -1
@@ -199,7 +199,7 @@ class Journal:
             try:
                 os.ftruncate(self._fd, self._size)
             except OSError:
-                pass  # the torn line is then cut off by the next reader
+                pass  # the next reader then cuts off the torn line
         self._broken = cannot(doing, self.path, error)
         raise self._broken from error
 
@@ -207,12 +207,12 @@ class Journal:
 def _sync_file(fd: int) -> None:
     os.fsync(fd)
     if os.fstat(fd).st_nlink == 0:
-        # Writing to a removed file succeeds for ever, and nothing of it is kept.
+        # Writing to a removed file always succeeds, and the data is lost.
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def _sync_folder(path: str) -> None:
-    # Without it the file's name may be lost with the power although its content was synced.
+    # Without it the file's name may be lost in a power failure although its content was synced.
     try:
         fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -226,9 +226,9 @@ def _sync_folder(path: str) -> None:
 
 
 def _open_locked(path: str, *, create: bool = False) -> tuple[int, bool]:
-    """Open the file at `path` and lock it; return it with whether it was made here.
+    """Open the file at `path` and lock it. Returns it, and whether it was made here.
 
-    A writer that ends may remove its empty file between the two: then `path` is opened anew.
+    A writer that ends may remove its empty file between the two steps. Then `path` is opened again.
     """
     while True:
         try:
@@ -276,11 +276,11 @@ def _lock(fd: int, path: str) -> None:
 
 
 def write_journal(output: str, events: Sequence[AnyEvent]) -> None:
-    """Write the new journal `output`, whole or not at all: it is written beside, and then renamed.
+    """Write the new journal `output`, whole or not at all: under another name, and then renamed.
 
-    Raises `JournalError` where something is there already, or it cannot be written.
+    Raises `JournalError` if `output` exists, or it cannot be written.
     """
-    Journal.create(output).close()  # refused before anything is written, where there is something
+    Journal.create(output).close()  # refused before anything is written, if a file exists
     real = os.path.realpath(output)
     try:
         with whole_file(Path(real)) as part:
@@ -290,6 +290,6 @@ def write_journal(output: str, events: Sequence[AnyEvent]) -> None:
                     journal.append(event)
             with open(part, "rb") as file:
                 os.fsync(file.fileno())
-            Journal.create(output).close()  # once more: it may have taken long
+            Journal.create(output).close()  # again, because writing may have taken long
     except OSError as error:
         raise cannot("write", output, error) from error

@@ -1,4 +1,4 @@
-"""The compile service of a run: when it is begun, whether builds use it, and why not."""
+"""The compile service of a run: when it starts, whether builds use it, and why not."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from atune.system.cores import usable_cores
 from atune.system.surroundings import surroundings
 
 ACCELERATOR = "cicc"
-"""The accelerator that the service is for."""
+"""The accelerator that needs the service."""
 DRIVER = ("/dev/nvidiactl", "/dev/dxg")
-"""One of these is there where CUDA's driver is."""
+"""Files of CUDA's driver: if the driver is installed, one of them exists."""
 
 
 class CompileService(anyio.AsyncContextManagerMixin):
-    """Owns the process that compiles with headers that it has parsed already; see `atune.stages.accelerators.service`.
+    """Owns the process that compiles with headers parsed in advance; see `atune.stages.accelerators.service`.
 
-    `start` has them parsed ahead of everything else, while the fork server still imports tilelang. The first lowered
-    candidate decides whether it is used: until then nobody knows how many there are and what compiling them costs.
-    While `warming`, lowering goes on and building waits; `ready` tells builds to use it, `why` what was decided.
-    A run that ends well leaves cicc, with the headers parsed, to the next one.
+    `start` begins to parse them while the fork server still imports tilelang. The first lowered candidate decides
+    whether builds use the service: only then are the number of candidates and the cost of compiling known.
+    While `warming`, lowering continues and building waits. If `ready`, builds use the service. `why` is the decision.
+    A run that ends well leaves cicc, with its parsed headers, to the next run.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target, nice: int = 0) -> None:
         self.state: states.State = states.Idle()
         self.wake: Callable[[], None] = lambda: None
-        """Called when `state` has changed."""
+        """Called after each change of `state`."""
         self._settings, self._target, self._nice = settings, target, nice
         self._candidates, self._workers = 0, 1
         self._run_dir = ""
@@ -54,7 +54,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         try:
             async with background() as self._tasks:
                 yield
-                if self._process is not None:  # not after an error or a cancellation, which must not wait
+                if self._process is not None:  # skipped after an error or a cancellation, which must not wait
                     await self._process.leave()
         finally:
             if self._process is not None:
@@ -62,56 +62,57 @@ class CompileService(anyio.AsyncContextManagerMixin):
 
     @property
     def ready(self) -> bool:
-        """Whether it is there to compile."""
+        """Whether the service can compile."""
         return isinstance(self.state, states.Ready)
 
     @property
     def warming(self) -> bool:
-        """Whether it will be."""
+        """Whether the service will soon be `ready`."""
         return isinstance(self.state, states.Warming)
 
     @property
     def soon(self) -> bool:
-        """Whether it will be sooner than a group could be built without it."""
+        """Whether waiting for the service takes less time than building a group without it."""
         return isinstance(self.state, states.Warming) and self.state.soon
 
     @property
     def why(self) -> str:
-        """What was decided; empty before, and where there is nothing to say."""
+        """The decision and its reason. Empty before the decision, or if it needs no explanation."""
         return self.state.why if isinstance(self.state, states.Warming | states.Ready | states.Unused) else ""
 
     @property
     def pid(self) -> int:
-        """The service's process, once there is one."""
+        """The service's process; 0 before it starts."""
         return 0 if self._process is None else self._process.pid
 
     def start(self, *, early: bool, run_dir: str, env: Mapping[str, str]) -> None:
-        """Take over what the run before left; else, where it is `early`, begin to parse headers.
+        """Take over the process that the previous run left. Otherwise, if `early`, begin to parse headers.
 
-        That is done where they will probably be used and a core is free for it. `run_dir`: where workers look for it.
+        Does nothing if the service will probably not be used. A new process also needs a free core. `run_dir`: the
+        folder where workers look for the service.
         """
         self._run_dir, self._env = run_dir, env
         try:
             target = parse_target(self._target)
         except UsageError:
-            return  # `discover` tells
+            return  # `discover` reports the error
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         if cuda and self._may_be_used:
             arch = "" if target is None else target.arch
             self._begin(arch, only_kept=not (early and len(usable_cores()) > 1))
 
     def expect(self, candidates: int | None, workers: int) -> None:
-        """Learn how much will be compiled: None when nobody knows."""
+        """Set the number of candidates, None if unknown, and of compile workers."""
         self._candidates, self._workers = candidates or 0, workers
 
     def decline(self, reason: str) -> None:
-        """Learn that the run does without; `reason` is empty where there is nothing to say of it."""
+        """Do without the service in this run. `reason` is empty if it needs no explanation."""
         self._move(states.Unused(f"nvcc, because {reason}" if reason else ""))
         if self._process is not None:
             self._process.give_up()
 
     def saw(self, lowered: Lowered, target: Target) -> None:
-        """Decide, on the first candidate of a run that has to be compiled, whether the service is used."""
+        """Decide whether to use the service, at the first candidate that must be compiled."""
         state = states.decided(
             self.state,
             asked=not self._settings.acceleration.auto,
@@ -133,9 +134,9 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self._process.give_up()
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """Note beside what compiled `artifact` why it did."""
+        """Return `artifact` with the reason for the choice of its compiler."""
         if not self.why or artifact.why.startswith(("nvcc, because", "cicc could not")):
-            return artifact  # its own reason
+            return artifact  # it has a reason of its own
         return msgspec.structs.replace(artifact, why="; ".join(filter(None, (self.why, artifact.why))))
 
     @property
@@ -165,7 +166,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self._move(states.left(self.state))
 
     def _anew(self) -> None:
-        """Learn that what the run before left has ended meanwhile, so that headers are parsed again."""
+        """Return to parsing, because the process that the previous run left has ended."""
         if isinstance(self.state, states.Parsing):
             self._move(states.Parsing(self.state.started))
 

@@ -24,16 +24,16 @@ from atune.system.folders import made_folder
 from atune.system.shortage import CompilerKilled, ShortOf, space_is_short
 
 COMPILE_NICE = 5
-"""Niceness of the compile workers: the user's own programs, and the measuring processes, go first."""
+"""Niceness of the compile workers. The user's own programs and the device processes take precedence."""
 
 ELABORATE_S = 20.0
-"""Seconds that one elaboration may take while the whole run waits for it, where `compile_timeout_s` is more. Past them
-nothing is known of the candidate; lowering it has the whole deadline."""
+"""Most seconds for one elaboration, because the whole run waits for it. `compile_timeout_s` counts if it is less.
+A candidate that takes longer stays unknown, and its lowering has the whole deadline."""
 
 
 @dataclass(frozen=True)
 class CompileContext:
-    """What the compile workers of a run have in common: what they are told, and whom they ask."""
+    """Shared state of a run's compile workers."""
 
     session: Session
     workers: Workers
@@ -45,7 +45,7 @@ class CompileContext:
 
 @dataclass(frozen=True)
 class _Mishap:
-    """Why a compile brought nothing."""
+    """Reason why a compile has no result."""
 
     kind: FailureKind
     message: str
@@ -57,7 +57,7 @@ class _Mishap:
 
 
 def _lost(doing: str, error: WorkerLost) -> _Mishap:
-    """Return what a lost worker means for what it worked on: one killed from outside is to be tried again."""
+    """Return the mishap for the work of a lost worker. If the worker was killed from outside, the work is retried."""
     how = how_it_ended(error)
     if error.outside:
         return _Mishap("worker_lost", f"{doing} was killed: {how}", error.detail, f"its compile worker was lost: {how}")
@@ -114,7 +114,7 @@ class LocalCompileWorker:
         except WorkerTimeout as error:
             raise UsageError(
                 f"prior {prior.name} took more than compile_timeout_s={self._limit_s:g} s for {len(known)} candidates: "
-                "make it faster, or leave prior= out"
+                "make it faster, or omit prior="
             ) from error
         except WorkerLost as error:
             raise UsageError(f"prior {prior.name} ended its process: {how_it_ended(error)}") from error
@@ -125,11 +125,11 @@ class LocalCompileWorker:
     async def find(self, lowered: Lowered) -> Artifact | None:
         found = await self.context.store.find(lowered)
         if found is None:
-            self.context.service.saw(lowered, self.context.session.target)  # it decides once
+            self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
         return found
 
     async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
-        """Compile `group`; those that an earlier run lowered, and that have no blob, come from the store."""
+        """Compile `group`. An earlier run lowered the members without a blob; these come from the store."""
         answers: dict[int, Built] = {}
         for lowered in group:
             if not lowered.blob:
@@ -142,7 +142,7 @@ class LocalCompileWorker:
         return [answers[lowered.index] for lowered in group]
 
     async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        """Compile `candidates` to the code that tilelang itself makes; what an earlier run left of it is taken."""
+        """Compile `candidates` to the code that tilelang itself makes, or take it from the store."""
         answers: dict[int, Built] = {}
         groups: dict[str, list[Lowered]] = {}
         for candidate in candidates:
@@ -164,10 +164,10 @@ class LocalCompileWorker:
         return [answers[candidate.index] for candidate in candidates]
 
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
-        """Compile `candidate` with every accelerator off, and compare; what an earlier run proved is taken.
+        """Compile `candidate` without accelerators and compare, unless an earlier run proved it.
 
-        A crash or a deadline is a `Failure`. Where nothing differs the proof is kept, and the plain library always.
-        Raises `WorkerLost` where the worker was killed from outside.
+        A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
+        Raises `WorkerLost` if the worker was killed from outside.
         """
         store = self.context.store
         if await store.find_proof(measured):
@@ -179,7 +179,7 @@ class LocalCompileWorker:
                 raise WorkerLost(reply.message, reply.detail, outside=True)
             return reply.of(candidate.index)
         proof: Proof | Failure = msgspec.msgpack.decode(reply, type=Proof | Failure)
-        if isinstance(proof, Proof) and measured.store_key:  # else neither of them may be kept
+        if isinstance(proof, Proof) and measured.store_key:  # without a key, neither may be stored
             if proof.plain is not None:
                 await store.keep([proof.plain])
             if not proof.difference:
@@ -189,7 +189,7 @@ class LocalCompileWorker:
     async def _compile(
         self, group: Sequence[Lowered], *, exact: bool = False, limit_s: float | None = None
     ) -> list[Built]:
-        """Compile `group` into one library, and keep it. Raises `GroupFailed` where a group of several fails."""
+        """Compile `group` into one library and store it. Raises `GroupFailed` if a group of several fails."""
         service = self.context.service.ready
         job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
         reply = await self._try(BUILD, msgspec.msgpack.encode(job), limit_s)
@@ -210,7 +210,7 @@ class LocalCompileWorker:
         return built
 
     async def _try(self, entry: str, job: bytes, limit_s: float | None = None) -> bytes | _Mishap:
-        """Have the worker compile; return its answer, or why there is none."""
+        """Have the worker compile. Return its answer, or the reason for a missing one."""
         try:
             return await self._call(entry, job, limit_s)
         except WorkerTimeout as error:
@@ -223,23 +223,23 @@ class LocalCompileWorker:
             return _Mishap("codegen", str(error), error.detail)
 
     async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
-        """Call the worker, in its turn, for `limit_s` or the settings' deadline.
+        """Call the worker in its turn, for at most `limit_s` or the settings' deadline.
 
-        What the machine is short of is waited for, each time with a new worker.
+        If the machine is short of a resource, this waits and retries with a new worker.
 
-        Raises `WorkerLost` where a compiler was killed, too.
+        Raises `WorkerLost` also if a compiler was killed.
         """
         return await self.context.patience.until_it_works(lambda: self._call_with_room(entry, payload, limit_s))
 
     async def _call_with_room(self, entry: str, payload: bytes, limit_s: float | None) -> bytes:
-        """Call the worker while there is room beside others; again where it lacked memory, or its server was lost."""
+        """Call the worker when `Room` has a free place. Retry if it lacked memory or its server was lost."""
         room = self.context.room
         while True:
             async with room.taken():
                 try:
                     return await self._call_now(entry, payload, limit_s)
                 except ServerLost:
-                    continue  # another is started, and raises what says so once none is
+                    continue  # a new server starts, or the next call raises the reason why not
                 except WorkerLost as error:
                     if not (error.outside and room.made()):
                         raise
@@ -255,7 +255,7 @@ class LocalCompileWorker:
             if error.kind == CompilerKilled.__name__:
                 raise WorkerLost(str(error), error.detail, outside=True) from error
             if shortage(error) is not None:
-                await self._worker.kill()  # it may have what is missing
+                await self._worker.kill()  # it may hold the missing resource
             raise
         except WorkerLost as error:
             if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
@@ -273,7 +273,7 @@ class LocalCompileWorker:
 
 
 def _keyed(built: Built, lowered: Lowered, variant: str) -> Built:
-    """Return what was built of `lowered` with the key that the store has it under, empty where it may not be kept."""
+    """Return `built` with the store's key of `lowered`, which is empty if the result may not be stored."""
     if isinstance(built, Failure):
         return built
     return msgspec.structs.replace(built, store_key=lowered.store_key + variant if lowered.storable else "")

@@ -1,4 +1,4 @@
-"""A device's process on this machine, and the one that stands by for it."""
+"""A device's process on this machine, and its standby."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from atune.system.cores import usable_cores
 from atune.system.device_lock import DeviceLock
 
 STANDBY_FREE_BYTES = 4 << 30
-"""Memory that a GPU must have free, inputs made, before a second process is kept on it: its context takes 0.6 GiB."""
+"""Free memory that a GPU with its inputs needs for a standby process, whose context takes 0.6 GiB."""
 STANDBY_PATIENCE_S = 1.0
-"""Seconds that a process in the making waits for what is measured on its device: candidates are done sooner."""
+"""Seconds that a starting standby waits for its device. Most candidates take less."""
 SHARED_S = 2.0
-"""Seconds of waiting for a device after which it is said that another run measures there, too."""
+"""Seconds of waiting for a device before the warning that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
-"""Failures that another candidate may have caused, of those that ran in the process before."""
-NOT_ALONE = "other candidates had run in its process, and may have spoilt it"
+"""Failures that an earlier candidate in the same process may have caused."""
+NOT_ALONE = "earlier candidates in its process may have caused this"
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
-"""Failures after which the process's context, or its memory, is beyond repair, although it answered."""
+"""Failures that ruin the process's context or memory, although it answers."""
 
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """What the devices' processes of a run have in common: what they are told, who starts them, and who is warned."""
+    """Shared state of a run's device workers."""
 
     session: Session
     workers: Workers
@@ -57,12 +57,12 @@ class DeviceContext:
 
     @property
     def limit_s(self) -> float:
-        """Seconds that one candidate may take."""
+        """Most seconds for one candidate."""
         return self.session.benchmark.benchmark_timeout_s
 
 
 class LocalDeviceWorker:
-    """One device's process. `start` replaces it, by the one that stands by where there is one."""
+    """One device's process. `start` replaces it, with the standby if there is one."""
 
     def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
         self.context, self.info, self.cpus = context, info, cpus
@@ -72,7 +72,7 @@ class LocalDeviceWorker:
         self._standby: _Standby | None = None
         self._room_for_two = True
         self._example: Artifact | None = None
-        """A candidate whose parameters the inputs were made for: a new process makes them at once."""
+        """The candidate whose parameters the inputs fit. A new process uses it to make them at once."""
         self._prepared = False
         self._used = False
         """Whether a candidate has run in this process."""
@@ -149,13 +149,16 @@ class LocalDeviceWorker:
         return [failed.get(entry.index, entry) for entry in finals.entries], finals.reference
 
     async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        """Run `artifact` once and return its outputs' bytes. For tests of libraries."""
         self._used = True
         reply = await self._call("outputs", msgspec.msgpack.encode(artifact), None)
         return msgspec.msgpack.decode(reply, type=list[bytes])
 
     async def _prepare(self, artifact: Artifact, *, first: bool) -> Timing | None:
-        """Make the inputs and run the reference; time it for the `first` process, whose failure is the workload's."""
+        """Make the inputs and run the reference. Time it only in the `first` process.
+
+        A failure of the `first` process is the workload's: raises `WorkloadError`.
+        """
         limit = self.context.limit_s
         request = Prepare(artifact=artifact, timed=first)
         if first:
@@ -165,7 +168,7 @@ class LocalDeviceWorker:
         except RemoteError as error:
             raise translated(error) from error
         except WorkerTimeout as error:
-            if not first:  # it was done in time before
+            if not first:  # an earlier process finished it in time
                 raise
             message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
             raise WorkloadError(message) from error
@@ -181,7 +184,7 @@ class LocalDeviceWorker:
         return prepared.reference
 
     def _keep_standby(self, free_bytes: int | None) -> None:
-        """Begin to start a process that stands by, where that is wanted."""
+        """Begin to start a standby process if the settings and the resources allow one."""
         wanted = self.context.session.benchmark.standby
         if wanted is None:
             wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES and len(usable_cores()) > 2
@@ -191,14 +194,14 @@ class LocalDeviceWorker:
                 self._standby = standby
 
     async def _new(self, *, warm: bool = False) -> Worker:
-        """Fork a process, pin it to the device and make its context; `warm` also loads what it will need."""
-        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # pinned before CUDA starts in it
+        """Fork a process, pin it to the device and make its context. `warm`: also load the code for measuring."""
+        env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # CUDA reads it as it starts
         worker = await self.context.workers.spawn(f"device-{self.name}", env=env, cpus=self.cpus)
         try:
             session = msgspec.structs.replace(self.context.session, device=self.info.id)
             await self.context.workers.begin(worker, session)
             payload = msgspec.msgpack.encode(Begin(device=self.info, warm=warm))
-            # A context in the making may disturb what is timed beside it, but must not wait for a candidate that hangs.
+            # Making a context may disturb a timing on the device, but must not wait for a candidate that hangs.
             async with self._lock.held(STANDBY_PATIENCE_S if warm else None) as waited_s:
                 if not warm:
                     self._note(waited_s)
@@ -210,9 +213,9 @@ class LocalDeviceWorker:
         return worker
 
     async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
-        """Call the device's process while no other run measures on the device; waiting does not count as its time.
+        """Call the device's process while no other run measures on the device. `timeout_s` excludes waiting.
 
-        What the machine is short of is waited for.
+        If the machine is short of a resource, this waits and retries.
         """
         if self._worker is None:
             raise DevicesLost(f"device {self.name} was not started")
@@ -227,12 +230,14 @@ class LocalDeviceWorker:
         return await self.context.patience.until_it_works(attempt)
 
     def _note(self, waited_s: float | None) -> None:
-        """Say, once, that the device is shared."""
-        own = self._standby is not None and not self._standby.made  # it is its own process that is being started
+        """Warn, once, that the device is shared."""
+        own = self._standby is not None and not self._standby.made  # this run's own standby holds the device
         if waited_s is None:
-            message = f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring beside it"
+            message = (
+                f"another run has held device {self.name} for {self._lock.patience_s:g} s: measuring at the same time"
+            )
         elif waited_s > SHARED_S and not (own or self._noted):
-            message = f"another run measures on device {self.name}, too: they take turns"
+            message = f"another run also measures on device {self.name}: they take turns"
         else:
             return
         self._noted = True
@@ -251,7 +256,7 @@ class LocalDeviceWorker:
 
 
 class _Standby:
-    """A process in the making, or made, that waits to be needed."""
+    """A standby process, or one that is starting."""
 
     def __init__(self, new: Callable[[], Awaitable[Worker]]) -> None:
         self._new = new
@@ -263,7 +268,7 @@ class _Standby:
         return self._made.is_set()
 
     async def make(self) -> None:
-        """Start it. A failure is told by `taken`: whoever needs a process then starts one and learns why not."""
+        """Start the process. A failure makes `taken` return None; the next regular start reports the reason."""
         try:
             with suppress(AtuneError):
                 self._worker = await self._new()
@@ -271,15 +276,15 @@ class _Standby:
             self._made.set()
 
     async def taken(self) -> Worker | None:
-        """Wait until it is made, and return it; None where that failed, or where it died meanwhile."""
+        """Wait until the process has started, and return it. Returns None if it failed to start or has died."""
         await self._made.wait()
         return self._worker if self._worker is not None and self._worker.alive else None
 
 
 def _lost(index: int, error: WorkerLost) -> Failure:
-    """Return the failure of a candidate whose device's process died.
+    """Return the failure of a candidate whose device process died.
 
-    SIGKILL comes from outside (or from the kernel, out of memory), as SIGTERM does; SIGSEGV is the candidate's doing.
+    SIGKILL and SIGTERM come from outside, or from Linux if memory ran out. The candidate itself causes SIGSEGV.
     """
     killed = error.outside
     return Failure(
@@ -287,5 +292,5 @@ def _lost(index: int, error: WorkerLost) -> Failure:
         kind="worker_lost" if killed else "fault",
         message=f"the device's process died: {how_it_ended(error)}",
         detail=error.detail,
-        doubt="the device's process was killed by a signal that no kernel sends" if killed else "",
+        doubt="a signal that no kernel sends killed the device's process" if killed else "",
     )

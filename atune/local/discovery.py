@@ -7,11 +7,11 @@ from atune.model.settings import Acceleration, BenchmarkSettings, CompileSetting
 from atune.processes.messages import Discovery
 
 PLAIN = "all candidates fit the free workers: each is compiled plain"
-"""Why no accelerator is used where there is nothing to accelerate."""
+"""The reason for using no accelerator if there is nothing to accelerate."""
 
 
 def check_discovery(found: Discovery, compile: CompileSettings, benchmark: BenchmarkSettings) -> None:
-    """Raise `TargetError` where the settings do not go with the target."""
+    """Raise `TargetError` if the settings do not fit the target."""
     on_cpu = found.target.kind == "c"
     if on_cpu and compile.backend == "tvm_ffi":
         raise TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
@@ -30,9 +30,9 @@ def check_discovery(found: Discovery, compile: CompileSettings, benchmark: Bench
 def accelerators_for(
     candidates: int, workers: int, asked: Acceleration, found: Discovery
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return which accelerators a run uses, as ``name@version``, and why not the others, by name.
+    """Return the accelerators of a run, as ``name@version``, and the reason against each other one, by name.
 
-    None where each candidate has a worker to itself: then all are compiled as tilelang does, and need no proof of it.
+    Empty if each candidate has a worker to itself: then all are compiled as tilelang does and need no proof.
     """
     if asked.auto and candidates <= workers:
         return (), {**found.unused, **{bare(name): PLAIN for name in found.accelerators}}

@@ -8,7 +8,7 @@ PRELOAD = (
     "atune.stages.compile_jobs", "atune.stages.discovery", "atune.stages.measure.benchmark",
     "atune.stages.measure.neighbours",
 )  # fmt: skip
-"""What the fork server imports, once for all workers."""
+"""Modules that the fork server imports once for all workers."""
 
 BEGIN = "atune.stages.session.session:begin"
 LOAD = "atune.stages.session.session:load_workload"
@@ -28,7 +28,7 @@ PROVE = "atune.stages.compile_jobs:prove"
 EXPLAIN = "atune.stages.compile_jobs:explain"
 
 MEASURE = "atune.stages.measure.benchmark:"
-"""A device's process: followed by what it does, such as ``prepare``."""
+"""Prefix of a device process's functions, such as ``prepare``."""
 NEIGHBOURS = "atune.stages.measure.neighbours:neighbours"
 
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
@@ -36,6 +36,6 @@ SERVICE_HEADER = "atune.stages.accelerators.service:header"
 SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
 
 SURVEY = "atune.stages.accelerators.registry:survey"
-"""No entry point of a worker: what `atune doctor` asks a process of its own, as are the next two."""
+"""For `atune doctor`, which calls this and the next two in a process of its own instead of a worker."""
 VISIBLE_GPUS = "atune.stages.session.session:visible_gpus"
 CALIBRATE = "atune.stages.measure.calibration:calibrate"

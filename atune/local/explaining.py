@@ -1,4 +1,4 @@
-"""Configurations explained in a worker: compiled, and neither loaded nor run."""
+"""Explaining configurations in a worker, which compiles them and neither loads nor runs them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from atune.workload.workload import FileRef
 
 Answer = Explained | Failure
 N_STEPS = 2
-"""It lowers and compiles; each has the compile timeout."""
+"""Lowering and compiling. Each step has the compile timeout."""
 
 
 async def explain(
     ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings, picture: str | None = None
 ) -> list[Answer]:
-    """Compile each of `configs` for `target` and return its facts, or why there are none.
+    """Compile each of `configs` for `target` and return its facts or its failure.
 
     `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
     """

@@ -1,4 +1,4 @@
-"""The fork server of this program: one that waits, a resident server's session, or a fresh one; also ahead of a run."""
+"""The fork server of this program: a parked one, a session of the resident server, or a fresh one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from atune.system.folders import server_folder
 from atune.system.surroundings import surroundings
 
 VARIABLE = "ATUNE_WARM"
-"""Environment variable: ``off`` has nothing started before a run, or `warm`, asks for it."""
+"""Environment variable. ``off``: start no process before a run or a call of `warm` needs it."""
 
 _started_early = False
 
 
 def started() -> ForkServerProcess:
-    """Start a fork server; it imports by itself."""
+    """Start a fork server, and return while it still imports."""
     return ForkServerProcess(PRELOAD, *server_folder(), env=server_env())
 
 
 async def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None]]:
-    """Return the fork server that waits, else another, and what leaves it to the next run.
+    """Return a fork server, and the function that parks it for the next run.
 
-    One that waits and was started in other surroundings is ended. Another is a session of a resident server that fits,
-    else a fresh one; its `kind` says which. Cancelled, this leaves no process behind.
+    It is the parked one, otherwise a session of a resident server that fits, otherwise a fresh one; its `kind` says
+    which. A parked one from other surroundings is ended. If this is cancelled, no process is left behind.
     """
     kind = _kind()
     return parked.take(kind) or await _another(), functools.partial(parked.park, kind)
@@ -52,12 +52,12 @@ async def _another() -> ForkServerProcess:
 def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return at once.
 
-    They import torch and tilelang while the program goes on, and then wait. A tuning takes them over where they fit:
-    same environment, working folder, umask, limits, niceness and cores; otherwise it ends them and starts its own. They
-    end with the program, however it ends, or at `shutdown`. This does nothing once they wait, in a worker, and where a
-    resident server fits.
+    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
+    environment, working folder, umask, limits, niceness and cores are the same. Otherwise it ends them and starts its
+    own. They end with the program, however it ends, or at `shutdown`. This does nothing if they already wait, if a
+    resident server fits, or in a worker.
 
-    Raises `UsageError` where ``$TMPDIR`` cannot be used, and OSError where no process can be started.
+    Raises `UsageError` if ``$TMPDIR`` cannot be used, and OSError if no process can be started.
     """
     if in_worker():
         return
@@ -70,9 +70,9 @@ def warm() -> None:
 
 
 def warm_early() -> None:
-    """Do as `warm`, once a program, on a sign that it will tune; in silence where that cannot be.
+    """Do what `warm` does, once per program, on a sign that it will tune. Failures are silent.
 
-    Not in a child that `multiprocessing` has made: it has run the program's file only to have its functions.
+    Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
     """
     global _started_early
     if _started_early or os.environ.get(VARIABLE) == "off" or _is_child():

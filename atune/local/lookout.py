@@ -18,7 +18,7 @@ from atune.processes.worker import Worker
 LOOK_S = 5.0
 """Least seconds between two checks."""
 MOST_NEIGHBOURS = 8
-"""Processes of others that a run tells of, a device."""
+"""Most processes of others that a run reports per device."""
 
 BUSY_PERCENT = 20
 """Utilisation of an idle GPU, in percent, above which somebody else computes on it."""
@@ -26,7 +26,7 @@ REMEDY = "end it, or measure on another device"
 
 
 class Lookout:
-    """One device's: it has the device's process ask NVML, and warns of each process of others once."""
+    """Looks for other users of one device: its process asks NVML. Warns once about each process of others."""
 
     def __init__(self, info: DeviceInfo, warn: Callable[[str], None]) -> None:
         self.info, self.warn = info, warn
@@ -34,9 +34,11 @@ class Lookout:
         self._told: set[int] = set()
 
     async def look(self, worker: Worker | None, limit_s: float, *, at_once: bool = False, idle: bool = False) -> None:
-        """Look around, unless that was done a moment ago; `at_once`: then, too. `idle`: the run computes nothing now.
+        """Check for other users, unless the last check was less than `LOOK_S` ago. `at_once`: check in any case.
 
-        The process may die of the question, or run past `limit_s`; whoever calls it next learns so.
+        `idle`: the run computes nothing now.
+
+        The process may die of the question or run past `limit_s`; its next call then reports this.
         """
         now = time.monotonic()
         if not self.info.uuid or worker is None or not worker.alive or (now - self._looked < LOOK_S and not at_once):
@@ -48,10 +50,10 @@ class Lookout:
             if (seen.busy_percent or 0) > BUSY_PERCENT:
                 self.warn(
                     f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
-                    f"another program computes there and may disturb what is timed; {REMEDY}"
+                    f"another program computes there and may disturb the timings; {REMEDY}"
                 )
             new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
             self._told |= {one.pid for one in new}
             if new:
                 others = ", ".join(map(str, new))
-                self.warn(f"device {self.info.id} is also used by {others}: that may disturb what is timed; {REMEDY}")
+                self.warn(f"device {self.info.id} is also used by {others}: that may disturb the timings; {REMEDY}")

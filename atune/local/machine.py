@@ -1,4 +1,4 @@
-"""The stages on this machine: compile workers and device processes, forked from one server of our own."""
+"""The stages on this machine: compile workers and device processes, forked from one fork server."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ from atune.workload.workload import PickleRef, WorkloadRef, WorkloadSpec
 __all__ = ["LocalCompileWorker", "LocalDeviceWorker", "LocalMachine"]
 
 NEIGHBOURS = 2
-"""Candidates in a row for one worker, where those that differ in the order of their blocks are lowered once."""
+"""Successive candidates for one worker, if candidates that differ only in the order of blocks share a lowering."""
 
 
 class LocalMachine:
     """Compile workers and device workers of one run, as processes on this machine.
 
-    `workload` is a reference that the workers can load; `spec`, when the caller has it already, spares loading it
-    once more; where it lacks the space, that alone is asked for. `target` is a text, such as ``auto`` or ``cuda``;
-    `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this process may use.
+    `workload` is a reference that the workers can load. `spec` is its description if the caller has it, which saves
+    a worker from loading it; if `spec` lacks the space, only the space is loaded. `target` is a text, such as
+    ``auto`` or ``cuda``. `devices` names devices, or is ``("all",)``. `cores`: how many it uses at most, of those this
+    process may use.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class LocalMachine:
         self._most_cores = cores
         self.workload, self.spec = workload, spec
         self._sent = workload
-        """What workers are told to load."""
+        """The reference that workers load."""
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.acceleration = self.compile.acceleration
@@ -81,17 +82,17 @@ class LocalMachine:
         self._warn: Callable[[str], None] = lambda message: None
         self._found: Discovery | None = None
         self._accelerators: tuple[str, ...] = ()
-        """Bare names of those in effect."""
+        """Names, without versions, of the accelerators in use."""
         self._remarks: list[str] = []
-        """What compiling does otherwise than the user may expect, and why; known once the workers are."""
+        """Unexpected choices for compiling, with reasons. `compile_workers` sets them."""
         self._cores_left: int | None = None
-        """Cores that no compile worker has; None where none is to be kept free for measuring."""
+        """Cores without a compile worker. None if measuring needs no free core."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """Start the fork server, or take the one that the run before left warm; kill every worker on leaving.
+        """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
 
-        A run that ends well leaves the server, with tilelang imported, to the next one; see `atune.shutdown`.
+        A run that ends well leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
         """
         with run_folder() as self.run_dir:
             process, park = await taken()
@@ -103,25 +104,25 @@ class LocalMachine:
             ):
                 env = self._folders()
                 self.workers.attach(self.server, env, tasks)
-                importing = self.server.preload_s is None  # on one core alone
+                importing = self.server.preload_s is None  # it uses only one core
                 self.service.start(early=importing, run_dir=self.run_dir, env=env)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
-                tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # it reads files, and is asked for soon
+                tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`
                 try:
                     self._sent = await self._put_aside(self.workload)
                     yield
                 finally:
-                    self._warn = lambda message: None  # the run has ended, and records nothing more
+                    self._warn = lambda message: None  # the run has ended and records no more events
                     if store is not None:
                         store.close()
-            # Not after an error or a cancellation, which must not wait.
+            # Skipped after an error or a cancellation, which must not wait.
             if store is not None:
                 await anyio.to_thread.run_sync(store.evict)
             await anyio.to_thread.run_sync(functools.partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload` in a file that all workers map, where it is large; by value where there is no room."""
+        """Put a large `workload` into a file that all workers map. If it is small or the disk is full, return it."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -133,12 +134,12 @@ class LocalMachine:
         return msgspec.structs.replace(workload, packed=packed)
 
     def _folders(self) -> dict[str, str]:
-        """Make the folders that the run's processes write to, and return what tells them."""
+        """Make the folders that the run's processes write to, and return their environment variables."""
         return {**process_folders(self.run_dir), **({"TILELANG_VERBOSE": "1"} if self.compile.verbose else {})}
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         if self.spec is None or not self.spec.configs:
-            known = self.spec is not None  # by the program, which has the modules that it mentions in the reference
+            known = self.spec is not None  # the program described it, and its reference has the modules already
             self.spec, modules = await self._space.describe(self._sent, whole=whole)
             if not known:
                 self.workload = msgspec.structs.replace(self.workload, modules=modules)
@@ -156,7 +157,7 @@ class LocalMachine:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = self._question()
-        known = self.server.facts  # of the same process: devices do not come and go
+        known = self.server.facts  # valid for the process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
@@ -167,7 +168,7 @@ class LocalMachine:
         return found.target, list(found.devices)
 
     def _question(self) -> bytes:
-        """Return what discovery is asked."""
+        """Return the encoded question for discovery."""
         mixed, n_final = self.benchmark.mixed_devices, self.benchmark.n_final
         return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile, n_final))
 
@@ -177,7 +178,7 @@ class LocalMachine:
         return used, unused
 
     def use(self, accelerators: Sequence[str], no_service: str) -> None:
-        """Have the run use `accelerators`; `no_service`: why the compile service is not among them."""
+        """Use `accelerators` in the run. `no_service`: why they do not include the compile service."""
         self._accelerators = tuple(map(bare, accelerators))
         if self._on_cpu or self.alone:
             self.service.decline("")
@@ -185,16 +186,16 @@ class LocalMachine:
             self.service.decline(no_service)
 
     def compile_workers(self, candidates: int | None = None) -> list[LocalCompileWorker]:
-        """One worker a core, and no more than memory has room for; `CompileSettings.workers` says otherwise.
+        """Return one worker per core, or as many as fit into memory. `CompileSettings.workers` overrides this.
 
-        Where kernels run on the CPU, the last core is the device's alone. A GPU's process needs a core while it
-        measures, and `hints` keep one free for it then.
+        If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
+        measures, and `hints` keep one free for that time.
         """
         cores, (n, self._remarks) = self._cores, self._most_workers()
         if self.alone:
             self._remarks.append(
-                f"backend {self.alone} compiles each candidate alone: tilelang's adapter for it makes one library a "
-                "kernel; backend auto (tvm_ffi) compiles candidates in groups"
+                f"backend {self.alone} compiles each candidate alone, because tilelang's adapter for it makes one "
+                "library per kernel; backend auto (tvm_ffi) compiles candidates in groups"
             )
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
@@ -210,17 +211,17 @@ class LocalMachine:
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 
     def _most_workers(self) -> tuple[int, list[str]]:
-        """Return how many compile workers there are, and a remark where memory has room for fewer than cores."""
+        """Return the number of compile workers, and a remark if memory limits it."""
         cores, memory = len(self._cores), usable_memory_bytes()
         most = max(1, cores - len(self.found.devices) if self._on_cpu else cores)
         n = self.compile.workers or workers_that_fit(most, memory)
         if self.compile.workers is not None or memory is None or n >= most:
             return n, []
-        room = f"{memory / (1 << 30):.1f} GiB are free, and each is given {WORKER_BYTES >> 30} GiB"
+        room = f"{memory / (1 << 30):.1f} GiB are free, with {WORKER_BYTES >> 30} GiB set aside for each"
         return n, [f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"]
 
     def device_workers(self) -> list[LocalDeviceWorker]:
-        # A kernel that runs on the CPU is timed on a core of its own, which no compiler may use.
+        # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
         cpus = self._cores[-1:] if self._on_cpu else None
         context = DeviceContext(
             session=self._session(), workers=self.workers, warn=self._warned, patience=self._patience()
@@ -262,13 +263,13 @@ class LocalMachine:
             warn(remark)
 
     def _new_server(self) -> ForkServerProcess:
-        """Start a server in the place of one that was lost."""
+        """Start a replacement for a lost fork server."""
         process = started()
-        self._warn("the fork server was lost, and another is started; what was under way is done once more")
+        self._warn("the fork server was lost: another starts, and interrupted work is repeated")
         return process
 
     def _warned(self, message: str) -> None:
-        """Pass on a warning to whoever listens by then."""
+        """Pass a warning to the current listener, which may be set after this method is bound."""
         self._warn(message)
 
     def _patience(self) -> Patience:
@@ -281,12 +282,12 @@ class LocalMachine:
 
     @property
     def alone(self) -> str:
-        """tilelang's adapter for CUDA whose kernels cannot share a library; empty for the one whose can."""
+        """The CUDA backend if its kernels cannot share a library; otherwise empty."""
         return self.compile.backend if not self._on_cpu and self.compile.backend in ("cython", "nvrtc") else ""
 
     @property
     def found(self) -> Discovery:
-        """What discovery answered."""
+        """The answer of `discover`."""
         assert self._found is not None, "discover() comes first"
         return self._found
 

@@ -14,7 +14,7 @@ from atune.system.shortage import Resource, ShortOf, shortage_in, shortage_of, w
 T = TypeVar("T")
 
 PAUSES_S = (0.5, 2.0, 8.0)
-"""Seconds of waiting, one after the other, for what the machine is short of."""
+"""Successive waits, in seconds, for a resource that the machine is short of."""
 
 
 class Patience:
@@ -48,12 +48,14 @@ class Patience:
 
 
 def machine_error(short_of: Resource, folder: str) -> MachineError:
-    """Return what ends a run; `folder`: where its files lie."""
-    return MachineError(f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` goes on")
+    """Return the error that ends a run for want of a resource. `folder` holds the run's files."""
+    return MachineError(
+        f"{what_to_do(short_of, folder)}. What was measured stays, and `atune resume JOURNAL` continues the run"
+    )
 
 
 def shortage(error: OSError | WorkerError) -> Resource | None:
-    """Return what the machine is short of, as a worker or the system says; None where it is something else."""
+    """Return the resource that the machine is short of, from a worker's or the system's error. None: another cause."""
     if isinstance(error, OSError):
         return shortage_of(error)
     if isinstance(error, RemoteError):
@@ -65,9 +67,9 @@ def shortage(error: OSError | WorkerError) -> Resource | None:
 
 
 class Room:
-    """How many compile workers may work at once: `workers`, and half as many after each that lacked memory.
+    """Limits the compile workers that work at once: `workers`, and half as many after each lack of memory.
 
-    `kills` counts what the kernel has killed for want of memory, or tells nothing.
+    `kills` returns the number of processes that the kernel killed for want of memory, or None if unknown.
     """
 
     def __init__(self, workers: int, warn: Callable[[str], None], kills: Callable[[], int | None]) -> None:
@@ -81,23 +83,23 @@ class Room:
 
     @asynccontextmanager
     async def taken(self) -> AsyncGenerator[None, None]:
-        """Take a worker's place, once there is one."""
+        """Take a worker's place, when one is free."""
         async with self._limiter:
             yield
 
     def made(self) -> bool:
-        """Make room after a worker was killed from outside, from within its place, and tell whether that may help.
+        """Halve the places if the kernel killed a worker for want of memory. Call it from within the worker's place.
 
-        It may where the kernel killed it for want of memory while others worked, too.
+        Returns whether a retry may help: only if other workers took memory at the same time.
         """
         if (self._kills() or 0) <= self._seen:
             return False
-        self._seen += 1  # each kill is one worker's
+        self._seen += 1  # each kill counts for one worker
         beside = self._limiter.borrowed_tokens > 1
         if self.workers > 1:
             self._limiter.total_tokens = max(1, self.workers // 2)
             self._warn(
                 f"memory ran out and the kernel killed a compile worker: {self.workers} at once from now on; "
-                "CompileSettings(workers=…) sets how many begin"
+                "CompileSettings(workers=…) sets the initial number"
             )
         return beside

@@ -11,15 +11,15 @@ from atune.storage.calibration import find_peaks
 
 
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
-    """Return `device` with its peaks. One of no known architecture has none; reads a small file for others."""
+    """Return `device` with its peaks: None for an unknown architecture. May read a small file."""
     peaks = find_peaks(device) or nominal_peaks(device)
     return msgspec.structs.replace(device, peaks=peaks)
 
 
 def nominal_peaks(device: DeviceInfo) -> Peaks | None:
-    """Return the data sheet's figures; None where `device` is of no architecture with a sheet.
+    """Return the data sheet's figures, or None for an architecture without a sheet.
 
-    Tensor cores count with the sheet's clock, which they hold under load, and memory with what the device says.
+    Tensor cores count with the sheet's clock, which they hold under load. Memory counts with the device's own figure.
     """
     figures = figures_of(device)
     sheet = figures_of(msgspec.structs.replace(device, clock_hz=0.0))

@@ -21,14 +21,14 @@ from atune.workload.workload import FileRef, WorkloadRef
 
 @asynccontextmanager
 async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
-    """Start the fork server, or take the one that is parked, to ask workers of it; kill them on leaving."""
+    """Start the fork server, or take the parked one, and yield its workers. Kill them on leaving."""
     async with asking_in_folder(workload) as (workers, _):
         yield workers
 
 
 @asynccontextmanager
 async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
-    """Do as `asking`, and give the folder that the workers may write to, too. It is removed on leaving."""
+    """Do what `asking` does, and also yield the folder that the workers may write to. Remove it on leaving."""
     with run_folder() as run_dir:
         process, park = await taken()
         async with ForkServer(process=process, park=park) as server:
@@ -38,7 +38,7 @@ async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Worker
 
 
 async def survey_space(ref: FileRef) -> SpaceSurvey:
-    """Return what a worker that loads a workload counts in its space. Raises `WorkloadError` and `SpaceError`."""
+    """Return the counts of a workload's space, from a worker. Raises `WorkloadError` and `SpaceError`."""
     async with asking(ref) as workers:
         reply = await workers.ask_once("survey", SURVEY_SPACE, msgspec.msgpack.encode(ref))
     return msgspec.msgpack.decode(reply, type=SpaceSurvey)
@@ -55,7 +55,7 @@ async def discover(
 
 
 async def locate_kernel(sought: Sought) -> KernelSite:
-    """Return where a kernel is defined, as a worker finds it that runs its file. Raises `WorkloadError`."""
+    """Return the place of a kernel's definition, from a worker that runs its file. Raises `WorkloadError`."""
     async with asking(sought.ref) as workers:
         reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
     return msgspec.msgpack.decode(reply, type=KernelSite)

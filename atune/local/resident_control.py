@@ -24,27 +24,27 @@ from atune.processes.worker import read_tail
 from atune.system.folders import SERVER_FOLDER, private_root
 
 START_S = 300.0
-"""For importing the preload: never what a slow machine needs."""
+"""For importing the preload. A slow machine needs far less."""
 STOP_S = 5.0
 
 
 def status(within_s: float = ANSWER_S) -> dict[str, Any] | None:
-    """Return what the resident server says of itself, and as ``misfit`` why this program would not use it.
+    """Return the resident server's facts, and as ``misfit`` the reason why this program would not use it.
 
-    Of one that does not answer, its ``pid`` and ``misfit`` alone; None where there is none.
+    If the server does not answer, return only its ``pid`` and ``misfit``. Return None without a server.
     """
     place = Place()
     try:
         return ask(place, STATUS, wanted(PRELOAD, _env()), within_s)
     except NoSession as error:
         pid = place.holder()
-        return {"pid": pid, "misfit": f"{error}; it still imports, or hangs"} if pid else None
+        return {"pid": pid, "misfit": f"{error}; it still imports or hangs"} if pid else None
 
 
 def start(idle_s: float) -> dict[str, Any]:
-    """Start a resident server that ends after `idle_s` without a run; return its ``pid``, and ``seconds`` of imports.
+    """Start a resident server that ends after `idle_s` without a run. Return its ``pid`` and ``seconds`` of imports.
 
-    Another that is being started is waited for. Raises `WorkerError` where importing fails.
+    If another one is starting, wait for it. Raises `WorkerError` if importing fails.
     """
     refuse_in_worker()
     place = Place()
@@ -56,7 +56,7 @@ def start(idle_s: float) -> dict[str, Any]:
             return said
         if "error" in said:
             raise WorkerError(f"the resident server did not start: {said['error']}", read_tail(place.log))
-        while (other := status()) is not None:  # it was started meanwhile, by somebody else
+        while (other := status()) is not None:  # another program started it in between
             if "up_s" in other:
                 return {"pid": other["pid"], "seconds": 0.0}
             if time.monotonic() > deadline:
@@ -65,9 +65,9 @@ def start(idle_s: float) -> dict[str, Any]:
 
 
 def stop() -> int | None:
-    """Stop the resident server and wait until it has ended; return its pid, None where there is none.
+    """Stop the resident server and wait for its end. Return its pid, or None without a server.
 
-    One that does not answer is killed.
+    Kill a server that does not answer.
     """
     place = Place()
     pid = place.holder()
@@ -81,14 +81,14 @@ def stop() -> int | None:
     deadline = time.monotonic() + STOP_S
     while place.holder() == pid and time.monotonic() < deadline:
         time.sleep(0.01)
-    with suppress(ChildProcessError):  # of a program that started it itself
+    with suppress(ChildProcessError):  # it is a child only of the program that started it
         while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
             time.sleep(0.01)
     return pid
 
 
 def _started(place: Place, idle_s: float) -> dict[str, Any]:
-    """Start the server's program; return what it says of how it began."""
+    """Start the server's program. Return its report on the start."""
     heard, ready = os.pipe()
     config = {
         "socket": str(place.socket),
@@ -124,7 +124,7 @@ def _started(place: Place, idle_s: float) -> dict[str, Any]:
 
 
 def _said(heard: int, process: subprocess.Popen[bytes], place: Place) -> dict[str, Any]:
-    """Wait for what the server says. Raises `WorkerError` where it ends without a word, or is not done in time."""
+    """Wait for the server's report. Raises `WorkerError` if the server ends without one or takes too long."""
     text = b""
     deadline = time.monotonic() + START_S
     while select.select([heard], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -142,7 +142,7 @@ def _said(heard: int, process: subprocess.Popen[bytes], place: Place) -> dict[st
 
 
 def _log(path: Path) -> int:
-    """Open the server's log, anew. Raises `UsageError`."""
+    """Open a new log for the server. Raises `UsageError`."""
     try:
         path.unlink(missing_ok=True)  # another server may still write to it
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -151,5 +151,5 @@ def _log(path: Path) -> int:
 
 
 def _env() -> dict[str, str]:
-    """Return the server's environment: by its folder's name, runs know their own processes on a GPU."""
+    """Return the server's environment. The folder's name lets runs recognise their own processes on a GPU."""
     return {**os.environ, **server_env(), SERVER_FOLDER: str(private_root() / "server-resident")}

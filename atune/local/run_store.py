@@ -1,4 +1,4 @@
-"""The artifact store as the workers of a run use it: beside the event loop, and given up where it cannot be used."""
+"""The artifact store for the workers of a run: used in threads, and dropped after an I/O error."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from atune.storage.artifact_store import ArtifactStore
 T = TypeVar("T")
 
 EXACT = "-nvcc"
-"""Marks, in the artifact store, code as tilelang's own compile makes it, beside what a run first compiled. (nvcc alone
-made it once; the value is that of the stores there are.)"""
+"""Suffix of store keys for code that tilelang's own compile made, in addition to the run's first compile. The name
+is historical, because existing stores use it: once, only nvcc made such code."""
 
 
 class RunStore:
-    """What earlier runs left, and what this one leaves. After the first `OSError` (read-only, full, gone) nothing."""
+    """Finds artifacts of earlier runs and keeps those of this one. After the first `OSError` it does nothing.
+
+    Such an error means that the store is read-only, full or gone.
+    """
 
     def __init__(self, store: ArtifactStore | None = None) -> None:
         self._store = store
 
     @property
     def used(self) -> bool:
-        """Whether anything may be found in it."""
+        """Whether the run still uses a store."""
         return self._store is not None
 
     async def find(self, lowered: Lowered, variant: str = "") -> Artifact | None:
-        """Return the artifact of the same code, where it is there; then what it was lowered to is remembered, too."""
+        """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
         if not lowered.storable:
             return None
         found = await self._do(lambda store: store.find(lowered.store_key + variant, lowered.index))
@@ -38,21 +41,21 @@ class RunStore:
         return found
 
     async def keep(self, library: Iterable[Artifact]) -> None:
-        """Keep artifacts of one library under their keys; those without a key are not for it."""
+        """Keep artifacts of one library under their keys. Skip those without a key."""
         if good := [(one.store_key, one) for one in library if one.store_key]:
             await self._do(lambda store: store.put(good))
 
     async def keep_lowered(self, lowered: Lowered) -> None:
-        """Remember what a kernel was lowered to, whose library is kept."""
+        """Keep what a kernel was lowered to. Its library must be in the store."""
         await self._do(lambda store: store.put_lowered(lowered))
 
     async def find_proof(self, artifact: Artifact) -> bool:
-        """Tell whether an earlier run proved the code of `artifact` to be tilelang's own."""
+        """Tell whether an earlier run proved that the code of `artifact` is tilelang's own."""
         key = artifact.store_key
         return bool(key) and bool(await self._do(lambda store: store.find_proof(key, artifact.path)))
 
     async def keep_proof(self, artifact: Artifact) -> None:
-        """Remember that the code of `artifact` is tilelang's own."""
+        """Record the proof that the code of `artifact` is tilelang's own."""
         if key := artifact.store_key:
             await self._do(lambda store: store.put_proof(key, artifact.path))
 
@@ -62,5 +65,5 @@ class RunStore:
         try:
             return await anyio.to_thread.run_sync(use, self._store)
         except OSError:
-            self._store = None  # this run does without
+            self._store = None  # this run continues without a store
             return None

@@ -9,17 +9,17 @@ from atune.system.tilelang_cache import substitute
 SERVER_ENV = {
     "TILELANG_DISABLE_CACHE": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # tilelang's import asks torch whether CUDA is there. Asking the driver would start it in the server,
-    # and then no fork of the server could use it; NVML can be asked without that.
+    # tilelang's import asks torch whether CUDA is available. Asking the driver would start it in the server,
+    # and then no fork of the server could use it. NVML answers without starting the driver.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 _HUGE_PAGES = "glibc.malloc.hugetlb"
-"""glibc's tunable that has malloc ask for transparent huge pages: lowering, which allocates a lot of small things,
-took 6 to 15 % less time with them."""
+"""glibc's tunable that makes malloc ask for transparent huge pages. Lowering makes many small allocations, and takes
+6 to 15 % less time with them."""
 
 
 def server_env() -> dict[str, str]:
-    """Return what the processes' environment has beside the caller's. A choice of the caller's own stays."""
+    """Return the variables to add to the program's environment. The program's own choice of huge pages stays."""
     common = {**SERVER_ENV, **substitute()}
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES in tunables:

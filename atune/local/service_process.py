@@ -1,4 +1,4 @@
-"""The compile service's process: taken over from the run before or started, called, and left to the next run."""
+"""The compile service's process: started or taken over from the previous run, called, and left to the next run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from atune.system.folders import server_folder
 PREPARE_TIMEOUT_S = 120.0
 LEAVE_S = 1.0
 PARSED = "parsed"
-"""Whether headers are parsed: among the facts that a process is left to the next run with."""
+"""Key of the fact whether headers are parsed. The next run gets it with the process."""
 
 
 class ServiceProcess:
-    """One process of the service, forked by a server of its own, which imports next to nothing.
+    """One process of the service, forked by a server of its own, which imports almost nothing.
 
-    `kind`: what another run must have in common to take it over. `kept`: what the run before left, if it did.
-    `arch`: what a new one parses headers for before a candidate is known, empty for this machine's GPU's; None waits.
-    `env` goes to the process, `nice` is added to its niceness.
+    `kind`: properties that another run must share to take the process over. `kept`: the process that the previous
+    run left, if any. `arch`: a new process parses headers for it before a candidate is known. An empty `arch` means
+    that of this machine's GPU; None waits for the candidate. `env`: the process's additional environment. `nice`:
+    added to its niceness.
     """
 
     def __init__(
@@ -41,20 +42,20 @@ class ServiceProcess:
         nice: int,
     ) -> None:
         self.pid = 0
-        """The process, once there is one."""
+        """The process; 0 before it starts."""
         self._kind, self._kept, self._arch, self._env, self._nice = kind, kept, arch, env, nice
         self._request = b""
         self._answered = False
         self._idle = False
-        """Whether the process is in no call: then it can be left to the next run."""
+        """Whether the process is in no call. Only then can the next run take it over."""
         self._wanted, self._leaving, self._left = anyio.Event(), anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
 
     async def run(self, *, anew: Callable[[], None], answered: Callable[[ServiceReady], None]) -> None:
-        """Run the process until it is left or given up.
+        """Run the process until `leave` or `give_up`.
 
-        `anew` is called where that of the run before has ended meanwhile and another is started, `answered` with what
-        it says to `listen`. Raises `WorkerError`, `OSError` or `MsgspecError` where the process ends before.
+        `anew` is called if the previous run's process has ended and another one starts. `answered` gets the answer to
+        `listen`. Raises `WorkerError`, `OSError` or `MsgspecError` if the process ends early.
         """
         kept, self._kept = self._kept, None
         try:
@@ -70,12 +71,12 @@ class ServiceProcess:
             self._left.set()
 
     def listen(self, request: bytes) -> None:
-        """Have the process compile for the run, once it has parsed what it is at: `request` is that of ``listen``."""
+        """Have the process compile for the run, after its current parsing. `request`: the payload of ``listen``."""
         self._request = request
         self._wanted.set()
 
     def give_up(self) -> None:
-        """Leave the process to the next run, or end it where it is in a call."""
+        """Leave the process to the next run, or end it if it is in a call."""
         if self._idle or not self.pid:
             self._leaving.set()
         else:
@@ -89,7 +90,7 @@ class ServiceProcess:
                 await self._left.wait()
 
     def close(self) -> None:
-        """End what the run before left, where it was never taken up."""
+        """End the process that the previous run left, if `run` never took it over."""
         kept, self._kept = self._kept, None
         if kept is not None:
             kept.destroy()
@@ -125,7 +126,7 @@ class ServiceProcess:
             await self._idle_until(anyio.Event(), worker)
 
     async def _idle_until(self, event: anyio.Event, worker: Worker) -> bool:
-        """Wait for `event`; False where the run leaves before. Raises `WorkerError` where the process ends."""
+        """Wait for `event`. Returns false if the run leaves earlier. Raises `WorkerError` if the process ends."""
 
         async def until(wait: Callable[[], Awaitable[object]]) -> None:
             await wait()

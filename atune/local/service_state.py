@@ -8,26 +8,26 @@ from atune.local.compiler_choice import CompileCosts, choose
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Nothing is begun, and nobody knows whether it pays."""
+    """Not started, and undecided."""
 
 
 class Parsing(msgspec.Struct, frozen=True):
-    """Headers are parsed ahead of the decision. `started`: when that was begun; `before`: the run before did it."""
+    """Parsing headers before the decision. `started`: when parsing began. `before`: the previous run parsed them."""
 
     started: float
     before: bool = False
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """The process ended, or cannot compile, ahead of the decision."""
+    """The process ended or cannot compile, before the decision."""
 
     reason: str
 
 
 class Warming(msgspec.Struct, frozen=True):
-    """It was decided for, and does not compile yet.
+    """The run will use the service, which does not compile yet.
 
-    `soon`: parsing was begun so early that waiting for it takes less than nvcc would.
+    `soon`: parsing began so early that waiting for it takes less time than nvcc.
     """
 
     why: str
@@ -35,13 +35,13 @@ class Warming(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """It compiles."""
+    """The service compiles."""
 
     why: str
 
 
 class Unused(msgspec.Struct, frozen=True):
-    """It does not compile in this run, or not any more. `why`: empty where there is nothing to say of it."""
+    """The service does not compile in this run, or no longer. `why`: empty if it needs no explanation."""
 
     why: str = ""
 
@@ -50,23 +50,23 @@ State = Idle | Parsing | Broken | Warming | Ready | Unused
 
 
 def begun(state: State, now: float, *, before: bool) -> State:
-    """Return what follows when a process begins to parse, or is taken over from the run before."""
+    """Return the next state after a process begins to parse, or is taken over from the previous run."""
     return Parsing(now, before) if isinstance(state, Idle | Parsing) else state
 
 
 def decided(
     state: State, *, asked: bool, candidates: int, workers: int, lower_s: float, now: float, costs: CompileCosts
 ) -> State:
-    """Decide, once, whether the service compiles, now that lowering the first candidate took `lower_s`.
+    """Decide, once, whether to use the service. `lower_s`: seconds for lowering the first candidate.
 
-    `asked`: it was asked for by name. `candidates`: zero where nobody knows how many there are.
+    `asked`: the settings name the service. `candidates`: their number, zero if unknown.
     """
     if isinstance(state, Broken):
         return Unused(f"nvcc, because {state.reason}")
     if not isinstance(state, Idle | Parsing):
         return state
     costs = costs.scaled(lower_s)
-    if isinstance(state, Parsing):  # what is spent is spent
+    if isinstance(state, Parsing):  # time already spent on parsing does not count
         spent_s = costs.header_s if state.before else now - state.started
         costs = msgspec.structs.replace(costs, header_s=max(0.0, costs.header_s - spent_s))
     pays, why = (True, "as asked") if asked else choose(candidates, workers, costs)
@@ -74,20 +74,20 @@ def decided(
 
 
 def listening(state: State, header_s: float) -> State:
-    """Return what follows when the process is there to compile; `header_s`: what parsing took, zero for none."""
+    """Return the next state after the process can compile. `header_s`: seconds of parsing, zero for none."""
     if not isinstance(state, Warming):
         return state
-    how = f"headers parsed in {header_s:.1f} s" if header_s else "headers parsed by the run before"
+    how = f"headers parsed in {header_s:.1f} s" if header_s else "headers parsed by the previous run"
     return Ready(f"{state.why}; {how}")
 
 
 def failed(state: State, reason: str) -> State:
-    """Return what follows when the process ended, or cannot compile, because of `reason`."""
+    """Return the next state after the process ended or cannot compile, because of `reason`."""
     if isinstance(state, Unused):
         return state
     return Broken(reason) if isinstance(state, Idle | Parsing | Broken) else Unused(f"nvcc, because {reason}")
 
 
 def left(state: State) -> State:
-    """Return what follows when the process is there for this run no more, and nothing went wrong."""
+    """Return the next state after the process leaves this run without an error."""
     return Unused(state.why) if isinstance(state, Warming | Ready) else state

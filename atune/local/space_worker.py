@@ -1,4 +1,4 @@
-"""The process that is asked for a workload's space: what the user's file, constraints and generators do stays there."""
+"""The process that evaluates a workload's space. It isolates the user's file, constraints and generators."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from atune.workload.sources import Module
 from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 FILE_TIMEOUT_S = 120.0
-"""For running the user's file, imports included."""
+"""For running the user's file, including its imports."""
 ANSWER_TIMEOUT_S = 60.0
-"""For one answer of a constraint, of a function of an axis or of the configurations, or of a generator."""
+"""For one call of a constraint, of a function of an axis or of the configurations, or of a generator."""
 
 
 class SpaceWorker:
-    """Describes a workload, and looks candidates up in a large space, in a worker that can be ended.
+    """Describes a workload and looks up candidates in a large space, in a worker that can be killed.
 
-    `known`: the description but for the space, where the caller has it; else it comes from the worker. `what`: the
-    workload, for messages.
+    `known`: the description without the space if the caller has it; otherwise the worker makes it. `what`: the
+    workload's name in messages.
     """
 
     def __init__(self, workers: Workers, known: WorkloadSpec | None, what: str) -> None:
@@ -40,22 +40,22 @@ class SpaceWorker:
         self._whole = False
 
     async def describe(self, ref: WorkloadRef, *, whole: bool) -> tuple[WorkloadSpec, dict[str, Module]]:
-        """Load the workload and describe its space. The process stays where the space is large.
+        """Load the workload and describe its space. The process stays alive if the space is large.
 
-        Returns the user's modules that were read, too. Raises `WorkloadError` where loading fails or hangs, and
-        `SpaceError`, naming the function, where one does.
+        Also returns the user's modules that were read. Raises `WorkloadError` if loading fails or hangs. Raises
+        `SpaceError`, with the function's name, if a function of the space fails or hangs.
         """
         self._ref, self._whole = ref, whole
         spec, modules = await self._workers.again_if_killed(self._describe)
-        self._ref = msgspec.structs.replace(ref, modules=modules)  # where it is loaded once more
+        self._ref = msgspec.structs.replace(ref, modules=modules)  # for loading it again
         if spec.size is None:
             await self._end()
         return spec, modules
 
     async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
-        """Return the candidates at the first of `places`, one at least; None for what a constraint refuses.
+        """Return the candidates at the first of `places`, at least one. None marks a refused one.
 
-        Raises `SpaceError`, naming the constraint, where one hangs, fails or ends the process.
+        Raises `SpaceError`, with the constraint's name, if a constraint hangs, fails or ends the process.
         """
         reply = await self._workers.again_if_killed(partial(self._look_up, LookUp(tuple(places), ANSWER_TIMEOUT_S)))
         found = msgspec.msgpack.decode(reply, type=list[Candidate | None])
@@ -98,7 +98,7 @@ class SpaceWorker:
             raise SpaceError(f"a function of the space of {self._what} ended the process: {error}{words}") from error
 
     async def _end(self) -> None:
-        """End the process: the user's code may have started anything in it. Nobody waits until it is reaped."""
+        """Kill the process, because the user's code may have started anything in it. Does not wait for its end."""
         worker, self._worker = self._worker, None
         if worker is not None and not self._workers.start_soon(worker.kill):
             await worker.kill()
@@ -108,8 +108,8 @@ def _hung_while_loading(what: str, stack: str) -> str:
     frames, _ = _frames(stack)
     where = f": it hangs in {_place(frames)}" if frames else ""
     return (
-        f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. A workload's file defines the workload, and is "
-        'loaded by several processes: put what takes long under if __name__ == "__main__":'
+        f"loading {what} was ended after {FILE_TIMEOUT_S:g} s{where}. Several processes load a workload's file, which "
+        'only defines the workload: put slow code under if __name__ == "__main__":'
     )
 
 
@@ -118,8 +118,8 @@ def _hung(what: str, stack: str) -> str:
     kind = next((words for name, words in _KINDS.items() if name in callers), "a function of the configurations")
     who = f"{kind}, {_place(frames)}," if frames else "a constraint, or another function of the space,"
     return (
-        f"the space of {what}: {who} had not answered after {ANSWER_TIMEOUT_S:g} s, and was ended. It hangs, or takes "
-        "far too long: it is asked once for each configuration"
+        f"the space of {what}: {who} had not answered after {ANSWER_TIMEOUT_S:g} s and was ended. It hangs or is far "
+        "too slow: it is called once for each configuration"
     )
 
 
@@ -129,12 +129,12 @@ _KINDS = {
     "_read": "the generator of configurations",
     "given": "the generator of configurations",
 }
-"""What is asked, by the function of `atune.model` that asks."""
+"""The user's function in messages, by the function of `atune.model` that calls it."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _frames(stack: str) -> tuple[list[tuple[str, str, str]], set[str]]:
-    """Split a stack that faulthandler wrote into the user's frames, innermost first, and the names of our callers."""
+    """Split faulthandler's stack into the user's frames, innermost first, and the names of atune's callers."""
     ours = os.path.dirname(atune.__file__) + os.sep
     threads: list[list[tuple[str, str, str]]] = [_FRAME.findall(text) for text in stack.split("Thread 0x")]
     frames = next((t for t in reversed(threads) if any(file.startswith(ours) for file, _, _ in t)), [])
@@ -144,7 +144,7 @@ def _frames(stack: str) -> tuple[list[tuple[str, str, str]], set[str]]:
 
 
 def _place(frames: Sequence[tuple[str, str, str]]) -> str:
-    """Say which function was asked, and where it hangs, from its frames, innermost first."""
+    """Return which function was called and where it hangs, from its frames, innermost first."""
     file, line, name = frames[-1]
     asked = f"{name} ({Path(file).name}, line {line})"
     if len(frames) == 1:

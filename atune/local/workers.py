@@ -1,4 +1,4 @@
-"""The processes of one run, as the fork server makes them: workers that know the session, and questions asked once."""
+"""Worker processes of one run, forked by the fork server: workers with the session loaded, and single questions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from atune.workload.workload import FileRef, WorkloadRef
 T = TypeVar("T")
 
 LOAD_TIMEOUT_S = 300.0
-"""For loading the user's file and for making a device's context: hard, but never what a slow machine needs."""
+"""For loading the user's file and for making a device's context. A slow machine needs far less."""
 
 
 def process_folders(run_dir: str) -> dict[str, str]:
-    """Make the folders that the processes of a run write to, and return what tells them."""
+    """Make the folders that the processes of a run write to, and return their environment variables."""
     return {
         "TMPDIR": made_folder(run_dir, "tmp"),
         "TILELANG_CACHE_DIR": made_folder(run_dir, "tilelang"),
@@ -36,9 +36,9 @@ def process_folders(run_dir: str) -> dict[str, str]:
 
 
 class Workers:
-    """Forks the workers of one run, once it is `attach`ed to a fork server.
+    """Forks the workers of one run from the fork server given to `attach`.
 
-    `workload`: what they load.
+    `workload`: the reference that they load.
     """
 
     def __init__(self, workload: WorkloadRef) -> None:
@@ -56,14 +56,14 @@ class Workers:
     def attach(
         self, server: ForkServer, env: Mapping[str, str] | None = None, background: TaskGroup | None = None
     ) -> None:
-        """Fork from `server` from now on, with `env` on top of its environment.
+        """Fork from `server` from now on, with `env` added to its environment.
 
-        `background` has what goes on beside the run, and ends with it; without one nothing does.
+        `background` runs the work of `start_soon` and ends with the run. None: `start_soon` starts nothing.
         """
         self._server, self._env, self._background = server, dict(env or {}), background
 
     def start_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> bool:
-        """Have `work` done beside the run; false where there is no run to do it beside."""
+        """Start `work` in the background. Returns false without a background task group."""
         if self._background is None:
             return False
         self._background.start_soon(work)
@@ -76,45 +76,45 @@ class Workers:
         return await self._server.spawn(role, env={**self._env, **(env or {})}, cpus=cpus, nice=nice)
 
     def keep(self, loaded_as: str, modules: Mapping[str, Module]) -> None:
-        """Learn what the run's first worker has loaded."""
+        """Set the fingerprint and the modules that the run's first worker loaded."""
         self._loaded_as, self._modules = loaded_as, dict(modules)
 
     def agree(self, loaded_as: str) -> None:
-        """Hold the fingerprint of a worker's workload against the first one's. Raises `WorkloadError`."""
+        """Raise `WorkloadError` if a worker's workload has another fingerprint than the first worker's."""
         self._loaded_as = self._loaded_as or loaded_as
         if loaded_as == self._loaded_as:
             return
         written = written_since(self._began, self._modules)
         cause = f"; written since the run began: {', '.join(written)}" if written else ""
         raise WorkloadError(
-            f"{self.what} loads as other work than when the run began, although its Python files are loaded as they "
-            f"were then: something else that it reads while it is loaded has changed{cause}. What was measured until "
-            "then stays in the journal. Undo the change and resume, or tune with another journal"
+            f"{self.what} loads as other work than at the run's start, although the workers load the Python files of "
+            f"that time: something else that it reads while loading has changed{cause}. Earlier measurements stay in "
+            "the journal. Undo the change and resume, or tune with another journal"
         )
 
     def last_words(self) -> list[str]:
-        """Say which of the workload's files were edited during the run, and where the workers had other work."""
+        """Return warnings about files edited during the run, and about workers that loaded other work."""
         words = []
         if files := changed(self._modules):
             words.append(
-                f"edited during the run: {', '.join(files)}; the result is that of the text at the run's start, which "
-                "all workers were given. Tune again for the new one"
+                f"edited during the run: {', '.join(files)}; the result is for the text at the run's start, which all "
+                "workers used. Tune again for the new text"
             )
         if self._programs and self._loaded_as not in ("", self._programs):
             words.append(
                 f"the workers loaded {self.what} as other work than this program has: the program changed a global "
-                "that the kernel uses, or what its modules read was edited since. The result is the workers'; give "
-                "such values as arguments, or start the program anew"
+                "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
+                "work; pass such values as arguments, or restart the program"
             )
         return words
 
     @staticmethod
     async def begin(worker: Worker, session: Session) -> None:
-        """Tell a new worker what it works on."""
+        """Send the session to a new worker."""
         await worker.call(BEGIN, msgspec.msgpack.encode(session), LOAD_TIMEOUT_S)
 
     async def loaded(self, role: str, session: Session, *, cpus: Sequence[int] | None = None, nice: int = 0) -> Worker:
-        """Fork a worker that knows the session and has the workload loaded, which no candidate's deadline covers."""
+        """Fork a worker, and load the session and the workload in it. No candidate's deadline covers this."""
 
         async def load() -> Worker:
             worker = await self.spawn(role, cpus=cpus, nice=nice)
@@ -129,7 +129,7 @@ class Workers:
         return await self.again_if_killed(load)
 
     async def ask_once(self, role: str, entry: str, payload: bytes) -> bytes:
-        """Ask a worker that is killed afterwards: the user's code may have started anything in it."""
+        """Ask a new worker and kill it afterwards, because the user's code may have started anything in it."""
 
         async def ask() -> bytes:
             worker = await self.spawn(role)
@@ -138,17 +138,17 @@ class Workers:
             except BaseException:
                 await worker.kill()
                 raise
-            if not self.start_soon(worker.kill):  # nobody waits until it is reaped
+            if not self.start_soon(worker.kill):  # in the background, nobody waits until it is reaped
                 await worker.kill()
             return reply
 
         return await self.again_if_killed(ask)
 
     async def again_if_killed(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Load the workload by `ask`, and once more where its process was killed from outside.
+        """Load the workload with `ask`. Retry once if the process was killed from outside.
 
-        Where its server was lost it says nothing, and `spawn` raises the second time. Raises `WorkloadError` for what
-        the workload's code does to a process, and `WorkerError` the second time that one was killed.
+        A lost fork server says nothing about the workload: retry too, and `spawn` raises at the second loss. Raises
+        `WorkloadError` if the workload's code ends or hangs its process, and `WorkerError` if a second one is killed.
         """
         last = False
         while True:
@@ -172,5 +172,5 @@ class Workers:
 
 
 def how_it_ended(error: WorkerLost) -> str:
-    """Return how a worker ended, without its name: failures of one kind are counted together."""
+    """Return how a worker ended, without its name, so that failures of one kind can be counted together."""
     return str(error).rpartition(": ")[2]

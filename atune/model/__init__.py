@@ -1,1 +1,1 @@
-"""What is tuned and what is found: spaces, candidates, devices, artifacts, measurements, settings."""
+"""Inputs and results of tuning: spaces, candidates, devices, artifacts, measurements, settings."""

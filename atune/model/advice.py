@@ -1,4 +1,4 @@
-"""What a run takes over from another problem or device of the same kernel: how configurations compared there."""
+"""Advice from other runs of the same kernel, on another problem or device: how configurations compared there."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from atune.model.candidate import Config
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """How this space's configurations compared elsewhere. It is kept in the journal's header.
+    """How this space's configurations compared in another run. The journal's header keeps it.
 
-    Failures are left out: what failed elsewhere may work here.
+    Failures are omitted, because a configuration that failed there may work here.
     """
 
     source: str
     """The journal's path, ``result``, or ``cache`` and the entry's key."""
     arguments: dict[str, Any]
-    """The problem there."""
+    """The other run's problem."""
     devices: tuple[str, ...]
-    """Models of the devices there."""
+    """Models of the other run's devices."""
     best: Config
-    """The fastest of them there."""
+    """The fastest configuration of the other run."""
     ratios: dict[str, float]
-    """By configuration key: the latency there over that of the fastest configuration there, 1 or more."""
+    """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""

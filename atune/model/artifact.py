@@ -1,4 +1,4 @@
-"""What the compile stages hand on: lowered candidates, artifacts, and failures."""
+"""Results of the compile stages: lowered candidates, artifacts, and failures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FailureKind = Literal[
 """Why a candidate failed.
 
 lower: elaborating or lowering raised. codegen: source generation raised. compile: nvcc or g++ refused the source.
-crash: the compile worker died. timeout: past a deadline, killed. load: the library would not load. launch: the call
-raised. out_of_memory: the device had no room. fault: the device reported an error that poisons its context.
+crash: the compile worker died. timeout: past a deadline, killed. load: the library did not load. launch: the call
+raised. out_of_memory: the device had no memory left. fault: the device reported an error that poisons its context.
 out_of_bounds: it wrote before or after a parameter. mismatch / non_finite / unwritten: outputs differ from the
 reference, hold NaN or infinity, or were not written. worker_lost: its process was killed from outside, twice.
-suspect: the whole program died twice while it was being measured; it is not tried a third time.
+suspect: the whole program died twice while measuring it, so it is not tried again.
 """
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
-    """A candidate that did not make it through a stage. `detail` is the tail of what the compiler or device said.
+    """A candidate that failed in a stage. `detail` is the tail of the compiler's or device's output.
 
     `index`: the candidate's. `kind`: the stage or the reason, one of `FailureKind`. `message`: one sentence for people.
-    `doubt`: why the fault may not be the candidate's own, so that it is tried once more on a fresh process; empty
-    where it is. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
+    `doubt`: why the failure may not be the candidate's fault, so that a fresh process tries it again; empty without
+    doubt. `kill_s`: seconds from the deadline, or from the error's report, until the process was reaped.
     """
 
     index: int
@@ -43,8 +43,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel parameter. `shape`: ints, or names of symbolic dimensions; None for a scalar.
 
-    `strides`: in elements, ints or names, of a parameter that is declared with strides of its own; None where it is
-    contiguous.
+    `strides`: in elements, ints or names, if the parameter is declared with strides; None if it is contiguous.
     """
 
     dtype: str
@@ -55,7 +54,7 @@ class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One `T.gemm` of a kernel. `m`, `n`, `k`: the shape of a call, in elements.
 
-    `calls`: how often a block calls it, on average over the grid. `dtype`: its operands', such as ``bfloat16``.
+    `calls`: how often a block calls it, on average over the grid. `dtype`: its operands' type, such as ``bfloat16``.
     """
 
     m: int
@@ -64,65 +63,65 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: float
     dtype: str
     policy: int = 0
-    """How warps share the tile, as tilelang numbers it: 0 square, 1 each has whole rows, 2 each has whole columns."""
+    """How warps share the tile, in tilelang's numbers: 0 square, 1 whole rows for each, 2 whole columns for each."""
     in_registers: bool = False
-    """Whether its first operand is in registers, and not in shared memory."""
+    """Whether its first operand is in registers, not in shared memory."""
 
     @property
     def flops(self) -> float:
-        """Floating-point operations a block: a product and a sum each."""
+        """Floating-point operations of a block: each product and each sum counts."""
         return 2.0 * self.m * self.n * self.k * self.calls
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a block reads or writes of one tensor at one place of the kernel.
+    """Bytes of one tensor that a block reads or writes at one place of the kernel.
 
-    `n_bytes`: bytes a block, on average over the grid; tiles past the tensor's end count whole. `axes`: the axes of the
-    grid (of ``xyz``) that the place depends on; blocks that differ in the others alone access the same.
+    `n_bytes`: bytes of a block, on average over the grid; tiles past the tensor's end count whole. `axes`: axes of the
+    grid (of ``xyz``) that the place depends on. Blocks that differ only in other axes access the same bytes.
     """
 
     n_bytes: float
     axes: str = ""
     steps: float = 1.0
-    """How often a block does it."""
+    """How often a block makes this access."""
     width: int | None = None
-    """Bytes that a thread is asked to move at once; None where tilelang chooses."""
+    """Bytes that the kernel asks each thread to move at once; None if tilelang chooses."""
 
 
 class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What one block of a kernel does, as the kernel's own statements tell before lowering: averages over the grid."""
+    """Work of one block of a kernel, from the kernel's statements before lowering: averages over the grid."""
 
     gemms: tuple[Gemm, ...] = ()
     reads: tuple[Access, ...] = ()
-    """Of global memory; so are `writes`."""
+    """Accesses to global memory, like `writes`."""
     writes: tuple[Access, ...] = ()
     shared_bytes: float = 0.0
-    """Bytes that copies and parallel loops move into or out of shared memory; those that `gemms` read are not in it."""
+    """Bytes that copies and parallel loops move into or out of shared memory, without those that `gemms` read."""
     scalar_ops: float = 0.0
-    """Arithmetic outside of tensor cores, operations of one element; `special_ops` are not in it."""
+    """Arithmetic outside of tensor cores, in operations on one element, without `special_ops`."""
     special_ops: float = 0.0
-    """Exponentials, roots, logarithms and quotients, of one element."""
+    """Exponentials, roots, logarithms and quotients of one element."""
     fragment_registers: int = 0
-    """32-bit registers a thread that all fragments and local arrays would take, if they all lived at once."""
+    """32-bit registers of a thread for all fragments and local arrays, if all lived at once."""
     stages: int = 0
-    """Stages of the deepest `T.Pipelined` loop; 0 where none has any."""
+    """Stages of the deepest `T.Pipelined` loop; 0 if no loop has any."""
     steps: float = 1.0
-    """Iterations of that loop, or of the longest one around a copy or a product."""
+    """Iterations of that loop, or of the longest loop around a copy or a product."""
     threads: int = 1
-    """Threads of a block, as the kernel asks for them."""
+    """Threads of a block that the kernel requests."""
     tensor_bytes: int | None = None
-    """Bytes of all tensors together; None where a call decides."""
+    """Bytes of all tensors together; None if they depend on the call."""
     block_order: str = ""
-    """How blocks follow each other, as tilelang names it and its panel: ``rasterization2DRow 8``; empty for plainly."""
+    """The order of blocks, with tilelang's name and its panel: ``rasterization2DRow 8``; empty for the device's own."""
 
     @property
     def tensor_flops(self) -> float:
-        """Floating-point operations that a block has tensor cores do."""
+        """Floating-point operations of a block on tensor cores."""
         return sum(gemm.flops for gemm in self.gemms)
 
     @property
     def read_bytes(self) -> float:
-        """Bytes that a block reads of global memory."""
+        """Bytes that a block reads from global memory."""
         return sum(access.n_bytes for access in self.reads)
 
     @property
@@ -132,34 +131,34 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What lowering tells about a kernel before it is compiled. None: not applicable to the target, or not known."""
+    """Facts of a kernel that are known before it is compiled. None: not applicable to the target, or unknown."""
 
     smem_bytes: int | None = None
     threads: int | None = None
-    """Threads a block really has, producer warps of warp specialisation included."""
+    """Threads that a block really has, including producer warps of warp specialisation."""
     grid: tuple[int, ...] = ()
-    """Blocks along each axis; empty where a call decides."""
+    """Blocks along each axis; empty if they depend on the call."""
     accumulators: int | None = None
-    """Largest fragment a thread holds, in 32-bit registers."""
+    """Largest fragment of a thread, in 32-bit registers."""
     source_bytes: int | None = None
     """Length of the generated device source."""
     lacking_registers: int = 0
-    """Registers that a block waits for with ``setmaxnreg`` and never gets: it would hang."""
+    """Registers that a block waits for with ``setmaxnreg`` and never gets, so that it would hang."""
     work: Work | None = None
-    """What a block does; None where any of it depends on values that only a call has."""
+    """Work of a block; None if any of it depends on values of the call."""
     layouts: Layouts | None = None
-    """What layout inference decided; None where another's lowering was taken, or an older version lowered it."""
+    """Results of layout inference; None if the lowering was reused, or an older version lowered the kernel."""
 
 
 class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
-    """What a kernel tells before it is lowered: its `facts` as they are foreseen."""
+    """Facts of a kernel before it is lowered: its `facts` as predicted."""
 
     index: int
     facts: StaticFacts
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
-    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, whatever compiles it.
+    """A lowered candidate. Candidates of equal `code_key` compile to the same machine code, by any compiler.
 
     `merge_key`: only candidates of equal merge_key may share a library (flags, pass configs, preamble). `blob`: the
     stage's own bytes (IR of host and device), which only `codegen` reads. It is empty if the artifact store has the
@@ -174,17 +173,17 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     seconds: float
     blob: bytes
     ir_key: str = ""
-    """What lowering began with: the kernel as tilelang elaborates it, and all that decides what becomes of it."""
+    """The input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
-    """What the artifact store has its library under: `code_key`, and all that the way to that code depends on."""
+    """Key of its library in the artifact store: `code_key`, and everything that the way to that code depends on."""
     compile_key: str = ""
-    """Candidates of equal `compile_key` take one compile of their device code; empty for one that shares with none."""
+    """Candidates of equal `compile_key` share one compile of their device code; empty if there is nothing to share."""
     storable: bool = True
-    """Whether `code_key` covers all that decides the machine code; it does not where the user's files are included."""
+    """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
 
 
 STORED = "from the artifact store"
-"""What `Artifact.why` says of a library that an earlier run compiled."""
+"""`Artifact.why` of a library that an earlier run compiled."""
 
 
 class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
@@ -197,31 +196,31 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     target: str
     """``cuda`` or ``c``: how to load it."""
     seconds: float = 0.0
-    """Seconds that building the library took, shared by its members."""
+    """Seconds that building the library took, for all members together."""
     calls: tuple[int | str, ...] = ()
     """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     compiler: str = ""
-    """What compiled the device code: ``nvcc``, ``cicc`` (nvcc with the headers parsed once), ``nvrtc`` or ``g++``."""
+    """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers), ``nvrtc`` or ``g++``."""
     why: str = ""
-    """Why that compiler."""
+    """Why this compiler was used."""
     backend: str = ""
-    """For CUDA, tilelang's adapter that the library is for, ``cython`` or ``nvrtc``; empty for what groups are for."""
+    """For CUDA, the tilelang adapter of the library, ``cython`` or ``nvrtc``; empty for a library of a group."""
     words: str = ""
-    """What the compilers said, where that was asked for."""
+    """The compiler output, if it was requested."""
     shared: bool = False
-    """Whether its device code was made for other kernels, too: then finalists are compiled again, each exactly."""
+    """Whether its device code was made for other kernels, too. Finalists are then compiled again, each exactly."""
     plain: bool = False
-    """Whether no accelerator had a part in it: it is tilelang's own code, and needs no proof of that."""
+    """Whether no accelerator took part. It is then tilelang's own code, and needs no proof."""
     store_key: str = ""
-    """What the artifact store has it under, and a proof of it; empty where it may not be kept."""
+    """Its key in the artifact store, and the key of a proof of it; empty if it may not be kept."""
     source_key: str = ""
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     machine: MachineFacts | None = None
-    """Its registers, stack and code; None for target ``c``, and where an older version compiled it."""
+    """Its registers, stack and code; None for target ``c``, and if an older version compiled it."""
 
     @property
     def exact(self) -> bool:
-        """Whether the device code is what tilelang's own compile makes of the kernel."""
+        """Whether the device code equals that of tilelang's own compile of the kernel."""
         return not self.shared
 
 
@@ -229,10 +228,10 @@ Built = Artifact | Failure
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """What compiling a candidate with every accelerator off came to, beside the library that was measured.
+    """Comparison of a measured library with a compile of the candidate with every accelerator off.
 
-    `difference`: in what its sources or code sections differ; empty where they are the same. `plain`: the library of
-    the plain compile, for use where they differ; None where an earlier run left the proof.
+    `difference`: how its sources or code sections differ; empty if they are the same. `plain`: the library of the plain
+    compile, as a fallback if they differ; None if an earlier run left the proof.
     """
 
     index: int
@@ -242,5 +241,5 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 
 def source_path(library: str, symbol: str) -> str:
-    """Return where the source of one member of `library` lies: that kernel's alone, not the group's."""
+    """Return the source file of one member of `library`: that kernel's alone, not the group's."""
     return f"{library.removesuffix('.so')}.{symbol}.source"

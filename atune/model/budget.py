@@ -1,4 +1,4 @@
-"""When a run ends, and what it leaves out: checked when it is made."""
+"""When a run ends, and which candidates it omits. Budgets are checked when they are made."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ import msgspec
 from atune.errors import UsageError
 from atune.model.checks import SettingsMeta, positive
 
-_BUDGETS = (
-    "give a number of candidates, such as 40, a share of them, such as 10%, a time, such as 90s, or seconds of "
-    "devices, such as 20ds"
-)
+_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or seconds of devices (20ds)"
 AUDITED = 0.1
-"""Share of what was skipped as likely to lose that an audit measures where nobody says how much."""
+"""Default share of the candidates skipped as likely to lose that an audit measures."""
 AUDITED_LEAST = 3
-"""Candidates that an audit measures, where so many were skipped."""
+"""Minimum of candidates that an audit measures, if that many were skipped."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """When to stop proposing: what comes first of its limits; and what to leave out.
+    """Limits of a run, of which the first to be reached ends it; and which candidates to omit.
 
-    `candidates`: how many are tried. `percent`: the same, of the space's. `seconds`: of the run. `device_seconds`: that
-    devices were busy with candidates, summed over all devices; the final does not count.
-    `until`: end once a further gain above this share (0.02: 2 %) has less than one chance in ten.
-    `keep`: try only so many candidates, those that the prior takes for the best; below 1 a share of them.
-    `audit`: measure this share of what was skipped as likely to lose, after all others.
+    `candidates`: how many are tried. `percent`: the same, as a share of the space. `seconds`: of the run.
+    `device_seconds`: for which devices were busy with candidates, summed over all devices; the final does not count.
+    `until`: end when a further gain above this share (0.02: 2 %) has less than one chance in ten.
+    `keep`: try only this many candidates, those that the prior ranks best; below 1 a share of them.
+    `audit`: measure this share of the candidates skipped as likely to lose, after all others.
 
-    Raises `UsageError` for a value that cannot be.
+    Raises `UsageError` for an impossible value.
     """
 
     candidates: int | None = None
@@ -55,29 +52,29 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
 
     @property
     def limited(self) -> bool:
-        """Whether it ends a run before all is tried."""
+        """Whether it can end a run before every candidate is tried."""
         ends = (self.candidates, self.seconds, self.percent, self.device_seconds, self.until)
         return any(limit is not None for limit in ends)
 
     def most(self, total: int) -> int | None:
-        """Return how many candidates of a space of `total` it admits, one at least; None where it counts none."""
+        """Return how many of `total` candidates it admits, at least one; None without such a limit."""
         share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
         counts = (self.candidates, share, self.kept(total))
         return min((most for most in counts if most is not None), default=None)
 
     def kept(self, total: int) -> int | None:
-        """Return how many of `total` candidates `keep` leaves, one at least; None where it leaves all."""
+        """Return how many of `total` candidates `keep` leaves, at least one; None if it leaves all."""
         if self.keep is None:
             return None
         return min(total, max(1, math.ceil(round(total * self.keep, 6)) if self.keep < 1 else int(self.keep)))
 
     def used_up(self, wall_s: float, device_s: float) -> bool:
-        """Tell whether its time is over, by seconds of the run and of its devices."""
+        """Tell whether a time limit is reached, from seconds of the run and of its devices."""
         over = self.seconds is not None and wall_s >= self.seconds
         return over or (self.device_seconds is not None and device_s >= self.device_seconds)
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as headers and keys have it; of what came later only what is given, as they had none at first."""
+        """Return it for headers and keys. Newer fields appear only if they are set, because older keys lack them."""
         later = {name: value for name in _LATER if (value := getattr(self, name)) is not None}
         return {"candidates": self.candidates, "seconds": self.seconds, **later}
 
@@ -85,7 +82,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
         """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time) or ``"20ds"`` (seconds of devices).
 
-        Raises `UsageError` on anything else.
+        Raises `UsageError` for anything else.
         """
         if text is None:
             return cls()
@@ -111,9 +108,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
         keep: float | str | None = None,
         audit: float | str | bool | None = None,
     ) -> Budget:
-        """Return it with what is given besides. Shares are numbers, or texts such as ``"2%"``; an audit may be True.
+        """Return the budget with the other given limits. Shares are numbers, or texts such as ``"2%"``; an audit may be
+        True.
 
-        Raises `UsageError` for what is none of these.
+        Raises `UsageError` for any other value.
         """
         given = {"until": until, "keep": keep, "audit": AUDITED if audit is True else None if audit is False else audit}
         changes = {name: _share(name, value) for name, value in given.items() if value is not None}

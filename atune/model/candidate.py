@@ -1,4 +1,4 @@
-"""One point of the space, and the stable key it has."""
+"""One point of the space, and its stable key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from atune.errors import SpaceError
 
 Config = dict[str, Any]
 PASS_CONFIGS = "pass_configs"
-"""Reserved config key: TileLang pass configuration of that candidate, not an argument of the kernel; None: none."""
+"""Reserved config key: the candidate's TileLang pass configuration, no argument of the kernel. None: no entry."""
 COMPILE_FLAGS = "compile_flags"
-"""Reserved config key: the compiler's flags for that candidate, in place of `CompileSettings.flags`."""
+"""Reserved config key: the candidate's compiler flags, instead of `CompileSettings.flags`."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
-"""Integers outside become floating-point numbers in a journal, and no message to a worker holds them."""
+"""Integers outside this range become floating-point numbers in a journal, and do not fit a message to a worker."""
 MAX_NESTING = 60
-"""Lists and dicts in one another in a value. A journal's line has three more around it, and is refused above 64."""
+"""Depth of nested lists and dicts in a value. A journal's line adds three levels, and at most 64 can be read."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -32,12 +32,12 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 def normalise(value: Any, where: str) -> Any:
-    """Return `value` as data that a journal keeps unchanged; sequences become tuples, and subclasses plain values.
+    """Return `value` as data that a journal keeps unchanged: sequences become tuples, and subclasses plain values.
 
-    numpy's scalars, and enumerations of numbers or text, become their value. Raises `SpaceError`, naming `where`, for
-    anything but None, bool, int, float, str and nested lists, tuples and string-keyed dicts of these. It also does for
-    what a journal cannot hold: integers beyond 64 bits, numbers that are not finite, invalid Unicode, and nesting
-    deeper than `MAX_NESTING`.
+    numpy's scalars, and enumerations of numbers or text, become their value. Allowed are None, bool, int, float, str
+    and nested lists, tuples and string-keyed dicts of these. Raises `SpaceError`, naming `where`, for anything else,
+    and for values that a journal cannot hold. Those are integers beyond 64 bits, numbers that are not finite, invalid
+    Unicode, and nesting deeper than `MAX_NESTING`.
     """
     return _normalised(value, where, 0)
 
@@ -75,19 +75,19 @@ def _normalised(value: Any, where: str, depth: int) -> Any:
         return {_normalised(k, where, depth): _normalised(v, where, depth + 1) for k, v in value.items()}
     raise SpaceError(
         f"{where}: {_shown(value)} is a {type(value).__name__}; values must be None, bool, int, float, str, or lists, "
-        "tuples and dicts of these (name other things by a string and look them up in the kernel)"
+        "tuples and dicts of these. Name other things by a string, and look them up in the kernel"
     )
 
 
 def why_no_pass_configs(value: Any) -> str:
-    """Return why `value` is no TileLang pass configuration, a dict by names of passes' options; empty where it is."""
+    """Return why `value` is not a TileLang pass configuration, a dict by option names; empty if it is."""
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return ""
     return f"{PASS_CONFIGS} must be a dict, such as {{'tl.enable_fast_math': True}}, got {_shown(value)}"
 
 
 def check_reserved(name: str, value: Any, where: str) -> None:
-    """Raise `SpaceError`, naming `where`, where the reserved `name` cannot have `value`. None: nothing of its own."""
+    """Raise `SpaceError`, naming `where`, if the reserved `name` cannot have `value`. None is always allowed."""
     if value is None:
         return
     if name == PASS_CONFIGS and (why := why_no_pass_configs(value)):
@@ -109,7 +109,7 @@ def _shown(value: Any) -> str:
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """Return 16 hex digits that depend on `config`'s names and values, and not on their order."""
+    """Return 16 hex digits that depend on `config`'s names and values, but not on their order."""
     canonical = msgspec.json.encode(config, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
 
@@ -120,7 +120,7 @@ def space_hash(keys: Iterable[str]) -> str:
 
 
 def thaw(config: Mapping[str, Any]) -> Config:
-    """Return `config` with lists turned back into tuples, as the kernel is called: undoes JSON and msgpack."""
+    """Return `config` with lists turned back into tuples, as the kernel is called. This undoes JSON and msgpack."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):

@@ -22,11 +22,11 @@ def positive(where: str, name: str, value: float | None, *, optional: bool = Fal
 
 
 SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""What is written for True and False."""
+"""Texts that stand for True and False."""
 
 
 def switches(settings: msgspec.Struct, *names: str) -> None:
-    """Raise `UsageError` for the first of `names` that is neither True nor False in `settings`."""
+    """Raise `UsageError` for the first of `names` in `settings` that is neither True nor False."""
     for name in names:
         value = getattr(settings, name)
         if not isinstance(value, bool):
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
 
     class SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword with the one that was meant, when settings are made by a call."""
+        """Refuses a wrong keyword of a settings class, and suggests the right one."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})

@@ -1,4 +1,4 @@
-"""What a target is, what a device is, and which hard limits it has."""
+"""Targets, devices, and their hard limits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ UNSUPPORTED_TARGETS = ("hip", "rocm", "metal", "webgpu", "llvm", "opencl", "vulk
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved compilation target. `kind` is ``cuda`` or ``c``; `arch` is such as ``sm_90a``, empty for ``c``."""
+    """A resolved compilation target. `kind` is ``cuda`` or ``c``. `arch` is, for example, ``sm_90a``; empty for
+    ``c``."""
 
     kind: str
     arch: str = ""
 
     def tvm(self) -> str | dict[str, str]:
-        """Return what tilelang takes as its target."""
+        """Return it as a target string for tilelang."""
         return {"kind": "cuda", "arch": self.arch} if self.kind == "cuda" else "c"
 
     def __str__(self) -> str:
@@ -29,16 +30,16 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class DeviceLimits(msgspec.Struct, frozen=True):
-    """Hard limits a candidate must fit. None: no limit known.
+    """Hard limits that a candidate must fit. None: no known limit.
 
     CUDA's figures are those of the compute capability, from the CUDA C++ Programming Guide, table «Technical
     Specifications per Compute Capability».
     """
 
     smem_bytes: int | None = None
-    """Shared memory a thread block may use, bytes."""
+    """Shared memory that a thread block may use, bytes."""
     threads: int | None = None
-    """Threads a block may have."""
+    """Threads that a block may have."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -52,45 +53,45 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     limits: DeviceLimits = DeviceLimits()
     sms: int = 0
-    """Multiprocessors that work; this and what follows as the device says itself, 0 where it does not."""
+    """Working multiprocessors. This and the following fields come from the device; 0 if it does not tell."""
     clock_hz: float = 0.0
     """The highest clock of its multiprocessors."""
     memory_bytes_s: float = 0.0
-    """Bytes a second of its memory at the highest clock."""
+    """Bytes per second of its memory at the highest clock."""
     peaks: Peaks | None = None
-    """What rooflines compare with: measured on it, or the data sheet's; None where neither is known."""
+    """Peaks for rooflines: measured on it, or from the data sheet; None if neither is known."""
 
 
 SMEM_BYTES_PER_BLOCK = {
     "70": 98304, "72": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376,
     "90": 232448, "100": 232448, "103": 232448, "110": 232448, "120": 101376, "121": 101376,
 }  # fmt: skip
-"""Opt-in shared memory a block, bytes, by compute capability (CUDA C++ Programming Guide, same table)."""
+"""Opt-in shared memory of a block, bytes, by compute capability (CUDA C++ Programming Guide, same table)."""
 
 
 PEAKS = {
     "B200": (9.0e15, 8.0e12), "H200": (1.979e15, 4.8e12), "H100": (1.979e15, 3.9e12), "A100": (1.248e15, 2.039e12),
     "L40S": (7.33e14, 8.64e11), "L4": (4.85e14, 3.0e11),
 }  # fmt: skip
-"""(operations a second of the fastest type on dense tensor cores, bytes a second of the memory), by a word of the
-device's name. Where a name stands for several boards, the fastest of each. From NVIDIA's data sheets, whose figures
-with sparsity are halved here:
+"""(operations per second of the fastest type on dense tensor cores, bytes per second of the memory), by a word of the
+device's name. If several boards share a name, the fastest counts. The figures are from NVIDIA's data sheets, and those
+with sparsity are halved:
 
 B200: HGX B200, a GPU's share of FP4, 144 PFLOP/s with sparsity for eight, and up to 8 TB/s.
 H200: «H200 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989), 4.8 TB/s.
 H100: «H100 Tensor Core GPU», SXM: FP8 3,958 TFLOP/s with sparsity (BF16 dense 989.4), 3.35 TB/s; NVL: 3.9 TB/s.
-A100: «A100 Tensor Core GPU», INT8 624 TOP/s dense (BF16 312), 80 GB SXM: 2,039 GB/s; INT4, twice INT8: «A100 Tensor
+A100: «A100 Tensor Core GPU», INT8 624 TOP/s dense (BF16 312), 80 GB SXM: 2,039 GB/s. INT4, twice INT8: «A100 Tensor
 Core GPU Architecture», table of peak rates.
 L40S: «L40S GPU», INT8 and FP8 733 TOP/s dense, 864 GB/s. L4: «L4 Tensor Core GPU», FP8 485 TFLOP/s with sparsity,
 taken whole, because INT4 has twice the rate of FP8 on this architecture; 300 GB/s.
 
-Other models, of which no sheet of NVIDIA's is known here, have no entry."""
+Models without a known data sheet have no entry."""
 ABOVE_THE_SHEET = 1.1
-"""Data sheets count with the nominal boost clock; a board may run that much faster: an H200 at 1980 MHz does by 8 %."""
+"""Data sheets use the nominal boost clock. A board may run faster by this factor: an H200 at 1980 MHz does by 8 %."""
 
 
 def fastest_ms(name: str, flops: float | None, n_bytes: float | None) -> float | None:
-    """Return the latency that device `name` cannot undercut for so much work; None where its peaks are not known."""
+    """Return the latency that device `name` cannot undercut for this work; None if its peaks are unknown."""
     peak = next((PEAKS[word] for word in name.replace("-", " ").split() if word in PEAKS), None)
     if peak is None or not (flops or n_bytes):
         return None
@@ -106,7 +107,7 @@ def default_limits(target: Target) -> DeviceLimits:
 
 
 def common_limits(devices: Sequence[DeviceInfo]) -> DeviceLimits:
-    """Return what fits every one of `devices`."""
+    """Return limits that every one of `devices` meets."""
     limits = [d.limits for d in devices]
     smem = [limit.smem_bytes for limit in limits if limit.smem_bytes is not None]
     threads = [limit.threads for limit in limits if limit.threads is not None]
@@ -117,7 +118,7 @@ def parse_target(text: Any) -> Target | None:
     """Read a target: ``auto`` (None: the machine decides), ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…`` or a dict.
 
     ``cuda`` without an arch leaves `Target.arch` empty; the device fills it in. Raises `TargetError`, naming the
-    target, for what is not supported.
+    target, if it is not supported.
     """
     if text is None or text == "auto":
         return None
@@ -142,7 +143,7 @@ def parse_target(text: Any) -> Target | None:
 def device_names(devices: Any) -> tuple[str, ...]:
     """Return devices as texts: ``all``, ``cpu`` and numbers of GPUs, which may be given as ints.
 
-    Raises `UsageError` for anything else; whether they are there is not asked.
+    Raises `UsageError` for anything else. It does not check whether the devices exist.
     """
     listed = isinstance(devices, Sequence) and not isinstance(devices, (str, bytes))
     given = (devices,) if isinstance(devices, str) else devices if listed else ()

@@ -1,4 +1,4 @@
-"""What `atune explain` finds out about one configuration."""
+"""The facts of one configuration that `atune explain` prints."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ExplainJob(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
-    """A configuration's facts. For target ``c`` there are no `machine`, no spills and no `occupancy`.
+    """A configuration's facts. Target ``c`` has no `machine`, no spills and no `occupancy`.
 
-    `source`: the device source, with ``kernel`` for the candidate's own symbol.
+    `source`: the device source, with ``kernel`` as the candidate's symbol.
     """
 
     config: Config
@@ -33,9 +33,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     source: str
     machine: MachineFacts | None = None
     spill_bytes: int | None = None
-    """Bytes of spill stores of a thread, as ``ptxas -v`` counts them: registers that there was no room for."""
+    """Bytes of spill stores of a thread, as ``ptxas -v`` counts them: registers that did not fit."""
     spill_load_bytes: int | None = None
-    """Bytes of spill loads, likewise."""
+    """Bytes of spill loads, counted the same way."""
     occupancy: Occupancy | None = None
     picture: Picture | None = None
     instructions: Instructions | None = None
@@ -51,7 +51,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
         return (self.facts.smem_bytes or 0) + self.machine.static_smem_bytes
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as ``--json`` prints it."""
+        """Return it for ``--json``."""
         layouts, machine = self.facts.layouts or Layouts(), self.machine
         return {
             "config": msgspec.to_builtins(self.config),
@@ -75,5 +75,5 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
 
 
 def _whole(facts: msgspec.Struct) -> dict[str, Any]:
-    """Return a struct's fields, defaults too."""
+    """Return a struct's fields, including defaults."""
     return {name: msgspec.to_builtins(getattr(facts, name)) for name in facts.__struct_fields__}

@@ -1,4 +1,4 @@
-"""Public names that were others before. The former ones still work, with a warning."""
+"""Renamed public names. The former ones still work, with a warning."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from atune.errors import UsageError
 
 RUN = {"force_parts": "accept", "backend": "machine"}
-"""Today's names of options of a run, by their former ones."""
+"""Current names of options of a run, by former name."""
 AUTOTUNE = {"verify": "check"}
-"""The same of `@autotune`."""
+"""Current names of options of `@autotune`, by former name."""
 BENCHMARK = {"seed": "input_seed"}
-"""The same of `BenchmarkSettings`. Journals and keys of results keep the former ones."""
+"""Current names of `BenchmarkSettings`, by former name. Journals and keys of results keep the former ones."""
 COMMAND_LINE = {"--force-part": "--accept"}
-"""The same of the command line."""
+"""Current names of the command line's options, by former name."""
 
 
 def renamed(where: str, given: Mapping[str, object], former: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options `given` under today's names, with a DeprecationWarning for each of the `former` ones.
+    """Return the options `given` under current names, with a DeprecationWarning for each of the `former` ones.
 
-    Raises `UsageError`, naming `where`, for an option that is given under both.
+    Raises `UsageError`, naming `where`, for an option that is given under both names.
     """
     options: dict[str, Any] = dict(given)
     for old, new in former.items():
@@ -36,7 +36,7 @@ def renamed(where: str, given: Mapping[str, object], former: Mapping[str, str]) 
 
 
 def warn_former(message: str) -> None:
-    """Warn of a former name where atune's caller stands, which is where Python shows such warnings by default."""
+    """Warn of a former name at the line that called atune, where Python shows such warnings by default."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
         frame, level = frame.f_back, level + 1

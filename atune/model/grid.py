@@ -1,4 +1,4 @@
-"""The points of a product of axes by their place, without constraints and without enumerating them."""
+"""The points of a product of axes, by place, without constraints and without enumeration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from atune.model.candidate import Config
 
 STEPS = 2
-"""Neighbours of a point each way along an axis: constraints may refuse the first."""
+"""Neighbours of a point in each direction along an axis, because constraints may refuse the first."""
 
 
 class AxisValues(msgspec.Struct, frozen=True):
@@ -49,19 +49,20 @@ class Grid:
         return tuple(reversed(found))
 
     def place(self, digits: Sequence[int]) -> int:
-        """Return the place that `digits` returns these for."""
+        """Return the place that has these `digits`."""
         place = 0
         for digit, length in zip(digits, self.lengths, strict=True):
             place = place * length + digit
         return place
 
     def config(self, place: int) -> Config:
-        """Return the configuration at a place, in plain values, also one that constraints refuse."""
+        """Return the configuration at a place, in plain values, without checking constraints."""
         both = zip(self.axes.items(), self.digits(place), strict=True)
         return {name: values[digit] for (name, values), digit in both}
 
     def neighbours(self, place: int) -> Iterator[int]:
-        """Yield the places next to one along each axis, `STEPS` each way at most, the nearest of each axis first."""
+        """Yield neighbouring places along each axis, up to `STEPS` in each direction, the nearest of each axis
+        first."""
         here = self.digits(place)
         for axis, length in enumerate(self.lengths):
             for step in range(1, STEPS + 1):
@@ -71,5 +72,5 @@ class Grid:
 
 
 def grid_of(axes: Sequence[AxisValues]) -> Grid | None:
-    """Return the grid of these axes; None where there are none."""
+    """Return the grid of these axes; None without axes."""
     return Grid({axis.name: axis.plain for axis in axes}) if axes else None

@@ -1,4 +1,4 @@
-"""What layout inference decided about a kernel: which thread holds what, and which thread does what."""
+"""Results of layout inference for a kernel: which thread holds which elements, and does which iterations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LayoutAxis(tuple[Any, ...]):
 
 
 class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A buffer in registers. `slots`: elements that each thread has room for."""
+    """A buffer in registers. `slots`: elements that fit each thread's part."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class FragmentFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A buffer in shared memory. `swizzled`: its elements are not in the order of rows."""
+    """A buffer in shared memory. `swizzled`: its elements are not in row order."""
 
     name: str
     dtype: str
@@ -56,11 +56,11 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     replication: int = 1
     """How many threads do each iteration."""
     redundant: int = 0
-    """Iterations of a thread beyond an even share: slots less ceil(iterations / threads)."""
+    """Iterations of a thread beyond an even share: slots minus ceil(iterations / threads)."""
     width: int = 1
-    """Neighbours on the last axis that follow each other in one thread, 16 at most: a vector access may be as wide."""
+    """Successive neighbours on the last axis in one thread, at most 16. A vector access may be this wide."""
     uneven: bool = False
-    """Whether only some threads do it, or store what it makes."""
+    """Whether only some threads run it, or store its results."""
     stores: tuple[str, ...] = ()
     """Buffers that it writes to, ``name (scope)`` each."""
     threads: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The layouts of a kernel, in the order of its statements; `MOST` of each kind at most."""
+    """The layouts of a kernel, in the order of its statements; at most `MOST` of each kind."""
 
     fragments: tuple[FragmentFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
@@ -76,7 +76,7 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def slots(self) -> int:
-        """Elements of all fragments that a thread has room for."""
+        """Elements of all fragments that fit one thread's part."""
         return sum(fragment.slots for fragment in self.fragments)
 
     @property
@@ -91,13 +91,13 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 MOST = 64
-"""Of a kind. A journal keeps a candidate's facts in one line."""
+"""Limit for each kind, because a journal keeps a candidate's facts in one line."""
 
 
 class Picture(msgspec.Struct, frozen=True):
     """Which thread holds which element of a fragment: its first rows and columns.
 
-    `threads`, `slots`: by row and column; of an element that several threads hold, the first of them.
+    `threads`, `slots`: by row and column. If several threads hold an element, the first of them counts.
     """
 
     name: str

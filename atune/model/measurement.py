@@ -1,4 +1,4 @@
-"""What a device measured."""
+"""Measurements of a device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The GPU's state right after its samples were taken, from NVML. None: NVML did not say."""
+    """The GPU's state right after its samples were taken, from NVML. None: NVML did not tell."""
 
     uuid: str
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     temperature_c: int | None = None
     throttle: tuple[str, ...] = ()
-    """Why its clocks were lowered; empty when they were not."""
+    """Why its clocks were lowered; empty if they were not."""
 
 
 class Energy(msgspec.Struct, frozen=True, gc=False):
@@ -31,7 +31,7 @@ class Energy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Samples of one kernel's time on one device, and how they were taken.
+    """Samples of one kernel's time on one device, and the method.
 
     `samples_us`: in the order in which they were taken, µs. `conditions`: the GPU's state afterwards; None on the CPU.
     """
@@ -42,15 +42,15 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Half the interquartile range, as a share of the median."""
     samples_us: tuple[float, ...]
     method: str
-    """``events`` (CUDA events, launches queued behind a device sleep), ``cuda_graph`` (the same, of a graph of the
-    call), ``cupti`` (the kernels' own times, as CUPTI records them) or ``perf_counter`` (CPU)."""
+    """The timing method: ``events`` (CUDA events, with launches queued behind a device sleep), ``cuda_graph`` (the same
+    with a graph of the call), ``cupti`` (the kernels' own times from CUPTI) or ``perf_counter`` (CPU)."""
     conditions: Conditions | None = None
     energy: Energy | None = None
     """Of a finalist, where it was asked for and the device tells."""
 
     @property
     def n_samples(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return len(self.samples_us)
 
     @classmethod
@@ -62,13 +62,13 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(median / 1e3, round(spread, 5), tuple(round(s, 3) for s in samples_us), method, conditions)
 
     def and_more(self, other: Timing) -> Timing:
-        """Return this timing with the samples of `other` after its own; taken later, under its conditions."""
+        """Return this timing with the samples of `other` appended. `other` was taken later; its conditions count."""
         both = Timing.of((*self.samples_us, *other.samples_us), self.method, other.conditions or self.conditions)
         return msgspec.structs.replace(both, energy=self.energy or other.energy)
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
-    """A candidate that ran, was right if it was checked, and was timed.
+    """A candidate that ran, was correct if checked, and was timed.
 
     `index`: the candidate's. `timing`: its first one, not the final's. `checked`: its outputs were compared.
     """
@@ -77,11 +77,11 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=
     timing: Timing
     checked: bool = False
     max_error: float | None = None
-    """Largest absolute difference to the reference over all outputs; None when not checked."""
+    """Largest absolute difference to the reference over all outputs; None if not checked."""
     seconds: float = 0.0
-    """Seconds the device's process spent on it, loading and checking included."""
+    """Seconds that the device's process spent on it, including loading and checking."""
     writes: tuple[int, ...] = ()
-    """Positions of input parameters that the kernel writes into; they were restored before each timed call."""
+    """Positions of input parameters that the kernel writes into. They were restored before each timed call."""
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
@@ -94,8 +94,8 @@ class FinalEntry(msgspec.Struct, frozen=True):
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the round-by-round ratio slow / fast.
 
-    The interval is `median_interval`'s. Needs timings taken interleaved: sample r of both is one round. Where one has
-    more rounds, those that both have count.
+    The interval is `median_interval`'s. Needs interleaved timings: sample r of both is one round. If one timing has
+    more rounds, only the common rounds count.
     """
     return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
 
@@ -103,8 +103,8 @@ def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[flo
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high): the median of `values` with its confidence interval.
 
-    The interval is the distribution-free one by order statistics at `level` (Conover, Practical Nonparametric
-    Statistics, 3rd ed., section 3.2).
+    It is the distribution-free interval by order statistics at `level` (Conover, Practical Nonparametric Statistics,
+    3rd ed., section 3.2).
     """
     ordered = sorted(values)
     n = len(ordered)

@@ -8,27 +8,27 @@ import msgspec
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What compiling tells of a kernel. A candidate of several kernels has the largest figure of each."""
+    """A kernel's use of the machine, known after compiling. If a candidate has several kernels, the largest figures."""
 
     registers: int = 0
     """32-bit registers of a thread."""
     stack_bytes: int = 0
-    """Local memory of a thread: arrays that are not in registers, and spills."""
+    """Local memory of a thread: arrays outside of registers, and spills."""
     code_bytes: int = 0
     """Machine code of all its kernels."""
     static_smem_bytes: int = 0
-    """Shared memory of a block that is not asked for at the launch."""
+    """Shared memory of a block that the launch does not request."""
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """What a multiprocessor has for the blocks on it (CUDA C++ Programming Guide, «Technical Specifications per
-    Compute Capability»)."""
+    """Resources of a multiprocessor for its blocks (CUDA C++ Programming Guide, «Technical Specifications per Compute
+    Capability»)."""
 
     threads: int
     blocks: int
     smem_bytes: int
     reserved_bytes: int
-    """Shared memory that the system takes of each block."""
+    """Shared memory of each block that the system uses."""
     registers: int = 65536
 
 
@@ -41,12 +41,12 @@ MULTIPROCESSORS = {
     "87": _of(1536, 16, 164), "89": _of(1536, 24, 100), "90": _of(2048, 32, 228), "100": _of(2048, 32, 228),
     "103": _of(2048, 32, 228), "120": _of(1536, 24, 100), "121": _of(1536, 24, 100),
 }  # fmt: skip
-"""By compute capability."""
+"""Resources by compute capability."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):
-    """Blocks that are resident on a multiprocessor, and which of ``threads``, ``registers``, ``smem`` and ``blocks``
-    allows no more of them."""
+    """Number of resident blocks of a multiprocessor, and its limits: those of ``threads``, ``registers``, ``smem`` and
+    ``blocks`` that allow no more."""
 
     blocks: int
     limits: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Options by name: a wrong name is refused, and the message says which one was meant."""
+"""Options by name: refuses a wrong name, and suggests the right one."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MEANT: dict[str, tuple[str, ...]] = {
     "time_limit": ("budget",), "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "topk": ("budget",),
     "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"), "warmups": ("n_warmup",),
 }  # fmt: skip
-"""Our names for those that other tuners have, or that come to mind."""
+"""atune's names for options that other tuners have, or that users may guess."""
 
 
 def refuse_unknown(
     where: str, given: Iterable[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """Raise `UnknownOption`, naming `where`, for the first name of `given` that is none of `known`.
+    """Raise `UnknownOption`, naming `where`, for the first name of `given` that is not `known`.
 
-    `elsewhere`: how to write the options that another place takes, by name, such as
-    ``{"n_warmup": "benchmark=BenchmarkSettings(n_warmup=…)"}``.
+    `elsewhere`: how to write the options of another place, by name, such as ``{"n_warmup":
+    "benchmark=BenchmarkSettings(n_warmup=…)"}``.
     """
     for name in given:
         if name not in known:
@@ -46,7 +46,7 @@ def refuse_unknown(
 
 
 def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> list[str]:
-    """Return how to write what `name` most likely stands for; nothing where no option is like it."""
+    """Return how to write the option that `name` most likely means; nothing if no option is similar."""
     ways = {**elsewhere, **{option: repr(option) for option in known}}
     alike = [option for option in (name, *MEANT.get(name, ())) if option in ways]
     if alike:
@@ -58,9 +58,9 @@ def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> lis
 def named_options(
     where: str, elsewhere: Mapping[str, str] | None = None, former: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for a function whose wrong keywords are to be refused as `refuse_unknown` does.
+    """Return a decorator that refuses a function's wrong keywords as `refuse_unknown` does.
 
-    `former`: today's names of options by names that still work, with a warning.
+    `former`: current names of options by former names, which work with a warning.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""All numbers below a bound in an order that looks random, one at a time and without a list of them."""
+"""All numbers below a bound in a random-looking order, one at a time and without a list of them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ class Permutation:
             number = self._permuted(number)
         return number
 
+    def position(self, number: int) -> int:
+        """Return the position at which `number` is."""
+        if not 0 <= number < self.size:
+            raise IndexError(number)
+        position = self._restored(number)
+        while position >= self.size:
+            position = self._restored(position)
+        return position
+
     def _permuted(self, number: int) -> int:
         left, right = divmod(number, self._right)
         for n, key in enumerate(self._keys):
@@ -41,9 +50,19 @@ class Permutation:
                 left = (left + _mixed(right ^ key)) % self._left
         return left * self._right + right
 
+    def _restored(self, number: int) -> int:
+        """Undo `_permuted`."""
+        left, right = divmod(number, self._right)
+        for n, key in reversed(list(enumerate(self._keys))):
+            if n % 2:
+                right = (right - _mixed(left ^ key)) % self._right
+            else:
+                left = (left - _mixed(right ^ key)) % self._left
+        return left * self._right + right
+
 
 def _mixed(number: int) -> int:
-    """Return 64 bits that each depend on all of `number`'s (Steele, Lea and Flood, SplitMix, OOPSLA 2014)."""
+    """Return 64 bits that each depend on all bits of `number` (Steele, Lea and Flood, SplitMix, OOPSLA 2014)."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK

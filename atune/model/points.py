@@ -1,4 +1,4 @@
-"""The points of a space for one problem: counted, read at a place, drawn and walked without being enumerated."""
+"""The points of a space for one problem: count, read at a place, draw and walk them without enumeration."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from atune.model.permutation import Permutation
 from atune.model.questions import Question
 
 MOST_POINTS = 2**63 - 1
-"""Indices beyond become floating-point numbers in a journal."""
+"""Larger indices become floating-point numbers in a journal."""
 SAMPLED_KEYS = 1000
-"""Configurations of a long list that tell it from another."""
+"""Number of configurations that identify a long list."""
 
 
 class Points(ABC):
     """Places ``0 … size-1`` in a stable order. Constraints refuse some of them: `size` is an upper bound.
 
-    Configurations come as plain values, as candidates and journals have them; constraints see what was given.
-    Whatever asks the user's constraints raises `SpaceError` where one of them raises.
+    Configurations are plain values, as in candidates and journals. Constraints see the values as given. Methods that
+    call the user's constraints raise `SpaceError` if a constraint raises.
     """
 
     size: int
     cut = False
-    """Whether a generator gave more, which was not read."""
+    """Whether a generator yielded more, which was not read."""
 
     def __init__(self, where: Sequence[Question]) -> None:
         self._where = where
@@ -41,7 +41,7 @@ class Points(ABC):
     @property
     @abstractmethod
     def axes(self) -> Mapping[str, Sequence[Any]]:
-        """The values of each name, in the order in which they were given."""
+        """The values of each name, in the order given."""
 
     @property
     def layout_axes(self) -> tuple[str, ...]:
@@ -51,11 +51,11 @@ class Points(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A SHA-256 that tells these points, before any constraint, from others'. It enumerates nothing."""
+        """A SHA-256 that identifies these points, without constraints and without enumeration."""
 
     @abstractmethod
     def raw(self, place: int) -> Config:
-        """Return the configuration at `place` as it was given, also one that constraints refuse."""
+        """Return the configuration at `place` as it was given, without checking constraints."""
 
     @abstractmethod
     def _plain(self, place: int, raw: Config) -> Config:
@@ -63,36 +63,36 @@ class Points(ABC):
 
     @abstractmethod
     def _find(self, config: Config) -> int | None:
-        """Return the place of a configuration of plain values, whatever constraints say of it."""
+        """Return the place of a configuration of plain values, without checking constraints."""
 
     def plain(self, place: int) -> Config:
-        """Return the configuration at `place` in plain values, also one that constraints refuse."""
+        """Return the configuration at `place` in plain values, without checking constraints."""
         return self._plain(place, self.raw(place))
 
     def at(self, place: int) -> Config | None:
-        """Return the configuration at `place`; None where a constraint refuses it."""
+        """Return the configuration at `place`; None if a constraint refuses it."""
         raw = self.raw(place)
         return self._plain(place, raw) if self.admits(raw) else None
 
     def admits(self, raw: Mapping[str, Any]) -> bool:
-        """Tell whether every constraint admits a configuration, given as the constraints see it."""
+        """Tell whether every constraint admits a configuration, given in the form that constraints see."""
         return all(question.ask(raw) for question in self._where)
 
     def refusing(self, raw: Mapping[str, Any]) -> int | None:
-        """Return which constraint is the first to refuse a configuration; None where none does."""
+        """Return the first constraint that refuses a configuration; None if none does."""
         return next((number for number, question in enumerate(self._where) if not question.ask(raw)), None)
 
     def place(self, config: Mapping[str, Any]) -> int | None:
-        """Return where `config` stands; None where it is no point of the space, or a constraint refuses it."""
+        """Return the place of `config`; None if it is no point of the space, or a constraint refuses it."""
         place = self._find({name: normalise(value, name) for name, value in config.items()})
         return None if place is None or not self.admits(self.raw(place)) else place
 
     def given(self) -> Iterator[Config]:
-        """Yield every configuration in order, as it was given, also those that constraints refuse."""
+        """Yield every configuration in order, as it was given, without checking constraints."""
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[Config]:
-        """Yield what `given` yields, in an order that looks random and that `seed` decides."""
+        """Yield the configurations of `given` in a random-looking order that `seed` decides."""
         shuffled = Permutation(self.size, seed)
         return (self.raw(shuffled[position]) for position in range(self.size))
 
@@ -103,14 +103,14 @@ class Points(ABC):
                 yield place, self._plain(place, raw)
 
     def sample(self, seed: int) -> Iterator[int]:
-        """Yield each admitted place once, in an order that looks random and that `seed` decides."""
+        """Yield each admitted place once, in a random-looking order that `seed` decides."""
         shuffled = Permutation(self.size, seed)
         for position in range(self.size):
             if self.admits(self.raw(place := shuffled[position])):
                 yield place
 
     def neighbours(self, place: int) -> Iterator[int]:
-        """Yield, for each axis and both ways along it, the nearest place that constraints admit."""
+        """Yield, for each axis and direction, the nearest place that constraints admit."""
         here = self.plain(place)
         for name, values in self.axes.items():
             if name not in here:
@@ -125,7 +125,7 @@ class Points(ABC):
                         break
 
     def _position(self, name: str, value: Any) -> int | None:
-        """Return where a plain value first stands on the axis `name`."""
+        """Return the first position of a plain value on the axis `name`."""
         values = self.axes[name]
         if isinstance(values, range):
             return values.index(value) if type(value) is int and value in values else None
@@ -133,7 +133,7 @@ class Points(ABC):
 
     @cached_property
     def _positions(self) -> dict[str, dict[bytes, int]]:
-        """Each axis' positions by value. By text: True, 1 and 1.0 are three values."""
+        """Each axis' positions by value. Keys are texts, because True, 1 and 1.0 are three values."""
         return {
             name: {_text(normalise(value, name)): i for i, value in reversed(list(enumerate(values)))}
             for name, values in self.axes.items()
@@ -174,7 +174,7 @@ class Product(Points):
 
     @property
     def plain_axes(self) -> Mapping[str, Sequence[Any]]:
-        """The axes in plain values, as candidates have them."""
+        """The axes in plain values, as in candidates."""
         return self._plain_axes
 
     @property
@@ -205,7 +205,7 @@ class Product(Points):
         return place
 
     def twice(self) -> str:
-        """Return which value an axis has twice, in words; empty where none has."""
+        """Return the text of a value that an axis has twice; empty if none."""
         for name, places in self._positions.items():
             values = self._plain_axes[name]
             if len(places) < len(values):
@@ -215,7 +215,7 @@ class Product(Points):
 
 
 class Listed(Points):
-    """Configurations one by one, such as a list. `cut`: a generator gave more, which was not read."""
+    """Configurations one by one, such as a list. `cut`: a generator yielded more, which was not read."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], where: Sequence[Question], *, cut: bool = False) -> None:
         super().__init__(where)
@@ -250,7 +250,7 @@ class Listed(Points):
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        places = reversed(range(self.size))  # of two that are the same, the first
+        places = reversed(range(self.size))  # of two equal ones, the first
         return {config_key(self.plain(place)): place for place in places}
 
 

@@ -1,4 +1,4 @@
-"""The user's functions that a space asks, each called with those values that its parameters name."""
+"""The user's functions of a space. Each is called with the values that its parameters name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from atune.errors import SpaceError
 
 
 class Question:
-    """A function of the user's. Its signature is read once, however often it is asked.
+    """A function of the user's. Its signature is read once, however often it is called.
 
-    `what` says for messages what is asked, given the values that the function was offered beside the problem's.
+    `what` names the call in messages, from the values that the function was offered beside the problem's.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -30,7 +30,7 @@ class Question:
     def ask(self, values: Mapping[str, Any]) -> Any:
         """Return the answer for `values` and the problem's arguments.
 
-        Raises `SpaceError` where the function wants what is not there, or raises.
+        Raises `SpaceError` if the function needs a value that is missing, or raises.
         """
         available = {**self._arguments, **values}
         wanted = available if self._takes_all else {name: available[name] for name in self._names if name in available}
@@ -40,6 +40,6 @@ class Question:
             if missing := [name for name in self._names if name in self._required and name not in available]:
                 there = ", ".join(available) or "nothing"
                 raise SpaceError(
-                    f"Space: {self._what(values)} wants {', '.join(missing)}; there is only {there}"
+                    f"Space: {self._what(values)} needs {', '.join(missing)}; available: {there}"
                 ) from None
             raise SpaceError(f"Space: {self._what(values)} raised {type(error).__name__}: {error}") from error

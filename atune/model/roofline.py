@@ -17,47 +17,47 @@ from atune.model.artifact import StaticFacts, Work
 
 Bound = Literal["compute", "memory", "cache", ""]
 ABOVE_MEMORY = 1.05
-"""Share of the memory's peak above which bytes cannot all have come from there."""
+"""Share of the memory's peak above which some bytes must have come from a cache."""
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a device does at most."""
+    """Peak rates of a device."""
 
     flops_s: float
-    """Operations a second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
+    """Operations per second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
     bytes_s: float
-    """Bytes a second, read and written, of its memory."""
+    """Bytes per second, read and written, of its memory."""
     measured: bool = False
-    """Whether they were measured on this very device; else they are the data sheet's."""
+    """Whether they were measured on this very device; otherwise they are from the data sheet."""
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and bytes of one call, for every candidate. None: neither given nor known."""
 
     flops: float | None = None
-    """Operations on tensor cores where the kernel tells: products of whole tiles, of the candidate with the fewest."""
+    """Operations on tensor cores, if read off the kernel: products of whole tiles, of the candidate with the fewest."""
     bytes: float | None = None
-    """To and from memory where the kernel tells: every tensor once; less where a candidate asks for less."""
+    """Bytes to and from memory, if read off the kernel: every tensor once; less if a candidate requests less."""
     rate: float = 1.0
-    """How fast tensor cores are with these operands, beside operands of 16 bits."""
+    """Speed of tensor cores with these operands, relative to operands of 16 bits."""
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a latency comes to. None where the work, or the device's peak, is not known."""
+    """Rates of a latency. None if the work, or the device's peak, is unknown."""
 
     gflops_s: float | None = None
     gbytes_s: float | None = None
     compute_share: float | None = None
-    """Of the peak of the tensor cores, with the problem's operands."""
+    """Share of the peak of the tensor cores, with the problem's operands."""
     memory_share: float | None = None
-    """Of the peak of the memory. Above 1 the data came from a cache."""
+    """Share of the peak of the memory. Above 1 the data came from a cache."""
     bound: Bound = ""
-    """Which of the peaks limits such work: the one that alone would take longer. ``cache``: faster than memory is."""
+    """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
     peaks: Literal["measured", "nominal", ""] = ""
-    """Where the peaks come from: this device's calibration, or the data sheet."""
+    """Source of the peaks: this device's calibration, or the data sheet."""
 
     def describe(self) -> str:
-        """Return it as a line of text; empty where nothing is known."""
+        """Return it as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "GFLOP/s", self.compute_share), (self.gbytes_s, "GB/s", self.memory_share))
         peak = {"measured": "measured peak", "nominal": "nominal peak", "": ""}[self.peaks]
         told = [
@@ -72,7 +72,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def problem_work(
     facts: Iterable[StaticFacts | None], flops: float | None = None, n_bytes: float | None = None
 ) -> ProblemWork:
-    """Return the work of a problem: what the user says, else the least that any candidate's kernel tells."""
+    """Return the work of a problem: as the user gave it, otherwise the least of any candidate's kernel."""
     whole = [(fact.work, math.prod(fact.grid)) for fact in facts if fact and fact.work and fact.grid]
     if flops is None:
         flops = min((work.tensor_flops * blocks for work, blocks in whole if work.gemms), default=None)
@@ -84,7 +84,7 @@ def problem_work(
 
 
 def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
-    """Return what doing `work` in `latency_ms` comes to; None where nothing is known of the work, or of the time."""
+    """Return the rates of `work` in `latency_ms`; None if the work or the time is unknown."""
     if not (latency_ms > 0 and math.isfinite(latency_ms)) or work.flops is work.bytes is None:
         return None
     seconds = latency_ms / 1e3
@@ -101,7 +101,7 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
 
 
 def operand_rate(dtype: str) -> float:
-    """Return how fast tensor cores are with operands of a type, beside bfloat16."""
+    """Return the speed of tensor cores with operands of a type, relative to bfloat16."""
     if "64" in dtype:
         return 1 / 16
     if "32" in dtype:
@@ -115,7 +115,7 @@ def _needed(work: Work, blocks: int) -> float:
 
 
 def _rate(work: Work) -> float:
-    """Return the rate of the operands that most of a kernel's products have."""
+    """Return the rate for the operand type of most of a kernel's products."""
     return operand_rate(max(work.gemms, key=lambda gemm: gemm.flops).dtype) if work.gemms else 1.0
 
 

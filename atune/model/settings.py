@@ -1,4 +1,4 @@
-"""How to compile and how to measure: checked when they are made."""
+"""Settings for compiling and measuring. They are checked when they are made."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atune.model.former_names import warn_former
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 
 ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
-"""Ways to compile faster that can be switched off, by name, in the order in which they wrap each other."""
+"""Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
 ACCELERATE = "ATUNE_ACCELERATE"
-"""Environment variable in place of ``auto``."""
+"""Environment variable that replaces ``auto``."""
 
 BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
-"""What `backend` may be, for people."""
+"""Values of `backend`, for messages."""
 _REFUSED = {
     "torch": "tilelang has it for Metal alone",
     "ctypes": "tilelang replaced it by cython",
@@ -34,7 +34,7 @@ CPU_FLAGS = ("-O3", "-march=native")
 
 
 def _flags(value: Any) -> tuple[str, ...] | None:
-    """Return a compiler's flags as a tuple; None stays. Raises `UsageError` for what is no list of texts."""
+    """Return a compiler's flags as a tuple; None stays. Raises `UsageError` for anything but a list of texts."""
     if isinstance(value, str):
         meant = tuple(value.split()) or None
         raise UsageError(f"CompileSettings: flags must be a list of texts, got {value!r}: did you mean {meant!r}?")
@@ -44,7 +44,7 @@ def _flags(value: Any) -> tuple[str, ...] | None:
 
 
 class Acceleration(msgspec.Struct, frozen=True):
-    """Which accelerators may be used. `auto`: those that pay, less `without`; otherwise those `named`."""
+    """The accelerators that may be used. `auto`: those that pay, except `without`; otherwise those `named`."""
 
     auto: bool
     named: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Acceleration(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: object, where: str) -> Acceleration:
-        """Read ``auto``, ``off``, names, or ``auto`` less some. Raises `UsageError`, naming `where`."""
+        """Read ``auto``, ``off``, names, or ``auto`` except some. Raises `UsageError`, naming `where`."""
         words = [word.strip() for word in text.split(",")] if isinstance(text, str) else []
         auto, names = words[:1] == ["auto"], words[words[:1] == ["auto"] :]
         without = [name.removeprefix("-") for name in names if name.startswith("-")]
@@ -78,29 +78,30 @@ class Acceleration(msgspec.Struct, frozen=True):
 class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     """How candidates become artifacts.
 
-    `workers`: compile processes; None takes the cores this process may use, less one that is kept for measuring, and no
-    more than fit the memory that is free (1 GiB a worker).
+    `workers`: compile processes. None takes the cores that this process may use, except one that is kept for measuring.
+    Free memory limits them, too (1 GiB per worker).
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
-    `compile_timeout_s`: seconds one lowering, or one codegen call of a group, may take before its processes are killed.
-    `end_hopeless`: end a compile before that where it takes far longer than the run's others did; up to 10 s never.
-    `flags`: flags of the device compiler, one a text, such as ``("-O2", "-g")``; None takes the target's default,
-    `-O3 -march=native` on the CPU, and flags given there replace that. A candidate's own `compile_flags` win.
-    `accelerate`: which accelerators may be used: ``auto`` (those that pay), ``off``, names such as
-    ``cicc,swizzle_compile``, or ``auto`` less some, such as ``auto,-cicc``. In place of ``auto`` the variable
-    ATUNE_ACCELERATE decides.
-    `prove`: compile the winner once more with every accelerator off, and compare sources and code.
+    `compile_timeout_s`: seconds that one lowering, or one codegen call of a group, may take. Then its processes are
+    killed.
+    `end_hopeless`: kill a compile earlier that takes far longer than the run's others, but not within 10 s.
+    `flags`: flags of the device compiler, one per text, such as ``("-O2", "-g")``. None takes the target's default,
+    `-O3 -march=native` on the CPU; given flags replace it. A candidate's own `compile_flags` take precedence.
+    `accelerate`: accelerators that may be used: ``auto`` (those that pay), ``off``, names such as
+    ``cicc,swizzle_compile``, or ``auto`` except some, such as ``auto,-cicc``. The variable ATUNE_ACCELERATE replaces
+    ``auto``.
+    `prove`: compile the winner again with every accelerator off, and compare sources and code.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``; a
-    candidate's own `pass_configs` win.
+    candidate's own `pass_configs` take precedence.
     `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
-    share libraries, and ``cython`` for the CPU. On CUDA ``cython`` and ``nvrtc`` build each candidate alone, as
-    tilelang's own adapters do; ``nvrtc`` needs the package cuda-python.
-    `target_host`: what TileLang generates host code for, ``c`` or ``llvm``; None takes TileLang's own choice.
-    `verbose`: keep what the compilers say, ptxas' figures included, in the `ArtifactBuilt` events.
-    `layouts`: of each configuration, so many of its layouts are compiled and measured, those that do the least
-    redundant work; None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
+    share libraries, and ``cython`` for the CPU. On CUDA ``cython`` and ``nvrtc`` build each candidate alone, like
+    tilelang's own adapters; ``nvrtc`` needs the package cuda-python.
+    `target_host`: TileLang's target for host code, ``c`` or ``llvm``; None takes TileLang's own choice.
+    `verbose`: keep the compiler output, including ptxas' figures, in the `ArtifactBuilt` events.
+    `layouts`: how many layouts of each configuration are compiled and measured: those with the least redundant work.
+    None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
 
-    Raises `UsageError`, with what was meant, for a name or a value that cannot be; `TargetError` for a backend.
+    Raises `UsageError`, with a suggestion, for a wrong name or value; `TargetError` for a backend.
     """
 
     workers: int | None = None
@@ -138,7 +139,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
 
     @property
     def acceleration(self) -> Acceleration:
-        """What `accelerate` says; where that is ``auto``, what the environment says."""
+        """The value of `accelerate`, or that of the environment if it is ``auto``."""
         variable = os.environ.get(ACCELERATE)
         if self.accelerate == "auto" and variable:
             return Acceleration.parse(variable, ACCELERATE)
@@ -149,25 +150,25 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     """How artifacts are checked and timed.
 
     `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
-    `warmup_ms`, `rep_ms`: the same as times; they replace the counts where they are given.
-    `adaptive`: take fewer samples of candidates that are plainly slower than the best so far, and up to four times as
+    `warmup_ms`, `rep_ms`: the same as times; they replace the counts if they are given.
+    `adaptive`: take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as
     many of short calls whose samples scatter.
     `method`: ``auto``, ``events``, ``cuda_graph`` or ``cupti`` on GPUs; tilelang's ``event`` and ``cudagraph`` mean the
-    first two. The CPU has one method, ``perf_counter``, which ``auto`` and tilelang's ``wall`` mean there.
+    first two. The CPU has one method, ``perf_counter``, and ``auto`` and tilelang's ``wall`` mean it there.
     `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
     `check`: compare each candidate's outputs with the reference before it is timed.
-    `cache_inputs`: make the inputs once a device and use them for every candidate; False makes them anew each time.
+    `cache_inputs`: make the inputs once per device and use them for every candidate; False makes them for each one.
     `input_seed`: seeds torch before inputs are made; ``seed`` in journals.
-    `n_final`: how many of the best are timed again, interleaved, while nothing compiles; 0 skips the final.
+    `n_final`: how many of the best candidates are timed again, interleaved, without compiles; 0 skips the final.
     `n_final_rounds`: rounds of that final; each round times every finalist once.
-    `n_final_limit`: rounds at most: while their order is not settled, the best few are timed for as many rounds again.
-    `standby`: keep a second process with its context made on each GPU, which takes over when the first one is lost.
-    None keeps one on GPUs that have memory to spare for it, unless there are only two cores to compile on, and none on
-    the CPU, where a new process starts at once.
-    `energy`: have finalists run 0.3 s longer each, for their power and energy, on GPUs that count it.
+    `n_final_limit`: maximum of rounds: while the order is unclear, the best few get as many rounds again.
+    `standby`: keep a second process with a context on each GPU, which takes over when the first one is lost. None keeps
+    one on GPUs with enough free memory, unless only two cores can compile. It keeps none on the CPU, where a new
+    process starts at once.
+    `energy`: run finalists 0.3 s longer each, for their power and energy, on GPUs that count it.
     `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
 
-    Raises `UsageError`, with what was meant, for a name or a value that cannot be.
+    Raises `UsageError`, with a suggestion, for a wrong name or value.
     """
 
     n_warmup: int = 3
@@ -208,7 +209,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
 
     @property
     def seed(self) -> int:
-        """The former name of `input_seed`."""
+        """Former name of `input_seed`."""
         warn_former("BenchmarkSettings: seed is called input_seed now")
         return self.input_seed
 
@@ -217,7 +218,7 @@ METHODS = {
     "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
     "cupti": "cupti", "perf_counter": "perf_counter", "wall": "perf_counter",
 }  # fmt: skip
-"""Our name of each timing method, by ours and by tilelang's."""
+"""atune's name of each timing method, by atune's and by tilelang's names."""
 
 
 def _method(name: Any) -> str:

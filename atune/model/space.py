@@ -16,9 +16,9 @@ from atune.model.questions import Question
 
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Points up to which a space is enumerated, and configurations up to which a generator is read."""
+"""Largest number of points that is enumerated, and of configurations that is read from a generator."""
 SMALL = 500
-"""Points that are enumerated within a few milliseconds."""
+"""Points that can be enumerated within a few milliseconds."""
 Configs = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
 
 
@@ -30,12 +30,12 @@ class Space:
         Space(lambda M, N: ({"block": b} for b in (32, 64) if M % b == 0))
         Space(block=lambda N: [b for b in (32, 64, 128) if b <= N])
 
-    Axes are kernel arguments, or the reserved names ``pass_configs`` (a dict of TileLang pass configuration for that
-    candidate, or None) and ``compile_flags`` (a list of its compiler's flags in place of `CompileSettings.flags`, or
-    None). `where` is one constraint or several: each takes, by name, whichever configuration values and problem
-    arguments it wants, and a false answer drops the configuration. The order is that of the axes as given, the last
-    one varying fastest. A generator is read once, when the workload is first described, and no further than `LARGE`
-    configurations.
+    Axes are kernel arguments, or two reserved names. ``pass_configs`` is a dict of TileLang pass configuration for that
+    candidate, or None. ``compile_flags`` is a list of its compiler's flags instead of `CompileSettings.flags`, or None.
+
+    `where` is one constraint or several. Each takes configuration values and problem arguments by name, and a false
+    answer drops the configuration. Configurations come in the order of the given axes, the last one varying fastest. A
+    generator is read once, when the workload is first described, and up to `LARGE` configurations.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Space:
             raise SpaceError(f"Space: configs must be a list, a generator or a callable, got {type(configs).__name__}")
         self._configs = configs
         self._cut = False
-        """Whether a generator has more than was read."""
+        """Whether a generator has more configurations than were read."""
         self._axes = axes
         self.where: tuple[Constraint, ...] = tuple(where) if isinstance(where, Sequence) else (where,)
         for constraint in self.where:
@@ -74,7 +74,7 @@ class Space:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The axes, or what computes them, by name; empty where configurations are listed or computed as such."""
+        """The axes, or the functions that compute them, by name; empty for a list or a function of configurations."""
         return dict(self._axes)
 
     def names(self) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -100,19 +100,19 @@ class Space:
         return str(importlib.import_module("atune.reporting.notebook").space_html(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A generator does not travel; what it yields does.
+        # A generator cannot be pickled; its configurations can.
         self._read()
         return self.__dict__
 
     def configs(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return every configuration for the problem `arguments`, in order, as it was given.
 
-        Raises `SpaceError` when none is left, a configuration is no mapping, or a user's callable raises.
+        Raises `SpaceError` if none is left, a configuration is no mapping, or a user's callable raises.
         """
         return list(self.walk(arguments))
 
     def walk(self, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what `configs` returns, one at a time."""
+        """Yield the configurations that `configs` returns, one at a time."""
         points, found = self.points(arguments), False
         for raw in points.given():
             if points.admits(raw):
@@ -124,8 +124,8 @@ class Space:
     def points(self, arguments: Mapping[str, Any], most: int = LARGE) -> Points:
         """Return the space for the problem `arguments`, without enumerating it.
 
-        `most`: how many configurations of a generator are read; what comes after them is left out.
-        Raises `SpaceError` when one of the user's callables raises, or gives no configurations or values.
+        `most`: how many configurations of a generator are read; the rest is omitted. Raises `SpaceError` if a user's
+        callable raises, or gives no configurations or values.
         """
         where = [Question(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -142,13 +142,13 @@ class Space:
         return Listed(found, where, cut=cut)
 
     def empty(self, arguments: Mapping[str, Any]) -> SpaceError:
-        """Return what to raise where no configuration is left."""
+        """Return the error for a space without configurations."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         return SpaceError(f"Space is empty: {why} for {dict(arguments)}")
 
     @property
     def stands_at_once(self) -> bool:
-        """Whether it can be enumerated on the spot: it is small, and its values ask no function of the user's."""
+        """Whether it can be enumerated at once: it is small, and its values call no function of the user's."""
         if self.where or any(map(callable, self._axes.values())):
             return False
         if self._configs is None:
@@ -163,7 +163,7 @@ class Space:
         return _axis(name, Question(values, arguments, lambda _: f"axis {name!r}").ask({}))
 
     def _read(self) -> None:
-        """Read a generator, which can be read once, and keep what it gave."""
+        """Read a generator, which can be read once, and keep its configurations."""
         if isinstance(self._configs, Iterator):
             self._configs, self._cut = _read(self._configs, LARGE)
 

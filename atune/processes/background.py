@@ -1,4 +1,4 @@
-"""Tasks beside a body that nobody outside sees: their group never wraps what the body raised."""
+"""Background tasks that stay invisible: their group never wraps an exception of the body."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from anyio.abc import TaskGroup
 
 @asynccontextmanager
 async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
-    """Yield a task group for what goes on beside the body; the body's exceptions come out as they were raised.
+    """Yield a task group for background tasks. The body's exceptions come out as they were raised.
 
-    Its tasks are cancelled when the body has ended; without `cancel` they are waited for. Where one of them failed and
-    the body was cancelled for that, the group's own exceptions come out.
+    Its tasks are cancelled when the body ends; without `cancel` the exit waits for them. If a task failed and the body
+    was cancelled for it, the group's own exceptions come out.
     """
     error: BaseException | None = None
     try:
@@ -38,7 +38,7 @@ async def background(*, cancel: bool = True) -> AsyncGenerator[TaskGroup, None]:
 
 
 def _broken(group: BaseExceptionGroup[BaseException], error: BaseException) -> bool:
-    """Tell whether a task beside the body failed, so that `error`, the body's, is only the cancellation after it."""
+    """Tell whether a background task failed, so that the body's `error` is only the cancellation that followed."""
     cancelled = anyio.get_cancelled_exc_class()
     others: list[BaseException] = []
     queue: list[BaseException] = [*group.exceptions]

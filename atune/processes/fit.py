@@ -1,7 +1,7 @@
 """Decides whether a resident server fits a program, and what its sessions take over. Imports nothing heavy.
 
-A session gets the program's whole environment. Everything that the server's imports have read must be equal: the
-packages' places, and their variables. So must whatever one process cannot take over from another.
+A session gets the program's whole environment. Everything that the server's imports read must be equal: the locations
+of packages, and their variables. So must everything that one process cannot take over from another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atune.system.versions import VERSIONED
 from atune.version import __version__
 
 Facts = dict[str, str]
-"""What must be equal, by what a message calls it."""
+"""Facts that must be equal, by their names in messages."""
 Stamps = dict[str, tuple[int, int] | None]
-"""Time (ns) and size of files, by path; None for one that is missing."""
+"""Modification time (ns) and size of files, by path; None for a missing file."""
 
 PACKAGES = ("atune", "torch", "tilelang", "tvm_ffi", "numpy", "anyio", "msgspec")
 COMPILERS = ("nvcc", "hipcc", "g++", "gcc", "c++", "cc")
-"""Programs by which PATH is compared: importing tilelang looks for the toolkit on it."""
+"""Programs that stand for PATH in the comparison, because importing tilelang searches it for the toolkit."""
 _READ = re.compile(
     r"(?:CUDA|CUDNN|CUTLASS|NVIDIA|NVCC|NVRTC|NVSHMEM|ROCM|HIP|TILELANG|TL|TVM|TORCH|TORCHINDUCTOR|PYTORCH|TRITON"
     r"|PYTHON|LD|LC|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|MALLOC|GLIBC|LLVM)_?[A-Z0-9_]*"
@@ -39,11 +39,12 @@ _READ = re.compile(
 )
 """Environment variables that importing Python, torch, tilelang and their libraries may read.
 
-tilelang 0.1.15 reads them in tilelang/env.py. atune's own variables are read late, from the session's environment."""
+tilelang 0.1.15 reads them in tilelang/env.py. atune reads its own variables later, from the session's environment.
+"""
 
 
 def facts(env: Mapping[str, str]) -> Facts:
-    """Return what must be equal, of this program; `env`: the environment that its fork server has."""
+    """Return this program's facts that must be equal. `env`: the environment of its fork server."""
     found = {
         "Python": f"{sys.executable} {sys.prefix} {sys.version}",
         "atune": __version__,
@@ -58,10 +59,10 @@ def facts(env: Mapping[str, str]) -> Facts:
 
 
 def difference(here: Facts, *there: Facts) -> str:
-    """Say in what a server differs from a program, `here`; empty where in nothing.
+    """Say how a server differs from a program, `here`; empty if it does not.
 
-    `there`: the server's facts before it imported, and after. A program that has imported tilelang, which sets
-    variables, has the latter ones.
+    `there`: the server's facts before and after it imported. Importing tilelang sets variables. A program that has
+    imported it has the facts of afterwards.
     """
     names = sorted(set(here).union(*there))
     differing = [name for name in names if here.get(name) not in [facts.get(name) for facts in there]]
@@ -69,7 +70,7 @@ def difference(here: Facts, *there: Facts) -> str:
 
 
 def packages() -> dict[str, str]:
-    """Return the packages and modules that this process has imported, by name, with their files; not Python's own."""
+    """Return the packages and modules that this process has imported: files by name, without Python's own."""
     own = {*sys.stdlib_module_names, "__main__", "__mp_main__"}
     named = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if "." not in name}
     return {
@@ -78,9 +79,9 @@ def packages() -> dict[str, str]:
 
 
 def shadowed(imported: Mapping[str, str], path: list[str]) -> str:
-    """Say which of the `imported` packages would come from elsewhere by the search path `path`; empty for none.
+    """Say which of the `imported` packages the search path `path` would load from another place; empty if none.
 
-    What no entry of it has, such as an editable install, is not looked for.
+    A package that no entry of `path` has, such as an editable install, is not checked.
     """
     for name, file in imported.items():
         spec = PathFinder.find_spec(name, path)
@@ -90,7 +91,7 @@ def shadowed(imported: Mapping[str, str], path: list[str]) -> str:
 
 
 def stamps() -> Stamps:
-    """Return the files that tell whether what this process has imported is what is installed now."""
+    """Return stamps of the files that tell whether the imported packages are still the installed ones."""
     own = Path(atune.__file__).parent
     files = {*packages().values(), *(str(path) for path in own.rglob("*.py"))}
     for name in VERSIONED:
@@ -102,7 +103,7 @@ def stamps() -> Stamps:
 
 
 def changed(before: Stamps) -> str:
-    """Say which file is another one than `before`; empty where none is. A new module of atune's own counts, too."""
+    """Say which file has changed since `before`; empty if none has. A new module of atune counts, too."""
     own = Path(atune.__file__).parent
     new = (str(path) for path in own.rglob("*.py") if str(path) not in before)
     other = next((file for file, stamp in before.items() if _stamp(file) != stamp), None) or next(new, None)
@@ -110,7 +111,8 @@ def changed(before: Stamps) -> str:
 
 
 def surroundings(env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a session takes over from this program, beside its working folder; `env`: its environment."""
+    """Return everything that a session takes over from this program except its working folder. `env`: its
+    environment."""
     mask = os.umask(0o077)
     os.umask(mask)
     return {
@@ -124,7 +126,8 @@ def surroundings(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def take_over(program: Mapping[str, Any]) -> str:
-    """Make `surroundings` of a program this process's, but for the environment; say what cannot be, empty for all."""
+    """Give this process the `surroundings` of a program, except the environment. Say what fails; empty if nothing
+    does."""
     for name, limit in program["limits"].items():
         kind = getattr(resource, name)
         if resource.getrlimit(kind) != tuple(limit):
@@ -144,9 +147,9 @@ def take_over(program: Mapping[str, Any]) -> str:
 
 
 def limiting_cgroups() -> str:
-    """Return this process's cgroups where they limit memory or processors; empty where they do not.
+    """Return this process's cgroups that limit memory or processors; empty if none does.
 
-    Of cgroup v1, where each has its own tree, all but the root count.
+    In cgroup v1, where each controller has its own tree, every group except the root counts.
     """
     found = []
     with suppress(OSError):
@@ -160,7 +163,7 @@ def limiting_cgroups() -> str:
 
 
 def _limits(path: str) -> bool:
-    """Tell whether cgroup v2 `path`, or one around it, limits memory or processors."""
+    """Tell whether cgroup v2 `path`, or one of its parents, limits memory or processors."""
     group = Path("/sys/fs/cgroup", path.lstrip("/"))
     for folder in (group, *group.parents):
         for name in ("memory.max", "memory.high", "cpu.max", "cpuset.cpus"):
@@ -173,7 +176,7 @@ def _limits(path: str) -> bool:
 
 
 def _origin(name: str) -> str:
-    """Return where this program imports a package from, or would; empty where it is missing."""
+    """Return where this program imports a package from, or would; empty if it is missing."""
     with suppress(ImportError, ValueError, AttributeError):
         spec = find_spec(name)
         if spec is not None:
@@ -195,7 +198,7 @@ def _link(path: str) -> str:
 
 
 def _resettable() -> list[signal.Signals]:
-    """Return the signals whose handling a program passes on to what it starts; Python sets some itself."""
+    """Return the signals whose handling child processes inherit, except those that Python sets itself."""
     kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
     return [one for one in signal.Signals if one not in kept]
 

@@ -1,4 +1,4 @@
-"""What the parent and its workers say to each other, as msgpack. Between a program and its own processes only."""
+"""Messages between the parent and its workers, as msgpack. They pass only between a program and its own processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atune.workload.workload import WorkloadRef, WorkloadSpec
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Everything a worker is told up front. `device`: the worker's name in a device's process, else empty."""
+    """Everything that a worker learns at its start. `device`: its name if it is a device's process, else empty."""
 
     ref: WorkloadRef
     target: Target
@@ -24,13 +24,13 @@ class Session(msgspec.Struct, frozen=True):
     run_dir: str
     device: str = ""
     accelerators: tuple[str, ...] = ()
-    """Names of those in effect, in the order in which they wrap each other."""
+    """Names of the active accelerators, in the order in which they wrap each other."""
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What the first worker of a run learned of the workload, and the user's modules that it read for that.
+    """The workload as the first worker of a run found it, and the user's modules that it read.
 
-    `spec`: None where it was not asked for.
+    `spec`: None if it was not requested.
     """
 
     spec: WorkloadSpec | None
@@ -38,22 +38,22 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """The target that ``auto`` stands for here, the devices to measure on, and what can be used there."""
+    """The target that ``auto`` means on this machine, its devices, and its usable accelerators."""
 
     target: Target
     devices: tuple[DeviceInfo, ...]
     cuda_python: bool = False
-    """Whether the package that tilelang's own nvrtc backend needs is there."""
+    """Whether the package that tilelang's own nvrtc backend needs is installed."""
     accelerators: tuple[str, ...] = ()
-    """``name@version`` of those that can be used here, in the order in which they wrap each other."""
+    """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
-    """Why the others cannot, by name."""
+    """Why each other accelerator cannot be used, by name."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):
-    """A workload to load before its space is asked for. `described`: whether its description is wanted, too.
+    """A workload to load before its space is requested. `described`: whether the answer includes its description.
 
-    The answer is the description but for the space where it is wanted, and the user's modules that were read.
+    The answer is the description without the space, if requested, and the user's modules that were read.
     """
 
     ref: WorkloadRef
@@ -62,32 +62,32 @@ class LoadSpace(msgspec.Struct, frozen=True):
 
 
 class SpacePart(msgspec.Struct, frozen=True):
-    """Some more of a space's configurations; with the last of them, all else that describes the space."""
+    """Further configurations of a space. The last part also holds everything else that describes the space."""
 
     configs: tuple[Config, ...]
     listing: Listing | None
 
 
 class LookUp(msgspec.Struct, frozen=True):
-    """Places of a large space whose candidates are wanted."""
+    """Places of a large space whose candidates are requested."""
 
     places: tuple[int, ...]
     deadline_s: float
 
 
 class RankJob(msgspec.Struct, frozen=True):
-    """A user's prior, as `ship_function` packs it, and the candidates that it is asked of: how they are configured,
-    and what is known of them."""
+    """A user's prior, as `ship_function` packs it, and the candidates to rank: their configurations, and the facts
+    known of them."""
 
     prior: bytes
     candidates: dict[int, tuple[Config, StaticFacts]]
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file its library goes to.
+    """A group to compile, and the file for its library.
 
-    `service`: whether the compile service is there to use. `exact`: whether the code must be what tilelang's own
-    compile makes of each kernel alone.
+    `service`: whether the compile service is available. `exact`: whether the code must equal that of tilelang's own
+    compile of each kernel alone.
     """
 
     group: tuple[Lowered, ...]
@@ -97,7 +97,7 @@ class BuildJob(msgspec.Struct, frozen=True):
 
 
 class ProofJob(msgspec.Struct, frozen=True):
-    """A measured candidate to compile once more with every accelerator off, into the library `path`."""
+    """A measured candidate to compile again with every accelerator off, into the library `path`."""
 
     candidate: Candidate
     measured: Artifact
@@ -105,7 +105,7 @@ class ProofJob(msgspec.Struct, frozen=True):
 
 
 class ServiceReady(msgspec.Struct, frozen=True):
-    """Whether the compile service compiles, why it does not, and the seconds that parsing the headers took."""
+    """Whether the compile service works, why it does not, and the seconds that parsing the headers took."""
 
     ok: bool
     reason: str = ""
@@ -113,21 +113,21 @@ class ServiceReady(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The device of a new process. `warm`: it will stand by, so everything that it will need is loaded already."""
+    """The device of a new process. `warm`: it will stand by, so it loads everything that it will need."""
 
     device: DeviceInfo
     warm: bool = False
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """Make the inputs for `artifact`'s parameters and run the reference; `timed`: time it, too."""
+    """Make the inputs for `artifact`'s parameters and run the reference. `timed`: also time it."""
 
     artifact: Artifact
     timed: bool
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, where it was timed, and the memory the device has left; None on the CPU.
+    """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
 
     `loaded_as`: the fingerprint of the workload in this process.
     """
@@ -138,7 +138,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Neighbours(msgspec.Struct, frozen=True):
-    """Ask who else uses the GPU `uuid`. `program`: the process that the run belongs to."""
+    """Ask who else uses the GPU `uuid`. `program`: the process of the run."""
 
     program: int
     uuid: str
@@ -147,7 +147,7 @@ class Neighbours(msgspec.Struct, frozen=True):
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """A process of somebody else on a GPU. `user`: whose it is, empty for the run's own user."""
+    """Another user's or program's process on a GPU. `user`: its owner, empty for the run's own user."""
 
     pid: int
     name: str
@@ -172,14 +172,14 @@ class Around(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A candidate to check and time. `best_ms`: latency of the best so far, by a first timing on an equal device."""
+    """A candidate to check and time. `best_ms`: the best first timing so far on an equal device."""
 
     artifact: Artifact
     best_ms: float | None = None
 
 
 class Final(msgspec.Struct, frozen=True):
-    """Finalists to time in turn, how many rounds, and whether the reference takes part."""
+    """Finalists to time in turn, the number of rounds, and whether the reference takes part."""
 
     artifacts: tuple[Artifact, ...]
     rounds: int
@@ -187,9 +187,9 @@ class Final(msgspec.Struct, frozen=True):
 
 
 class Finals(msgspec.Struct, frozen=True):
-    """The finalists' timings, in the order they were given, and the reference's where it was timed.
+    """The finalists' timings, in the given order, and the reference's timing if it took part.
 
-    `failures`: of finalists that were found wrong once they had been timed.
+    `failures`: finalists whose outputs turned out wrong after they were timed.
     """
 
     entries: tuple[FinalEntry, ...]

@@ -1,7 +1,7 @@
-"""The parent's side of the worker processes: start them, call into them, and never leave one behind.
+"""The parent's side of the worker processes: starts them, calls them, and never leaves one behind.
 
-Workers are forked by `atune.processes.server_main`, which has the heavy modules imported; this module imports none of
-them. Every wait here goes through the event loop, on non-blocking sockets and under any of anyio's backends.
+`atune.processes.server_main` forks the workers and has the heavy modules imported; this module imports none of them.
+Every wait here goes through the event loop, on non-blocking sockets and under any of anyio's backends.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from atune.processes.worker import CANCEL_S, Worker, read_tail
 from atune.system.deadline import Deadline
 
 GRACE_S, HAMMER_S = 0.4, 0.2
-"""Bounds of the last steps of a cancelled run's cleanup; with `CANCEL_S` before them they stay under a second."""
+"""Bounds of the last steps of a cancelled run's cleanup. With `CANCEL_S` before them they stay under a second."""
 START_TIMEOUT_S = 300.0
-"""For importing the preload, and for forking a worker after it: never what a slow machine needs."""
+"""For importing the preload, and for forking a worker after it. It is far above what a slow machine needs."""
 
 
 class ForkServer(anyio.AsyncContextManagerMixin):
     """Owns the fork server and all workers. All of them, and their compilers, end with the `async with`.
 
-    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes are
-    doing. `run_dir` receives the server's log and each worker's stderr and belongs to this server alone; `env` goes to
-    all processes on top of the parent's environment. `start_timeout_s`: how long the server may take to import
-    `preload`, and then to fork a worker.
+    Entering returns while the server still imports `preload`. Leaving takes under a second, whatever the processes do.
+    `run_dir` receives the server's log and each worker's stderr; no other server may use it. `env` extends the parent's
+    environment for all processes. `start_timeout_s`: the longest time that the server may take to import `preload`, and
+    then to fork a worker.
 
-    With `process` it attaches to a server that was started already, or left parked. With `park`, a server whose body
-    ended without an error is handed to it instead of being ended; its workers are ended all the same, but for `lasting`
-    ones that are not in a call.
+    With `process` it attaches to a server that was started before, or parked. With `park`, a server whose body ended
+    without an error is parked instead of ended. Its workers end all the same, except idle `lasting` ones.
 
-    With `again`, which starts another process, a server that is lost is replaced once: calls that were under way raise
-    `ServerLost`, and `spawn` waits for the new one. After the second loss it raises `MachineError`.
+    With `again`, which starts another process, a lost server is replaced once. Running calls then raise `ServerLost`,
+    and `spawn` waits for the new server. After the second loss it raises `MachineError`.
     """
 
     def __init__(
@@ -62,16 +61,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self.run_dir = Path(run_dir) if process is None else process.folder
         self.env = dict(env or {})
         self.preload_s: float | None = None
-        """Seconds that importing `preload` took; None until that is done."""
+        """Seconds that importing `preload` took; None until it has finished."""
         self._given, self._park, self._again = process, park, again
         self._start_timeout_s = start_timeout_s
         self._process: ForkServerProcess
         self._workers: dict[int, Worker] = {}
         self._failure = ""
-        """Why there is no server any more, or none that can fork."""
+        """Why the server is gone, or cannot fork."""
         self._running = self._leaving = False
         self._first_loss = ""
-        """How the server ended that was replaced."""
+        """How the first server ended, if it was replaced."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ForkServer, None]:
@@ -86,7 +85,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 self._leaving = True
                 try:
                     detached = well and await self._detach()
-                finally:  # also when that was cancelled
+                finally:  # also if that was cancelled
                     if not detached:
                         await self._stop()
 
@@ -101,10 +100,10 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     ) -> Worker:
         """Fork a worker, once the preload is done.
 
-        `cpus` limits it to these CPUs, `nice` is added to its niceness, `env` comes on top of the server's. A `lasting`
-        worker stays when the server is parked. Raises `ServerLost` when the server ends and is replaced, and
-        `MachineError` when its replacement ends. Raises `WorkerError`, with the tail of its log, when the preload
-        failed, or the server is gone or does not answer in time. Cancellation leaves no worker behind.
+        `cpus` limits it to these CPUs, `nice` is added to its niceness, and `env` extends the server's environment. A
+        `lasting` worker stays when the server is parked. Raises `ServerLost` if the server ends and is replaced, and
+        `MachineError` if its replacement ends. Raises `WorkerError`, with the tail of its log, if the preload failed,
+        or the server is gone or does not answer in time. Cancellation leaves no worker behind.
         """
         if not self._running:
             raise WorkerError("the fork server is not open")
@@ -134,7 +133,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return worker
 
     async def _answered(self, event: anyio.Event, what: str) -> None:
-        """Wait until the server has done what it was to do. Raises `WorkerError` where it hangs."""
+        """Wait until the server has completed a step. Raises `WorkerError` if it hangs."""
         deadline = Deadline(self._start_timeout_s)
         try:
             while not event.is_set():
@@ -142,27 +141,27 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         except TimeoutError:
             raise WorkerError(
                 f"the fork server (process {self._process.pid}) did not {what} within {self._start_timeout_s:g} s: it "
-                "hangs, or was stopped; look for a file system that does not answer, and for SIGSTOP",
+                "hangs, or was stopped. Look for a file system that does not answer, and for SIGSTOP",
                 read_tail(self._process.log),
             ) from None
 
     @property
     def lasting(self) -> Worker | None:
-        """The worker that the run before left here."""
+        """The worker that the previous run left here."""
         return next((worker for worker in self._workers.values() if worker.lasting), None)
 
     @property
     def facts(self) -> dict[Any, Any]:
-        """What runs learned with this process and the next may use."""
+        """Facts that runs learned with this process, for the next run."""
         return self._process.facts
 
     def pids(self) -> list[int]:
-        """Return the pids, which are the process groups too, of the server and of the workers that live."""
+        """Return the pids of the server and of the living workers. They are process groups, too."""
         server = [self._process.pid] if self._running and self._process.returncode is None else []
         return server + [worker.pid for worker in self._workers.values() if worker.pid]
 
     def _start(self) -> None:
-        """Start the server's process, which goes on by itself, or attach to one."""
+        """Start the server's process without waiting for it, or attach to one."""
         self._ready = anyio.Event()
         self._listening = anyio.CancelScope(shield=True)
         self._process = self._given or ForkServerProcess(self.preload, self.run_dir, env=self.env)
@@ -176,7 +175,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._running = True
 
     async def _detach(self) -> bool:
-        """Leave the server parked for the next run; False where it is in no state for that."""
+        """Leave the server parked for the next run; False if its state does not allow it."""
         if self._park is None or self._failure or not self._ready.is_set():
             return False
         async with anyio.create_task_group() as tasks:
@@ -196,11 +195,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return True
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send the server a message, with descriptors. Raises `WorkerError` where it was closed."""
+        """Send the server a message, with descriptors. Raises `WorkerError` if it was closed."""
         data, control = json.dumps(message).encode(), self._control
         while self._running:
             if control is not self._control:
-                return  # the server is gone, and whoever is meant was told so
+                return  # the server is gone, and the worker concerned has been told
             try:
                 socket.send_fds(control, [data], fds)
                 return
@@ -208,22 +207,22 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 with suppress(anyio.ClosedResourceError):
                     await anyio.wait_writable(control)
             except (BrokenPipeError, ConnectionResetError):
-                return  # the server is gone, which `_listen` tells everyone
+                return  # the server is gone; `_listen` tells everyone
         raise WorkerError("the fork server was closed")
 
     def forget(self, number: int) -> None:
-        """Learn from a worker that it has ended."""
+        """Remove a worker that has ended."""
         self._workers.pop(number, None)
 
     def loss(self, message: str, detail: str = "") -> AtuneError:
-        """Return the error for a worker that ended because the server did: it can be replaced, or no more."""
+        """Return the error for a worker that ended with the server, which can be replaced or not."""
         gone = self._failure and self._first_loss and not self._leaving
         return self._error() if gone else ServerLost(message, detail)
 
     async def _listen(self) -> None:
-        """Hear the server out until it ends, and the one that replaces it.
+        """Read the server's messages until it ends, and then those of its replacement.
 
-        Shielded: the cleanup after a cancellation needs the exits reported.
+        Shielded: the cleanup after a cancellation needs the reported exits.
         """
         with self._listening:
             while True:
@@ -239,7 +238,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                     return
 
     def _heed(self, message: dict[str, Any]) -> None:
-        """Take in what the server reports."""
+        """Handle one message of the server."""
         worker = self._workers.get(message.get("id", -1))
         if message["op"] == "ready":
             self.preload_s = self._process.preload_s = message["seconds"]
@@ -264,7 +263,8 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     def _replaced(self, why: str) -> bool:
         """Replace the lost server if that may help. Returns whether a new one was started.
 
-        It does not help if the import itself fails, or after a second loss: then something kills the processes.
+        It does not help if the import itself fails. After a second loss it does not help either, because something
+        kills the processes.
         """
         may_help = self._ready.is_set() or from_outside(self._process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
@@ -285,7 +285,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         return True
 
     def _lost(self, why: str) -> None:
-        """Tell everyone who waits that the server is no more."""
+        """Tell everyone who waits that the server is gone."""
         self._failure = self._failure or why
         self._ready.set()
         self._tell_all(why)
@@ -295,11 +295,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             worker.told_ended(why, with_server=True)
 
     def _error(self) -> AtuneError:
-        """Return the error for who asks a server for a worker that is gone, or cannot fork."""
+        """Return the error for a request to a server that is gone, or cannot fork."""
         if not self._first_loss or self._leaving:
             return WorkerError(self._failure, read_tail(self._process.log))
         return MachineError(
-            f"{self._failure}; one before it was lost, too ({self._first_loss}). Look for what ends this run's "
+            f"{self._failure}; the server before it was lost, too ({self._first_loss}). Look for what ends this run's "
             "processes: too little memory (dmesg tells), or a limit of a container or a scheduler. Fewer compile "
             "workers need less (--workers). What was measured stays, and `atune resume JOURNAL` continues the run"
         )
@@ -321,15 +321,16 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 os.kill(pid, signal.SIGKILL)
 
     async def _stop(self) -> None:
-        """End every process: first in order, so that all are reaped, then with the hammer. Shielded and bounded."""
+        """End every process: first through the server, so that all are reaped, then by `_hammer`. Shielded and
+        bounded."""
         with anyio.CancelScope(shield=True):
             try:
-                if self._ready.is_set():  # still importing, it could not listen
+                if self._ready.is_set():  # a server that still imports cannot listen
                     with suppress(OSError):
                         self._control.shutdown(socket.SHUT_WR)
                     with anyio.move_on_after(GRACE_S):
                         await self._process.wait()
-            finally:  # also when asyncio's own cancellation, which knows no shields, comes in between
+            finally:  # also if asyncio's own cancellation, which ignores shields, interrupts the wait
                 self._hammer()
                 try:
                     with anyio.move_on_after(HAMMER_S):

@@ -1,7 +1,7 @@
 """The resident server: imports the heavy modules once, and forks a session for each program that asks.
 
-It only accepts, checks whose the client is, and forks: `resident_session` does the rest in the child, so that no client
-can hold it up. A session outlives it. Single-threaded, as fork needs; CUDA is never started here.
+The server only accepts, checks the client's user, and forks. `resident_session` does the rest in the child, so that no
+client can block the server. Sessions may outlive it. Single-threaded, as fork needs; CUDA is never started here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ CREDENTIALS = struct.Struct("iII")
 
 
 def main(config: dict[str, Any]) -> NoReturn:
-    """Serve at ``config["socket"]`` until nobody asks for ``config["idle_s"]``, or a SIGTERM.
+    """Serve at ``config["socket"]`` until no client came for ``config["idle_s"]``, or until a SIGTERM.
 
-    Says over the pipe ``config["ready"]`` how it began, as JSON. The lock beside the socket is held by one server.
+    Reports how the start went, as JSON, over the pipe ``config["ready"]``. One server at a time holds the lock beside
+    the socket.
     """
     os.set_inheritable(config["ready"], False)
     server, said = _begin(config)
-    with suppress(OSError), open(config["ready"], "w") as ready:  # whoever started it may have left
+    with suppress(OSError), open(config["ready"], "w") as ready:  # the process that started it may have exited
         ready.write(json.dumps(said))
     if server is None:
         os._exit(1)
@@ -50,7 +51,7 @@ def main(config: dict[str, Any]) -> NoReturn:
 
 
 def _begin(config: dict[str, Any]) -> tuple[Resident | None, dict[str, Any]]:
-    """Return the server, once it listens, and what is said of how it began."""
+    """Return the server, once it listens, and the report on its start."""
     try:
         lock = _lock(config["lock"])
         if lock is None:
@@ -63,13 +64,13 @@ def _begin(config: dict[str, Any]) -> tuple[Resident | None, dict[str, Any]]:
 
 
 def peer(sock: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket, as the kernel says."""
+    """Return the user at the other end of a Unix socket, according to the kernel."""
     _, user, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return int(user)
 
 
 class Resident:
-    """Accepts clients of this user, and forks a child for each. `config` as `main` has it."""
+    """Accepts clients of this user, and forks a child for each. `config`: as in `main`."""
 
     def __init__(self, listening: socket.socket, lock: int, config: dict[str, Any], imported: Imported) -> None:
         self.listening, self.lock, self.imported = listening, lock, imported
@@ -77,13 +78,13 @@ class Resident:
         self.path: str = config["socket"]
         self.woken, self.wakeup = socket.socketpair()
         self.clients: dict[int, socket.socket] = {}
-        """Sockets of the children's clients by pid: a session's client learns from it how the session ended."""
+        """Clients' sockets by the pid of their child. A session's client learns over it how the session ended."""
         self.served = 0
         self.began = self.idle_since = time.monotonic()
         self.stopping = False
 
     def serve(self) -> None:
-        """Return when it was idle for too long, or told to stop. Sessions go on."""
+        """Serve until the server was idle for too long, or told to stop. Sessions continue."""
         self.wakeup.setblocking(False)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -110,7 +111,7 @@ class Resident:
     def _accept(self) -> None:
         try:
             client, _ = self.listening.accept()
-        except OSError:  # it left already, or there are no descriptors
+        except OSError:  # the client left already, or no descriptor is free
             time.sleep(TRY_AGAIN_S)
             return
         if peer(client) != os.getuid():
@@ -126,7 +127,7 @@ class Resident:
         try:
             pid = os.fork()
         except OSError:
-            client.close()  # which tells the client
+            client.close()  # this tells the client
             time.sleep(TRY_AGAIN_S)
             return
         if pid == 0:
@@ -135,7 +136,7 @@ class Resident:
         self.clients[pid] = client
 
     def _leave_to_child(self) -> None:
-        """In a child: let go of what is the server's."""
+        """In a child: close the server's descriptors and reset its signal handlers."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,7 +161,7 @@ class Resident:
 
 
 def _lock(path: str) -> int | None:
-    """Take the lock that one server holds; None where another one does."""
+    """Take the lock that one server holds; None if another server holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,12 +169,12 @@ def _lock(path: str) -> int | None:
         os.close(fd)
         return None
     os.truncate(fd, 0)
-    os.write(fd, str(os.getpid()).encode())  # for people, and for who ends a server that does not answer
+    os.write(fd, str(os.getpid()).encode())  # for people, and for ending a server that does not answer
     return fd
 
 
 def _listening(path: str) -> socket.socket:
-    """Listen at `path`, in the place of a server that was killed."""
+    """Listen at `path`, and replace the socket of a server that was killed."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,7 +189,8 @@ def _listening(path: str) -> socket.socket:
 
 
 def _import(preload: list[str]) -> tuple[Imported, float]:
-    """Import what sessions need; return it with the seconds that took. Raises `RuntimeError` where that fails."""
+    """Import the modules that sessions need. Returns them with the seconds that took. Raises `RuntimeError` if an
+    import fails."""
     env, path, before = dict(os.environ), list(sys.path), facts(os.environ)
     done = server_main.preload(preload)
     if done["error"]:

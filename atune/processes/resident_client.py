@@ -1,6 +1,6 @@
-"""Finding a resident server, and asking it: for a session to be a run's fork server, how it is, or to stop.
+"""Finds a resident server, and asks it for a session as a run's fork server, for its status, or to stop.
 
-Nothing that it sends is more than JSON, and nothing is read before the kernel said whose the other end is.
+It sends nothing but JSON, and reads nothing before the kernel has named the user at the other end.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from atune.processes.server import ForkServerProcess, Order, search_path
 from atune.system.folders import private_root, short_path
 
 VARIABLE = "ATUNE_SERVER"
-"""Environment variable: with ``off``, no resident server is looked for."""
+"""Environment variable: ``off`` means that no resident server is used."""
 RESIDENT = "resident"
 ANSWER_S = 1.0
-"""How long a resident server may take to fork a session; a fresh fork server takes longer."""
+"""Seconds that a resident server may take to fork a session; a fresh fork server takes longer."""
 STATUS_S = 0.05
-"""How long the exit status of a session is waited for. Without it the session counts as killed, as most end."""
+"""Seconds to wait for a session's exit status. Without it the session counts as killed, which most are."""
 
 
 class NoSession(AtuneError):
-    """A resident server gives no session: it does not fit, or does not answer. A fork server of one's own works."""
+    """A resident server gives no session: it does not fit, or does not answer. The fallback is a fork server of this
+    program."""
 
 
 class Place:
-    """Where the resident server of this user and this Python is reached: its socket, lock and log in one folder."""
+    """Where this user's resident server for this Python is: its socket, lock and log in one folder."""
 
     def __init__(self) -> None:
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -55,7 +56,7 @@ class Place:
         self.socket, self.lock, self.log = (root / f"resident-{name}.{kind}" for kind in ("socket", "lock", "log"))
 
     def make(self) -> None:
-        """Make the folder, if need be. Raises `UsageError` where it is not this user's alone, or cannot be made."""
+        """Make the folder if it is missing. Raises `UsageError` if others have access to it, or it cannot be made."""
         try:
             if self.below_runtime:
                 self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -67,7 +68,7 @@ class Place:
             raise UsageError(f"{why}; set XDG_RUNTIME_DIR or TMPDIR to another place")
 
     def holder(self) -> int:
-        """Return the process that holds the lock, as it says itself; zero where none does that is to be trusted."""
+        """Return the process that holds the lock, by its own account; zero if none does, or the folder is unsafe."""
         if self.unsafe():
             return 0
         try:
@@ -81,7 +82,7 @@ class Place:
         return 0
 
     def unsafe(self) -> str:
-        """Say why what is there is not to be trusted; empty where it is this user's alone."""
+        """Say why the folder is unsafe; empty if only this user has access to it."""
         try:
             found = os.lstat(self.folder)
         except OSError as error:
@@ -92,7 +93,7 @@ class Place:
 
 
 def found() -> Place | None:
-    """Return where a resident server is to be reached, if there is one and it may be used. Costs two stats."""
+    """Return where the resident server is, if there is one and it may be used. Costs two stats."""
     if os.environ.get(VARIABLE) == "off":
         return None
     place = Place()
@@ -100,7 +101,7 @@ def found() -> Place | None:
 
 
 def ask(place: Place, what: bytes, request: Mapping[str, Any] | None = None, within_s: float = 5.0) -> dict[str, Any]:
-    """Ask what is answered without descriptors, blocking. Raises `NoSession` where nobody answers in time."""
+    """Ask for an answer without descriptors, blocking. Raises `NoSession` if no answer comes in time."""
     with _connected(place) as sock:
         _send(sock, what, request or {}, [])
         if not select.select([sock], [], [], within_s)[0]:
@@ -109,7 +110,8 @@ def ask(place: Place, what: bytes, request: Mapping[str, Any] | None = None, wit
 
 
 def wanted(preload: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a server must have to be of use to this program: `env` is what its fork server would have."""
+    """Return the properties that a server must have to fit this program. `env`: the environment of a fork server of the
+    program's own."""
     return {"preload": list(preload), "facts": facts(env), "path": search_path()}
 
 
@@ -121,9 +123,10 @@ async def session(
     *,
     env: Mapping[str, str],
 ) -> ForkServerProcess:
-    """Return a session of the resident server at `place`, as `ForkServerProcess` is made of the same.
+    """Return a session of the resident server at `place`, with a fork server's interface.
 
-    Raises `NoSession` where it does not fit, or does not answer in time. Cancelled, it leaves no process behind.
+    Raises `NoSession` if the server does not fit, or does not answer in time. If cancelled, it leaves no process
+    behind.
     """
     asked: list[ResidentSession] = []
 
@@ -146,7 +149,7 @@ async def session(
 
 
 class ResidentSession:
-    """A fork server that is no child of this program's, with what is needed of `subprocess.Popen`."""
+    """A fork server that is not a child of this program, with the methods of `subprocess.Popen` that are used."""
 
     def __init__(self, place: Place, order: Order) -> None:
         self.pid = 0
@@ -169,7 +172,7 @@ class ResidentSession:
             os.close(own)
 
     async def answered(self) -> None:
-        """Wait until the session is there. Raises `NoSession` where it will not be."""
+        """Wait for the session to start. Raises `NoSession` if it does not."""
         with anyio.move_on_after(ANSWER_S) as waiting:
             await anyio.wait_readable(self._sock)
         if waiting.cancelled_caught:
@@ -203,7 +206,7 @@ class ResidentSession:
             self._pidfd = -1
 
     def _status(self) -> int:
-        """Return how the process ended, as the resident server says it."""
+        """Return the exit status of the process, from the resident server."""
         if self._pidfd >= 0 and select.select([self._sock], [], [], STATUS_S)[0]:
             with suppress(OSError, NoSession):
                 return int(_received(self._sock)[0]["ended"])
@@ -211,7 +214,7 @@ class ResidentSession:
 
 
 def _connected(place: Place) -> socket.socket:
-    """Connect to the server at `place`. Raises `NoSession` where nobody is there, or somebody else."""
+    """Connect to the server at `place`. Raises `NoSession` if nobody, or another user, is there."""
     if why := place.unsafe():
         raise NoSession(why)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -231,7 +234,7 @@ def _connected(place: Place) -> socket.socket:
 
 
 def _send(sock: socket.socket, what: bytes, request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    """Send a request in a file without a name: the environment in it may be larger than a message."""
+    """Send a request in a file without a name, because its environment may be larger than a message."""
     file = os.memfd_create("atune-request")
     try:
         with open(file, "wb", closefd=False) as writing:
@@ -244,7 +247,7 @@ def _send(sock: socket.socket, what: bytes, request: Mapping[str, Any], fds: Seq
 
 
 def _received(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receive an answer that is there, with its descriptors. Raises `NoSession` where the other end has left."""
+    """Receive a waiting answer with its descriptors. Raises `NoSession` if the other end has left."""
     try:
         text, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:

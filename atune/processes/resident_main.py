@@ -1,6 +1,6 @@
-"""Runs as a program of its own: the resident server, started by its path with a configuration as JSON.
+"""The resident server's program, started by its path with a configuration as JSON.
 
-It has nothing to import by until it is told where packages lie.
+It cannot import any package until the configuration says where packages are.
 """
 
 import json

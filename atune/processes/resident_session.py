@@ -1,7 +1,7 @@
-"""A child of the resident server: it answers one client, and becomes the client's fork server where it fits.
+"""A child of the resident server: it answers one client, and becomes the client's fork server if it fits.
 
-From then on it is `ForkServerMain`, as in a fork server of the program's own. Its lifeline, control socket and log are
-the client's, and it does not need the resident server any more.
+After that it is `ForkServerMain`, as in a program's own fork server. Its lifeline, control socket and log are the
+client's, and it no longer needs the resident server.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from atune.processes import server_main
 from atune.processes.fit import Facts, Stamps, changed, difference, shadowed, take_over
 
 REQUEST_S = 5.0
-"""How long a client may take to say what it wants."""
+"""Seconds that a client may take to send its request."""
 SESSION, STATUS, STOP = b"session", b"status", b"stop"
 MESSAGE_BYTES = 1 << 16
 
 
 class Imported(NamedTuple):
-    """What a resident server has imported, and among what."""
+    """The modules that a resident server has imported, and the surroundings in which it imported them."""
 
     preload: list[str]
     before: Facts
     after: Facts
     stamps: Stamps
     packages: dict[str, str]
-    """Files of what was imported, by name."""
+    """Files of the imported packages, by name."""
     environment: dict[str, tuple[str, str]]
-    """Variables that importing set: what it put before the value that was there, and the whole value."""
+    """Variables that importing set: the part that it put before the old value, and the whole value."""
     path: tuple[list[str], list[str]]
-    """What importing put before and behind the entries of `sys.path`."""
+    """Entries that importing added before and behind those of `sys.path`."""
 
     def misfit(self, request: Mapping[str, Any]) -> str:
-        """Say why this does not do for a client; empty where it does."""
+        """Say why these imports do not fit a client; empty if they do."""
         if request["preload"] != self.preload:
             return "it imported other modules"
         front, back = self.path
@@ -54,7 +54,7 @@ class Imported(NamedTuple):
 
 
 def imported_environment(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return what importing did to the environment, as `Imported.environment` has it."""
+    """Return the changes that importing made to the environment, as in `Imported.environment`."""
     found = {}
     for name, value in after.items():
         old = before.get(name, "")
@@ -64,14 +64,14 @@ def imported_environment(before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def imported_path(before: Sequence[str], after: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what importing put before and behind the entries of a search path."""
+    """Return the entries that importing added before and behind those of a search path."""
     first = next((place for place, entry in enumerate(after) if entry in before), len(after))
     new = [(place, entry) for place, entry in enumerate(after) if entry not in before]
     return [entry for place, entry in new if place < first], [entry for place, entry in new if place > first]
 
 
 def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any]) -> NoReturn:
-    """Answer `client` in this freshly forked child; never return. `told`: what ``status`` says of the server."""
+    """Answer `client` in this freshly forked child; never return. `told`: the server's part of a ``status`` answer."""
     try:
         client.settimeout(REQUEST_S)
         asked, fds, _, _ = socket.recv_fds(client, 64, 8, socket.MSG_CMSG_CLOEXEC)
@@ -88,7 +88,7 @@ def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any]) -
             else:
                 _become_fork_server(client, imported, request, fds[1:])
     except OSError:
-        pass  # the client left, or says nothing
+        pass  # the client left, or sent nothing
     except BaseException:
         with suppress(OSError):
             traceback.print_exc()
@@ -129,7 +129,7 @@ def _become_fork_server(
 
 
 def _set_environment(imported: Imported, request: dict[str, Any]) -> None:
-    """Have the program's environment, search path and arguments, with what importing does to them."""
+    """Set the program's environment, search path and arguments, with the changes that importing makes to them."""
     env = request["program"]["env"]
     os.environ.clear()
     os.environ.update(env)
@@ -147,14 +147,14 @@ def _reply(client: socket.socket, message: Mapping[str, Any], fds: Sequence[int]
 
 
 def _read(fd: int) -> bytes:
-    """Read the file that a client wrote its request to, and close it."""
+    """Read the file with a client's request, and close it."""
     with open(fd, "rb") as file:
         file.seek(0)
         return file.read()
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """Return the memory, open files and threads of a process of this user's."""
+    """Return the memory, open files and threads of one of this user's processes."""
     found = {}
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:

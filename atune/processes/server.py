@@ -1,7 +1,7 @@
 """The fork server's process, and servers that stay warm for the next run.
 
-No event loop owns it. A run attaches to it, and parks it for the next run if it ended well. That one may use another
-loop or thread.
+No event loop owns it. A run attaches to it, and parks it for the next run if it ended well. The next run may use
+another loop or thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refuse_in_worker() -> None:
     if not in_worker():
         return
     frame, where = sys._current_frames().get(threading.main_thread().ident or 0), ""
-    while frame is not None and not where:  # the innermost file that is being run
+    while frame is not None and not where:  # the innermost file that is being executed
         code, line = frame.f_code, frame.f_lineno
         if code.co_name == "<module>" and os.path.dirname(code.co_filename) != os.path.dirname(server_main.__file__):
             where = f"{code.co_filename}, line {line},"
@@ -63,17 +63,17 @@ class Lasting(NamedTuple):
     stderr: Path
     mark: int
     calls: int
-    """How many calls it was given."""
+    """Number of calls that it has answered."""
 
 
 def search_path() -> list[str]:
-    """Return this program's search path for modules, whatever the working folder is."""
+    """Return this program's module search path in absolute paths, also if the working folder is gone."""
     there = working_folder()
     return [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
 
 
 class Order(NamedTuple):
-    """What a fork server is told when it starts. `control` and `lifeline`: its ends; `log`: where it writes."""
+    """A fork server's configuration at its start. `control`, `lifeline`: the server's ends. `log`: its output file."""
 
     control: int
     lifeline: int
@@ -87,13 +87,13 @@ class Order(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What the server's program has as its only argument."""
+        """The only argument of the server's program."""
         named = {name: getattr(self, name) for name in ("control", "lifeline", "folder", "preload", "path")}
         return json.dumps({**named, "parent": os.getpid()})
 
 
 class Process(Protocol):
-    """A fork server's process, as `subprocess.Popen` has one."""
+    """A fork server's process, with the interface of `subprocess.Popen`."""
 
     pid: int
     returncode: int | None
@@ -103,11 +103,11 @@ class Process(Protocol):
     def wait(self, timeout: float) -> int: ...
 
     def open_pidfd(self) -> int:
-        """Return a new descriptor that is readable once the process has ended. Raises `ProcessLookupError`."""
+        """Return a new descriptor that becomes readable when the process ends. Raises `ProcessLookupError`."""
         ...
 
     def forget(self) -> None:
-        """In a forked child: let go of what is the parent's."""
+        """In a forked child: release the parent's resources."""
 
 
 class Program(subprocess.Popen[bytes]):
@@ -120,7 +120,7 @@ class Program(subprocess.Popen[bytes]):
             stdout=order.log,
             stderr=order.log,
             env=order.env,
-            cwd="/",  # which stays: libraries that torch loads end the process where there is none
+            cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
             pass_fds=(order.control, order.lifeline),
         )
 
@@ -132,12 +132,12 @@ class Program(subprocess.Popen[bytes]):
 
 
 class ForkServerProcess:
-    """One fork server: its process, the control socket, and the lifeline whose other end only we hold.
+    """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
 
-    Starting takes milliseconds; the server then imports `preload` by itself. `folder` receives its log and the stderr
-    of its workers; `remove_folder` is called once the process has ended. `launch` starts the process. `facts` holds
-    whatever runs learned and the next may use, `lasting` the workers that one leaves to the next. Raises
-    `WorkloadError` in a worker.
+    Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
+    of its workers. `remove_folder` is called after the process has ended. `launch` starts the process. `facts` holds
+    what runs learned for the next run, and `lasting` the workers that a run leaves to the next. Raises `WorkloadError`
+    in a worker.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ForkServerProcess:
         self.numbers = count()
         self.preload_s: float | None = None
         self.kind = ""
-        """What a run's header says of it: `RESIDENT`, or why it is none of a resident server's; mostly empty."""
+        """The server's kind in a run's header: `RESIDENT`, or why no resident server was used; mostly empty."""
         self.facts: dict[Any, Any] = {}
         self.lasting: list[Lasting] = []
         with ExitStack() as stack:
@@ -186,7 +186,7 @@ class ForkServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process; zero where a resident server was asked for one and has not answered."""
+        """The process; zero while a resident server has not answered the request for one."""
         return self._process.pid
 
     @property
@@ -208,28 +208,29 @@ class ForkServerProcess:
         return self.returncode
 
     def hang_up(self) -> None:
-        """Close the lifeline: the kernel SIGKILLs the server and every worker. Then make sure of the server."""
+        """Close the lifeline, so that the kernel SIGKILLs the server and every worker. Then SIGKILL the server
+        directly."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
         with suppress(ProcessLookupError):
             if self.returncode is None:
                 os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # it may not have come to make its group yet
+        with suppress(ProcessLookupError):  # it may not have made its group yet
             if self.returncode is None:
                 os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for a process that was hung up on, blocking: it takes milliseconds, and half a second at most."""
+        """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_S)
         self._remove_folder()
 
     def destroy(self) -> None:
-        """End it, blocking. For a server that no run is attached to.
+        """End a server that no run is attached to, blocking.
 
-        First in order, so that its workers are reaped, and end though a process forked off this program has the
-        lifeline, too.
+        It closes the sockets first, so that the server reaps its workers. They then end even if a process forked from
+        this program holds the lifeline, too.
         """
         for worker in self.lasting:
             with suppress(OSError):
@@ -243,7 +244,7 @@ class ForkServerProcess:
         self._close()
 
     def forget(self) -> None:
-        """In a forked child: let go of what is the parent's, so that the child does not keep the server alive."""
+        """In a forked child: release the parent's resources, so that the child does not keep the server alive."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
@@ -257,14 +258,14 @@ class ForkServerProcess:
 
 
 class Parked:
-    """Idle servers, by what they were started with: at most one of a kind, and only while its kind is in use."""
+    """Idle servers, by their start parameters: at most one of a kind, and only while its kind is in use."""
 
     def __init__(self) -> None:
         self._servers: dict[Any, ForkServerProcess] = {}
         self._lock = threading.Lock()
 
     def take(self, key: Any) -> ForkServerProcess | None:
-        """Return a server of this kind that lives, if there is one, and end those of other kinds."""
+        """Return a living server of this kind, if there is one, and end those of other kinds."""
         with self._lock:
             found = self._servers.pop(key, None)
             others, self._servers = list(self._servers.values()), {}

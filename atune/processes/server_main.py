@@ -1,18 +1,19 @@
 """The fork server's program: imports the heavy modules once, then forks workers that have them.
 
-The server and each worker lead a process group of their own, so that one kill also reaches the compilers that a worker
+The server and each worker lead their own process group, so that one kill also reaches the compilers that a worker
 started. These mechanisms end all processes with the parent:
 
 - The lifeline, a pipe whose write end only the parent holds. The kernel itself SIGKILLs every worker's group when that
-  end closes, so this works even while native code holds the GIL. It is armed before anything heavy is imported. While
-  the server imports, its own group is killed, too; once it serves it gets SIGCONT instead, to clean up after its
-  workers although it may have been stopped.
-- The server watches the parent's pidfd, for the case that a process forked off the parent holds the write end too.
-- Each worker, and the server, is a subreaper. What a worker started stays below it, also in a session of its own;
-  when the worker has ended it becomes the server's child, and is killed and reaped: nothing else comes to the server.
+  end closes. So this works even while native code holds the GIL. It is armed before anything heavy is imported. While
+  the server imports, its own group is killed, too. A serving server gets SIGCONT instead: even a stopped server then
+  cleans up after its workers.
+- The server watches the parent's pidfd, because a process forked from the parent may hold the write end too.
+- Each worker, and the server, is a subreaper. Processes that a worker started stay below it, even in another session.
+  After the worker's end they become the server's children, and the server kills and reaps them. No other processes come
+  to the server.
 
-Only the standard library is imported here, and the file is run by its path, not as a module of its package, so that
-nothing else comes in before the lifeline is armed.
+The module imports only the standard library, and it is run by its path, not as a module of its package. So nothing else
+is imported before the lifeline is armed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import Any, NoReturn
 
 FRAME = struct.Struct("!QIIQ")
 """Header of a frame: the request's number, which its reply repeats, and the sizes of three parts. A request is (entry,
-nothing, payload). A reply is (nothing, nothing, result). When the entry point raised, it is (exception's class name,
+nothing, payload). A reply is (nothing, nothing, result). If the entry point raised, it is (exception's class name,
 message, traceback's tail)."""
 
 F_SETSIG = 10
@@ -46,30 +47,30 @@ PR_SET_CHILD_SUBREAPER = 36
 CONTROL_BYTES = 1 << 18
 TRACEBACK_BYTES = 8192
 FIRST_PRIVATE_FD = 64
-"""Where a worker's socket is put, or at the middle of what its limit allows, where that is lower."""
+"""Lowest descriptor for a worker's socket. If half of the worker's limit is lower, that half is used."""
 FILES = 4096
-"""Open files that a worker is allowed, where its user may have so many."""
+"""Open files that a worker may have, if its user's limit allows that many."""
 CORE_FILES = "ATUNE_CORE_FILES"
-"""Environment variable: set to 1, crashing workers leave core files as this machine has it."""
+"""Environment variable: with 1, crashing workers leave core files as the machine is configured."""
 WORKER = "ATUNE_WORKER"
-"""Environment variable of a worker: its own pid. Processes that it starts have another."""
+"""Environment variable of a worker: its own pid. Processes that it starts inherit the variable, but have other pids."""
 HUNG_UP = 113
-"""Exit status of a worker whose socket was closed by what it ran."""
+"""Exit status of a worker whose socket was closed by the code that it ran."""
 HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-"""Signals that someone else sends. What code runs into by itself raises others, such as SIGSEGV and SIGABRT."""
+"""Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
 SWEEP_S = 0.1
-"""What ended workers leave is waited for so long, which is far more than SIGKILL takes but where the kernel hangs."""
+"""Longest wait for the end of killed leftovers of workers. SIGKILL takes far less, unless the kernel hangs."""
 END_S = 2
-"""Seconds after which the server leaves, although something that it killed has not ended."""
+"""Seconds after which the server exits, even if a process that it killed has not ended."""
 
 
 def main() -> NoReturn:
-    """Serve until the parent hangs up; then leave, and take the whole process group along."""
+    """Serve until the parent hangs up; then end, with the whole process group."""
     config = json.loads(sys.argv[1])
     os.setpgid(0, 0)
     lifeline = arm_lifeline(config["lifeline"])
-    # It was inheritable only to get past our own exec; the preloaded modules' children and compilers do not get it.
+    # It was inheritable only for our own exec; children and compilers of the preloaded modules do not get it.
     os.set_inheritable(config["control"], False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     set_limits()
@@ -79,7 +80,7 @@ def main() -> NoReturn:
     try:
         server.report(op="ready", **preload(config["preload"]))
         parent = os.pidfd_open(config["parent"])
-        if os.getppid() == config["parent"]:  # else the number may be another process's by now
+        if os.getppid() == config["parent"]:  # otherwise the number may be another process's by now
             server.serve(parent)
     except BrokenPipeError:
         pass  # the parent hung up in the middle of a report
@@ -89,7 +90,7 @@ def main() -> NoReturn:
 
 
 def set_limits() -> None:
-    """Leave no core files of candidates that crash, unless they are asked for, and allow enough open files."""
+    """Disable core files of crashing candidates, unless they are requested, and allow enough open files."""
     if os.environ.get(CORE_FILES) != "1":
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -100,7 +101,7 @@ def set_limits() -> None:
 
 
 def private_fd() -> int:
-    """Return the least number for a descriptor that is ours alone."""
+    """Return the lowest number for a private descriptor."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return FIRST_PRIVATE_FD if most == resource.RLIM_INFINITY else min(FIRST_PRIVATE_FD, most // 2)
 
@@ -108,8 +109,8 @@ def private_fd() -> int:
 def arm_lifeline(lifeline: int) -> int:
     """Have the kernel SIGKILL this process group as soon as the parent's end of the pipe closes.
 
-    The receiver of that signal belongs to the open file description: each group needs its own, made by reopening.
-    Closes `lifeline` and returns the descriptor that takes its place.
+    The signal's receiver is a property of the open file description. So each group reopens the pipe for its own. Closes
+    `lifeline` and returns the descriptor that replaces it.
     """
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
@@ -117,18 +118,18 @@ def arm_lifeline(lifeline: int) -> int:
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
     with suppress(BlockingIOError):  # nothing to read: the parent lives
         os.read(own, 1)
-        os.killpg(0, signal.SIGKILL)  # end of file: it was gone before the signal was armed
+        os.killpg(0, signal.SIGKILL)  # end of file: the parent ended before the signal was armed
     os.close(lifeline)
     return own
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`, and call the function that one names after a colon.
+    """Import `modules`. An entry may name a function after a colon, which is then called.
 
-    Returns the seconds that took and the text of what went wrong, or None.
+    Returns the seconds that this took, and the error's text or None.
     """
     start, error = time.monotonic(), None
-    gc.disable()  # nearly all that imports make stays
+    gc.disable()  # nearly all objects that imports make stay
     try:
         for entry in modules:
             name, _, function = entry.partition(":")
@@ -139,13 +140,13 @@ def preload(modules: list[str]) -> dict[str, Any]:
         traceback.print_exc()
         kind, message, _ = failure(exc)
         error = f"{kind.decode()}: {message.decode()}"
-    gc.freeze()  # collections in a worker then leave the shared pages shared; collecting here would take 0.3 s
+    gc.freeze()  # later collections in a worker leave the shared pages shared; collecting here would take 0.3 s
     gc.enable()
     return {"seconds": time.monotonic() - start, "error": error}
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the children of a process, also those that came to it when their parents ended; none where it is gone."""
+    """Return the children of a process, including adopted orphans; none if the process is gone."""
     found: set[int] = set()
     with suppress(OSError):
         try:
@@ -161,14 +162,14 @@ def children_of(pid: int) -> set[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 where it is gone."""
+    """Return the parent of a process; 0 if the process is gone."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b") ")[2].split()[1])
     return 0
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
-    """Return the children of `pids`, and theirs in turn."""
+    """Return the children of `pids`, and all their descendants."""
     found: set[int] = set()
     queue = list(pids)
     while queue:
@@ -179,7 +180,7 @@ def descendants(pids: Iterable[int]) -> set[int]:
 
 
 class ForkServerMain:
-    """Forks, kills and reaps workers on the parent's word, and reports every exit. Single-threaded, as fork needs."""
+    """Forks, kills and reaps workers on the parent's orders, and reports every exit. Single-threaded, as fork needs."""
 
     def __init__(self, control: socket.socket, lifeline: int, folder: str) -> None:
         self.control, self.lifeline, self.folder = control, lifeline, folder
@@ -188,25 +189,25 @@ class ForkServerMain:
         self.woken, self.wakeup = socket.socketpair()
         self.parent = -1
         self.pids: dict[int, int] = {}
-        """Worker's number to pid, from the fork until it is reaped: such a pid can be signalled safely."""
+        """Pids by worker number, from the fork until the worker is reaped: such a pid can be signalled safely."""
         self.own: set[int] = set()
-        """Processes that the imports started, which are no worker's."""
+        """Processes that the imports started, which belong to no worker."""
 
     def adopt_orphans(self) -> None:
-        """Have processes below this one come to it when their parents end."""
+        """Make this process the parent of orphans below it."""
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def report(self, **message: Any) -> None:
         self.control.send(json.dumps(message).encode())
 
     def serve(self, parent: int) -> None:
-        """Return when the parent, a pidfd, has hung up or is gone."""
+        """Serve until the parent, a pidfd, has hung up or is gone."""
         self.wakeup.setblocking(False)
         signal.set_wakeup_fd(self.wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.parent = parent
         self.own = children_of(os.getpid())
-        fcntl.fcntl(self.lifeline, F_SETSIG, signal.SIGCONT)  # from now on we see its end ourselves
+        fcntl.fcntl(self.lifeline, F_SETSIG, signal.SIGCONT)  # from now on the loop itself sees the lifeline's end
         poll = select.poll()
         for source in (self.control, self.woken, self.parent, self.lifeline):
             poll.register(source, select.POLLIN)
@@ -221,7 +222,7 @@ class ForkServerMain:
                 return
 
     def obey(self) -> bool:
-        """Carry out one message; False at the parent's hanging up."""
+        """Carry out one message; False if the parent hung up."""
         text, fds, _, _ = socket.recv_fds(self.control, CONTROL_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not text:
             return False
@@ -239,7 +240,7 @@ class ForkServerMain:
         else:
             if pid == 0:
                 self.become_worker(message, fds)
-            with suppress(OSError):  # the child does so too; whoever comes first, no kill can miss the group
+            with suppress(OSError):  # the child does so too; whichever is first, no kill can miss the group
                 os.setpgid(pid, pid)
             self.pids[message["id"]] = pid
             self.report(op="forked", id=message["id"], pid=pid)
@@ -248,14 +249,14 @@ class ForkServerMain:
         return True
 
     def kill(self, number: int) -> bool:
-        """SIGKILL the worker's process group; False when there is no such worker (any more)."""
+        """SIGKILL the worker's process group; False if there is no such worker (any more)."""
         if number in self.pids:
             with suppress(ProcessLookupError):
                 os.killpg(self.pids[number], signal.SIGKILL)
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap whoever has ended, kill what workers among them leave, and report those."""
+        """Reap ended processes, kill the leftovers of workers among them, and report those workers."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
@@ -270,22 +271,22 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap what workers that have ended left behind, level by level; none of these pids is reused."""
+        """SIGKILL and reap the leftovers of ended workers, level by level; none of these pids is reused."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > give_up:
-                return  # SIGCHLD tells when they have ended
+                return  # SIGCHLD comes when they have ended
             time.sleep(0.001)
             for pid in orphans:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def end(self) -> NoReturn:
-        """Kill and reap every worker and what it left, then leave with everything in our own group."""
-        signal.alarm(END_S)  # ends us where the kernel hangs in one of them
+        """Kill and reap every worker and its leftovers, then end with everything in our own group."""
+        signal.alarm(END_S)  # ends this process if the kernel hangs in one of them
         self.own.clear()
         for number in self.pids:
             self.kill(number)
@@ -297,7 +298,7 @@ class ForkServerMain:
         os._exit(0)
 
     def become_worker(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Turn this freshly forked child into the worker that `order` asks for; never return into the server."""
+        """Turn this freshly forked child into the worker that `order` describes; never return into the server."""
         try:
             os.setpgid(0, 0)
             arm_lifeline(self.lifeline)
@@ -318,7 +319,7 @@ class ForkServerMain:
                 os.chdir(self.folder)
             for stream in (sys.stdout, sys.stderr):
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-            # Short of memory, the kernel should take a worker before the user's program.
+            # If memory runs out, the kernel should kill a worker before the user's program.
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("500")
             os.environ.update(order["env"])
@@ -334,7 +335,7 @@ class ForkServerMain:
 
 
 def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
-    """Answer one request after the other until the parent closes the socket."""
+    """Answer one request after another until the parent closes the socket."""
     pid = os.getpid()
     while True:
         number, (entry, _, payload) = receive(replies)
@@ -344,10 +345,10 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
         except BaseException as exc:
             reply = failure(exc)
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # closed, or the user's own by now
+            with suppress(BaseException):  # closed, or replaced by the user
                 stream.flush()
         libc.fflush(None)
-        if os.getpid() != pid:  # os.fork() has returned in what was called; the answer is the worker's own to give
+        if os.getpid() != pid:  # the called code forked, and its child returned; only the worker itself may answer
             os._exit(0)
         try:
             replies.sendall(FRAME.pack(number, *map(len, reply)))
@@ -355,7 +356,7 @@ def work(replies: socket.socket, libc: ctypes.CDLL) -> NoReturn:
                 replies.sendall(part)
         except OSError:
             os._exit(HUNG_UP)
-        del payload, reply  # not kept while the worker waits, which may be long
+        del payload, reply  # not kept while the worker waits, which may take long
 
 
 def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
@@ -367,7 +368,7 @@ def failure(exc: BaseException) -> tuple[bytes, bytes, memoryview]:
 
 
 def encoded(make: Callable[[], str], what: str) -> bytes:
-    """Return a text of an exception that user code raised, which may raise, too, or not be encodable."""
+    """Return a text of a user's exception. Making the text may raise, too, or give text that cannot be encoded."""
     try:
         return str.encode(make(), errors="backslashreplace")
     except BaseException as broken:
@@ -375,7 +376,7 @@ def encoded(make: Callable[[], str], what: str) -> bytes:
 
 
 def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
-    """Read one whole frame; end the process, all buffers flushed, once nobody is left to ask."""
+    """Read one whole frame. If the parent has closed the socket, end the process."""
 
     def exactly(size: int) -> bytes:
         buffer, filled = memoryview(bytearray(size)), 0
@@ -394,12 +395,12 @@ def receive(replies: socket.socket) -> tuple[int, list[bytes]]:
 
 
 def from_outside(code: int | None) -> bool:
-    """Tell whether a process that ended with `code`, as `describe` takes it, was ended by someone else."""
+    """Tell whether a process with exit code `code`, as in `describe`, was ended from outside."""
     return code is not None and -code in OUTSIDE
 
 
 def describe(code: int | None) -> str:
-    """Say how a process ended, from its exit code as `subprocess` has it: negative for a signal."""
+    """Say how a process ended. `code`: its exit code as in `subprocess`, negative for a signal."""
     if code == HUNG_UP:
         return HUNG_UP_WORDS
     if code is None or code >= 0:

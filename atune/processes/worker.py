@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: calls over a socket, hard timeouts, and the end of what it wrote."""
+"""A worker process as its parent sees it: calls over a socket, hard timeouts, and the tail of its output."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ PF_EXITING = 0x4
 """Flag of a process that is ending, from before its files are closed (Linux, include/linux/sched.h)."""
 REAP_S = 1.0
 SLICE_BYTES = 1 << 20
-"""Sent or received at once; then others in the event loop have their turn."""
+"""Bytes sent or received at once. After that, other tasks of the event loop have their turn."""
 CANCEL_S = 0.3
-"""Bound of the first step of a cancelled run's cleanup; the others are `atune.processes.pool`'s."""
+"""Bound of the first step of a cancelled run's cleanup; `atune.processes.pool` has the others."""
 
 
 class Forker(Protocol):
-    """What a worker asks of the fork server that it came from."""
+    """A worker's interface to its fork server."""
 
     async def order(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send the fork server a message, with descriptors. Raises `WorkerError` where it was closed."""
+        """Send the fork server a message, with descriptors. Raises `WorkerError` if it was closed."""
 
     def forget(self, number: int) -> None:
-        """Learn that a worker has ended."""
+        """Remove a worker that has ended."""
 
     def loss(self, message: str, detail: str) -> AtuneError:
         """Return the error for a worker that ended because the server did."""
@@ -62,7 +62,7 @@ class Worker:
         self._calls = 0
         self._busy = False
         self.forked = anyio.Event()
-        """Set once the process is there, or never will be."""
+        """Set once the process exists, or cannot start any more."""
         self.how_ended = ""
         self.with_server = False
         """Whether it ended because its server did."""
@@ -71,7 +71,7 @@ class Worker:
 
     @classmethod
     def left(cls, server: Forker, left: Lasting) -> Worker:
-        """Return a worker that the run before left at `server`'s process."""
+        """Return a worker that the previous run left in `server`'s process."""
         worker = cls(server, left.number, left.name, left.sock, left.stderr, left.mark, lasting=True)
         worker.pid, worker._calls = left.pid, left.calls
         worker.forked.set()
@@ -82,11 +82,11 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether it is in a call."""
+        """Whether a call is running."""
         return self._busy
 
     async def ended(self) -> AtuneError:
-        """Wait for the process to end; return the error that says how it did."""
+        """Wait for the process to end, and return the error that says how it ended."""
         await self._exited.wait()
         return self._lost(f"{self.name} is gone: {self.how_ended}")
 
@@ -96,14 +96,15 @@ class Worker:
         return not self._exited.is_set()
 
     async def call(self, entry: str, payload: bytes, timeout_s: float | None = None) -> bytes:
-        """Have the worker run ``module:function`` on `payload` and return the bytes that it returns.
+        """Run ``module:function`` on `payload` in the worker, and return the resulting bytes.
 
-        Raises `RemoteError` when the function raised; the worker stays usable. Raises `WorkerTimeout` past `timeout_s`,
-        and `WorkerLost` when the process ended (`ServerLost` with its server, `MachineError` if no server is left).
-        Their `detail` is the tail of the worker's output since the previous call. Time in which this program itself is
-        stopped does not count, and an answer that waits is read. After anything but a result or a `RemoteError`, also
-        after cancellation, the worker and its compilers are dead. A process that goes on without its socket, or answers
-        what it was not asked, is lost too: what it ran has meddled with it.
+        Raises `RemoteError` if the function raised; the worker stays usable. Raises `WorkerTimeout` after `timeout_s`,
+        and `WorkerLost` if the process ended (`ServerLost` with its server, `MachineError` if no server is left). Their
+        `detail` is the tail of the worker's output since the previous call.
+
+        Time in which this program itself is stopped does not count, and a waiting answer is still read. After anything
+        except a result or a `RemoteError`, also after cancellation, the worker and its compilers are dead. A process
+        that continues without its socket, or answers another request, is lost too: the code that it ran has broken it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is in a call already")
@@ -123,7 +124,7 @@ class Worker:
             how = "something wrote to the socket that its answers go through"
             raise WorkerLost(f"{self.name} answered out of turn in {entry}: {how}", self._tail()) from None
         except (OSError, EOFError, anyio.ClosedResourceError):
-            hung_up = self.alive and not _ends(self.pid)  # an end of file alone is no death
+            hung_up = self.alive and not _ends(self.pid)  # an end of file alone does not mean that it died
             await self.kill()
             if hung_up:
                 raise WorkerLost(f"{self.name} died in {entry}: {HUNG_UP_WORDS}", self._tail()) from None
@@ -142,7 +143,7 @@ class Worker:
         return body
 
     async def kill(self, within_s: float = REAP_S) -> None:
-        """SIGKILL the worker's process group and wait until it is reaped, for `within_s` at most, also if cancelled."""
+        """SIGKILL the worker's process group and wait up to `within_s` until it is reaped, also if cancelled."""
         with anyio.move_on_after(within_s, shield=True):
             if self.alive:
                 with suppress(WorkerError):
@@ -155,21 +156,21 @@ class Worker:
             self.told_ended("killed by SIGKILL, not reaped")
 
     def told_ended(self, how: str, *, outside: bool = False, with_server: bool = False) -> None:
-        """Learn that the process has ended: by a signal from `outside`, or `with_server`, because that did."""
+        """Record that the process has ended: by a signal from `outside`, or `with_server`, because the server ended."""
         if self.alive:
             self.how_ended = how
             self._outside, self.with_server = outside, with_server
             self._server.forget(self._number)
             self.forked.set()
             self._exited.set()
-            if self._busy:  # what was answered before the end can still be read; then comes the end of file
+            if self._busy:  # an answer from before the end can still be read; then comes the end of file
                 with suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
             else:
                 self._close()
 
     def _lost(self, message: str) -> AtuneError:
-        """Return the error for the process that has ended."""
+        """Return the error for the ended process."""
         if self.with_server:
             return self._server.loss(message, self._tail())
         return WorkerLost(message, self._tail(), outside=self._outside)
@@ -184,11 +185,11 @@ class Worker:
 
 
 class OutOfTurn(Exception):
-    """What came is no reply to what was asked."""
+    """The received frame is no reply to the request."""
 
 
 class _Turn:
-    """Lets others in the event loop go on, now and then, while a socket never has to be waited for."""
+    """Yields to the event loop now and then, while a socket never has to be waited for."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -201,7 +202,7 @@ class _Turn:
 
 
 async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: bytes) -> None:
-    """Send request `number` over a non-blocking socket, however little it takes at a time."""
+    """Send request `number` over a non-blocking socket, in as many parts as it needs."""
     turn = _Turn()
     for part in (FRAME.pack(number, *map(len, parts)), *parts):
         view = memoryview(part)
@@ -217,15 +218,15 @@ async def send(sock: socket.socket, deadline: Deadline, number: int, *parts: byt
 async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[bytes]:
     """Receive the reply to request `number` from a non-blocking socket.
 
-    One to an earlier request, which was answered twice, is passed over: that is not this request's doing. Raises
-    `OutOfTurn` for anything else, and `EOFError` where the stream ends.
+    A second reply to an earlier request is skipped, because it is not this request's fault. Raises `OutOfTurn` for
+    anything else, and `EOFError` if the stream ends.
     """
 
     async def exactly(size: int) -> bytes:
         try:
             buffer, filled = memoryview(bytearray(size)), 0
         except (MemoryError, OverflowError):
-            raise OutOfTurn from None  # no size of ours
+            raise OutOfTurn from None  # not a size that atune sent
         while filled < size:
             try:
                 got = sock.recv_into(buffer[filled:])
@@ -249,7 +250,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying already, or dead: then its socket was closed by that."""
+    """Tell whether a process is dying or dead; then its end has closed the socket."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -258,7 +259,7 @@ def _ends(pid: int) -> bool:
 
 
 def read_tail(path: Path, start: int = 0) -> str:
-    """Return the end of a log, from `start` on at the earliest; empty when the file is gone."""
+    """Return the tail of a log, from `start` on at the earliest; empty if the file is gone."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Entry points of compile workers: elaborate candidates, ask a prior of them, lower one, build a group, prove a winner.
+"""Entry points of compile workers: elaborate candidates, ask a prior, lower one, build a group, prove a winner.
 
 Bytes in, bytes out.
 """
@@ -30,7 +30,7 @@ from atune.workload.pickling import load_function
 T = TypeVar("T")
 
 SLICE_S = 0.25
-"""Seconds after which elaborating answers with what it has: so little is lost where a later candidate hangs."""
+"""Seconds after which elaborating answers with the results so far: little is lost if a later candidate hangs."""
 
 
 def elaborate(payload: bytes) -> bytes:
@@ -69,7 +69,7 @@ def lower(payload: bytes) -> bytes:
 
 
 def lower_anew(payload: bytes) -> bytes:
-    """Do as `lower`, whatever earlier runs have left."""
+    """Do as `lower`, but ignore earlier runs."""
     return _lower(payload, lambda key: None)
 
 
@@ -115,7 +115,7 @@ def _lower(payload: bytes, known: Callable[[str], Lowered | None]) -> bytes:
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. What the kernel or tilelang raises is the candidate's failure, but for what the machine lacks."""
+    """Do `work`. An error of the kernel or tilelang is the candidate's failure, except a lack of resources."""
     try:
         return work(candidate)
     except BaseException as error:  # in a worker nobody else raises: interrupts and cancellations are the kernel's too

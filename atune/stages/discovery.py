@@ -13,7 +13,7 @@ from atune.stages.session import session
 def discover(payload: bytes) -> bytes:
     """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`, finalists) → `Discovery`.
 
-    Raises `TargetError` where the target's devices or compilers are not there.
+    Raises `TargetError` if the target's devices or compilers are missing.
     """
     asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings, int]
     text, wanted, mixed, settings, n_final = msgspec.msgpack.decode(payload, type=asked)

@@ -1,12 +1,11 @@
-"""Fakes for tests of the engine and of what is built on it: compilers, devices and a clock, scripted.
+"""Scripted fakes for tests of the engine and of code that uses it: compilers, devices and a clock.
 
     machine = FakeMachine(24, Script(latency_ms=lambda config: 1 + config["x"], fails={3: "compile"}))
     result = await atune.tune(machine=machine)
     assert machine.measured["fake-0"] == [0, 1, 2, ...]
 
-No process is started and no tilelang, torch or CUDA is needed; time is virtual, so that a run takes milliseconds
-whatever its script says. `FakeMachine` keeps `atune.engine.interfaces.Machine`, and the contract suite holds it to what
-the real ones do.
+They start no process and need no tilelang, torch or CUDA. Time is virtual, so that a run takes milliseconds with any
+script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
 from atune.model.former_names import warn_former

@@ -9,14 +9,14 @@ import anyio
 import anyio.lowlevel
 
 SETTLE = 24
-"""Turns of the event loop without a new sleeper after which everyone is taken to be waiting for the clock."""
+"""Turns of the event loop without a new sleeper after which all tasks are assumed to wait for the clock."""
 
 
 class FakeClock:
-    """Virtual time, in seconds, that jumps to the next sleeper's end once nobody has anything else to do.
+    """Virtual time, in seconds, that jumps to the next sleeper's end when all tasks wait.
 
     Sleepers wake one at a time, in the order of their ends, so that a script's order of events is always the same.
-    `pace` is how many real seconds one virtual second takes; 0 takes none. One event loop at a time.
+    `pace`: real seconds per virtual second; 0 for none. For one event loop at a time.
     """
 
     def __init__(self, pace: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class FakeClock:
             while sleeper in self._sleepers:
                 if self._driven:
                     await sleeper[2].wait()
-                    if sleeper in self._sleepers:  # woken to drive, not because its time had come
+                    if sleeper in self._sleepers:  # woken to drive the clock, before its end
                         sleeper = self._renewed(sleeper)
                 else:
                     await self._drive(sleeper)
@@ -49,7 +49,7 @@ class FakeClock:
                 self._sleepers.remove(sleeper)
                 heapq.heapify(self._sleepers)
             if not self._driven and self._sleepers:
-                self._sleepers[0][2].set()  # the next one moves the clock from here on
+                self._sleepers[0][2].set()  # the next sleeper drives the clock from now on
         await anyio.lowlevel.checkpoint()
 
     def _renewed(self, sleeper: tuple[float, int, anyio.Event]) -> tuple[float, int, anyio.Event]:
@@ -75,7 +75,7 @@ class FakeClock:
                     if self.now < end:
                         continue
                 self.now = max(self.now, end)
-                # Somebody may have come in between; the earliest is woken in any case.
+                # A new sleeper may have joined; wake the earliest in any case.
                 _, _, event = heapq.heappop(self._sleepers)
                 self._activity += 1
                 event.set()
@@ -91,9 +91,9 @@ class FakeClock:
 
 
 class InstantClock(FakeClock):
-    """Virtual time in which every sleep ends at once, whoever else sleeps: for what an engine costs by itself.
+    """Virtual time in which every finite sleep ends at once, even if others sleep. For measuring the engine's own cost.
 
-    One that is infinite does not end.
+    An infinite sleep does not end.
     """
 
     async def sleep(self, seconds: float) -> None:

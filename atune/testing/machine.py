@@ -1,4 +1,4 @@
-"""A `Machine` without processes: it follows a script, and counts."""
+"""A `Machine` without processes that follows a script and counts calls."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from atune.workload.listing import Candidates, listing
 from atune.workload.workload import Workload, WorkloadSpec
 
 MANY_LIBRARIES = 1000
-"""Files beyond which they are removed in a thread."""
+"""Number of files above which a thread removes them."""
 
 
 def _kernel(**config: object) -> None:
-    """Stand for a kernel that takes any configuration."""
+    """Represent a kernel that takes any configuration."""
 
 
 class FakeMachine:
-    """A `Machine` that follows a `Script`, and counts.
+    """A `Machine` that follows a `Script` and counts calls.
 
     Parameters
     ----------
     configs
         The space: configurations, their number (``{"x": 0}``, ``{"x": 1}``, …), or a `Space` without arguments.
     script
-        What each candidate does.
+        The behaviour of each candidate.
     workers, devices
         Compile workers, and devices (``fake-0``, ``fake-1``, …).
     speeds
-        How many times faster than the script each device measures; 1 for those not named.
+        Factor by which each device measures faster than the script; 1 for further devices.
     limits
         Hard limits of every device.
     clock
         A `FakeClock`; a new one by default.
     compile, benchmark
-        Settings, of which the two deadlines matter here.
+        Settings. Only the two deadlines have an effect.
     default
         Index of the default configuration.
     fingerprint, device_name, target
-        What `describe` and `discover` tell, for tests of what a journal is compared by.
+        Answers of `describe` and `discover`, for tests of a journal's comparison.
     """
 
     def __init__(
@@ -94,36 +94,38 @@ class FakeMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.default = default
         self.looked_up: list[int] = []
-        """Places of a large space, in the order in which they were asked for."""
+        """Places of a large space, in the order of the requests."""
         self.described = self.configs
-        """The configurations as `describe` gives them; of another order or number for tests of a space that changed."""
+        """The answer of `describe`. Tests of a changed space give it another order or number."""
         self.fingerprint = fingerprint or "fake"
         self.opened = self.closed = 0
-        """How often `open` was entered, and left."""
+        """Numbers of times that `open` was entered and left."""
         self.elaborated: list[tuple[int, ...]] = []
-        """Candidates that were elaborated by one call, in the order in which that began."""
+        """Candidates of each call of `elaborate`, in the order of the starts."""
         self.lowered: list[int] = []
-        """Candidates in the order in which their lowering began."""
+        """Candidates in the order in which lowering started."""
         self.groups: list[tuple[int, ...]] = []
-        """Groups in the order in which their building began, failed ones too."""
+        """Groups in the order in which building started. Includes failed ones."""
         self.build_exact: list[tuple[int, ...]] = []
-        """Candidates that nvcc was asked to compile into one library, in the order in which that began."""
+        """Candidates of each call of `build_exact`, in the order of the starts."""
         self.proved: list[int] = []
-        """Candidates in the order in which proving them began."""
+        """Candidates in the order in which proving started."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)
-        """Candidates in the order in which their measuring began, by device."""
+        """Candidates in the order in which measuring started, by device."""
         self.begun: Counter[int] = Counter()
-        """How often each candidate's measuring began, on any device."""
+        """Number of measurements started for each candidate, on any device."""
         self.best_known: list[float | None] = []
-        """The best latency that each measuring was told, in the order in which they began."""
+        """The best known latency given to each measurement, in the order of the starts."""
         self.finals: list[tuple[int, ...]] = []
         self.starts: Counter[str] = Counter()
-        """Starts of each device's process, failed ones too."""
+        """Starts of each device's process. Includes failed ones."""
         self.cancelled: Counter[str] = Counter()
-        """Calls that were cancelled, by stage."""
+        """Cancelled calls, by stage."""
         self.most_at_once: Counter[str] = Counter()
         """Largest number of calls at the same time, by stage."""
         self._now_running: Counter[str] = Counter()
+        self._given: dict[int, Config] = {}
+        """Configurations of the candidates that workers were given, by index."""
         self._folder = Path()
         self._libraries = 0
         self._kills: Counter[int] = Counter()
@@ -136,9 +138,9 @@ class FakeMachine:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """Make the folder of the libraries; on leaving, remove it."""
+        """Make the folder of the libraries. Remove it on leaving."""
         self.clock = self.clock or FakeClock()
-        with run_folder() as folder:  # gone at the end, and where this program is killed, with the next run
+        with run_folder() as folder:  # removed at the end, or by the next run if this program is killed
             self._folder = Path(folder)
             self.opened += 1
             try:
@@ -174,9 +176,15 @@ class FakeMachine:
 
     def config_of(self, index: int) -> Config:
         """Return the configuration of a candidate."""
+        if index in self._given:
+            return self._given[index]
         if self._points is not None and not self.configs:
             return self._points.points.plain(index)
         return self.configs[index]
+
+    def given(self, candidate: Candidate) -> None:
+        """Remember the configuration of a candidate that a worker was given."""
+        self._given[candidate.index] = candidate.config
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         await anyio.lowlevel.checkpoint()
@@ -205,24 +213,24 @@ class FakeMachine:
         return self._device_workers
 
     def versions(self) -> dict[str, str]:
-        """Return the version of the fakes, as a run's header has it."""
+        """Return the version of the fakes, for a run's header."""
         return {"fake": "1"}
 
     fork_server = ""
 
     @property
     def running(self) -> int:
-        """Calls that are under way."""
+        """Number of calls under way."""
         return sum(self._now_running.values())
 
     async def take(self, seconds: float, limit_s: float = math.inf) -> bool:
-        """Let virtual time pass; false where `limit_s` came first."""
+        """Let virtual time pass. Returns false if `limit_s` is less than `seconds`."""
         assert self.clock is not None, "the machine is not open"
         await self.clock.sleep(min(seconds, limit_s))
         return seconds <= limit_s
 
     def killed(self, index: int, stage: Stage) -> bool:
-        """Tell whether the compile worker is killed now, which has candidate `index` in `stage`, and count it."""
+        """Tell whether the compile worker with candidate `index` in `stage` is killed now, and count the kill."""
         where, times = self.script.kills.get(index, (stage, 0))
         if where != stage or self._kills[index] >= times:
             return False
@@ -230,7 +238,7 @@ class FakeMachine:
         return True
 
     def new_library(self, group: Sequence[Lowered | Candidate]) -> str:
-        """Write a library: what its symbols compute, as data."""
+        """Write a library that represents its symbols' results as data. Return its path."""
         path = self._folder / f"{self._libraries}.so"
         self._libraries += 1
         path.write_bytes(msgspec.msgpack.encode({symbol_of(member.index): member.index for member in group}))

@@ -13,41 +13,43 @@ Stage = Literal["elaborate", "lower", "build", "measure"]
 Seconds = float | Callable[[Config], float]
 
 STAGE_OF: dict[FailureKind, Stage] = {"lower": "lower", "codegen": "build", "compile": "build", "crash": "build"}
-"""Where a kind of failure happens by itself; every other kind happens while measuring."""
+"""Default stage of a kind of failure. The stage of every other kind is measuring."""
 FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "timeout")
-"""Failures that cost a device its process."""
+"""Failures that end the device's process."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the fakes do, by configuration or by candidate index. Times are in virtual seconds.
+    """Behaviour of the fakes, by configuration or by candidate index. Times are in virtual seconds.
 
-    `latency_ms` is the kernel's latency, `final_ms` the one the final sees (the same by default), and `reference_ms`
-    the reference's (None: there is none). `lower_s`, `measure_s` and `start_s` are what lowering, measuring and the
-    start of a device's process take. `facts` is what lowering finds. `compile_s` is what each member adds to a
-    library's `library_s`. `fails` maps a candidate to the kind of its failure, which tells the stage (`STAGE_OF`), or
-    to (stage, kind); one that fails in ``build`` fails every group it is in. `hangs` maps a candidate to the stage that
-    never ends for it, which the deadlines of the settings cut off. Failures of a kind in `FATAL` cost a device its
-    process. `code_key` equal for two configurations makes them duplicates; only those of equal `merge_key` share a
-    library. `start_failures` says how often a device, by its name, does not start before it does (`math.inf`: never).
-    `prepare_error` makes the user's inputs or reference fail. `output` is what a kernel writes.
+    `latency_ms` is the kernel's latency, and `final_ms` that in the final (the same by default). `reference_ms` is the
+    reference's latency (None: no reference). `lower_s`, `measure_s` and `start_s` are the times of lowering, measuring
+    and starting a device's process. A library takes `library_s`, and `compile_s` for each member.
 
-    `facts` is what lowering tells of a candidate, and elaborating it, which takes `elaborate_s`.
+    `fails` maps a candidate to the kind of its failure, which determines the stage (`STAGE_OF`), or to (stage, kind).
+    A candidate that fails in ``build`` fails every group that contains it. `hangs` maps a candidate to the stage that
+    never ends for it; the deadlines of the settings end it. Failures of a kind in `FATAL` end the device's process.
 
-    `kills` maps a candidate to how often its compile worker is killed from outside in a stage, ``lower`` or ``build``.
+    Configurations with an equal `code_key` are duplicates. Only those with an equal `merge_key` share a library.
+    `start_failures` is the number of times that a device, by its name, fails to start at first (`math.inf`: always).
+    `prepare_error` makes the user's inputs or reference fail. `output` is a kernel's output. Lowering returns `facts`
+    of a candidate, and so does elaborating, which takes `elaborate_s`.
 
-    `doubts` says how often a candidate's device is killed from outside while it is measured; `dies_after` how often it
-    dies once the candidate was measured. `spoilt` maps a candidate to how it fails in a process that ran others before,
-    and only there; `final_fails` to how it fails in the final, once it was timed. `first_ms` is a latency that only the
-    first measuring sees. `slowdown` is how many times slower kernels and the reference run on a device, by its name.
-    `final_noise` multiplies each sample of a candidate in the final; in the first `final_losses` calls of the final the
-    device is lost. `shared` has libraries say that their code was made for others, too; compiling finalists exactly,
-    which the final asks for then, takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first
-    `exact_losses` calls.
+    `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
+    killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
+    its measurement; `dies_after` is the number of times that the device dies after it.
 
-    `accelerated` has accelerators take part in every library, so that the winner is to be proven; else all are plain.
-    Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls;
-    an earlier run left the proofs of those in `proven_before`. Those in `differs` turn out to differ: their plain
+    `spoilt` maps a candidate to its failure in a process that ran others before, and only there. `final_fails` maps it
+    to its failure in the final, after its timing. `first_ms` is the latency of only the first measurement. `slowdown`
+    is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
+    sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
+
+    `shared` marks the code of libraries as shared with other candidates. The final then compiles finalists exactly.
+    That takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
+
+    `accelerated` uses accelerators in every library, so that the winner needs a proof. Otherwise all are plain.
+    Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls.
+    An earlier run left the proofs of those in `proven_before`. The code of those in `differs` differs: their plain
     library has the latency `plain_ms` (by default the candidate's), and measuring it fails for those in `plain_fails`.
     """
 
@@ -99,12 +101,12 @@ class Script:
         return kind if where == stage else None
 
     def latency_of(self, config: Config, *, plain: bool, final: bool) -> float:
-        """Return the latency, ms, of a candidate's library: of its plain one, or of the one that was built first."""
+        """Return the latency, ms, of a candidate's first library or of its plain one."""
         if self.accelerated and plain and self.plain_ms is not None:
             return self.plain_ms(config)
         return (self.final_ms if final and self.final_ms is not None else self.latency_ms)(config)
 
 
 def seconds_of(seconds: Seconds, config: Config) -> float:
-    """Return what a script says for `config`."""
+    """Return the script's seconds for `config`."""
     return seconds(config) if callable(seconds) else seconds

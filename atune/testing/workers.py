@@ -36,6 +36,7 @@ class FakeCompileWorker:
         machine, script, index = self.machine, self.machine.script, candidate.index
         limit = machine.compile.compile_timeout_s
         machine.lowered.append(index)
+        machine.given(candidate)
         with machine.running_as("lower"):
             seconds = math.inf if script.hangs.get(index) == "lower" else seconds_of(script.lower_s, candidate.config)
             if not await machine.take(seconds, limit):
@@ -131,6 +132,7 @@ class FakeCompileWorker:
     async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
         machine.proved.append(index)
+        machine.given(candidate)
         lost = len(machine.proved) <= script.prove_losses
         if index in script.proven_before:
             await machine.take(0.0)
@@ -147,7 +149,7 @@ class FakeCompileWorker:
 
 
 class FakeDeviceWorker:
-    """A device's process. `speed` divides what measuring takes."""
+    """A device's process. `speed` divides the time of measuring."""
 
     def __init__(self, machine: FakeMachine, info: DeviceInfo, speed: float) -> None:
         self.machine, self.info, self.speed = machine, info, speed
@@ -242,7 +244,7 @@ class FakeDeviceWorker:
         return entries, None if reference is None else _timing(reference, rounds)
 
     async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes: for tests of what a library's members compute."""
+        """Run `artifact` once and return its outputs' bytes. For tests of libraries."""
         self._check_alive()
         await self.machine.take(0.01)
         return [self.machine.script.output(self.machine.config_of(self._loaded(artifact)))]
@@ -257,7 +259,7 @@ class FakeDeviceWorker:
 
 
 class IdleDeviceWorker:
-    """A device worker without a device: what was built and delivered counts as measured; for compiling alone."""
+    """A device worker without a device. It counts a delivered library as measured, for runs that only compile."""
 
     name, alive, took_over = "none", False, False
 

@@ -137,8 +137,12 @@ def test_importing_it_imports_nothing_heavy() -> None:
     ("compile_args", "run", "message"),
     [
         ({}, {"early_stop_factor": 3.0}, "early_stop_factor: has no effect: a candidate 1.5 times slower"),
-        ({"execution_backend": "torch"}, {}, "execution_backend='torch': is not used for target cuda: tvm_ffi is"),
-        ({"target": "c", "execution_backend": "nvrtc"}, {}, "'nvrtc': is not used for target c: cython is"),
+        (
+            {"execution_backend": "torch"},
+            {},
+            "execution_backend='torch': does not support target cuda: tvm_ffi is used",
+        ),
+        ({"target": "c", "execution_backend": "nvrtc"}, {}, "'nvrtc': does not support target c: cython is used"),
         ({}, {"group_compile_size": 8}, "group_compile_size: has an effect only with enable_grouped_compile=True"),
         ({}, {"benchmark_devices": [0]}, "benchmark_devices: has an effect only with benchmark_multi_gpu=True"),
         ({"target": "c"}, {"benchmark_multi_gpu": True}, "benchmark_multi_gpu: has no effect for target c"),

@@ -131,7 +131,7 @@ def test_programmatic_run_gives_kernel_latency_and_configuration(place: Place) -
 
 def test_from_kernel_refuses_a_kernel_that_is_compiled_already() -> None:
     kernel = Place("c").decorated(scaled, [{"block": 16}])(64)
-    with pytest.raises(ArgumentError, match="got a compiled kernel: leave out the call"):
+    with pytest.raises(ArgumentError, match="got a compiled kernel: omit the call"):
         AutoTuner.from_kernel(kernel, configs=[{"block": 16}])
 
 
@@ -151,7 +151,7 @@ def test_a_supply_program_gets_dtypes_and_shapes_and_the_context_manager_comes_f
     found = place.scaled(supply_prog=supply, ref_prog=doubled, n=192).run()
     assert log.read_text() == "[('float32', (192,))]\n" and found.tuning.failed == 0
     A = torch.ones(192, device=place.device)
-    with set_autotune_inputs([A]), pytest.warns(CompatWarning, match="supply_prog: is not asked"):
+    with set_autotune_inputs([A]), pytest.warns(CompatWarning, match="supply_prog: is not called inside"):
         place.scaled(supply_prog=supply, ref_prog=doubled, n=192).run()
     assert len(log.read_text().splitlines()) == 1
 
@@ -346,7 +346,7 @@ def test_targets_and_backends() -> None:
     for target in ("hip", "metal"):
         with pytest.raises(TargetError, match=f"target '{target}' is not supported"):
             tuner.set_compile_args(target=target)
-    with pytest.warns(CompatWarning, match="execution_backend='nvrtc': is not used for target c: cython is"):
+    with pytest.warns(CompatWarning, match="execution_backend='nvrtc': does not support target c: cython is used"):
         found = Place("c").scaled([{"block": 16}]).set_compile_args(out_idx=-1, target="c", execution_backend="nvrtc")
         assert found.run().config == {"block": 16}
     with_passes = Place("c").scaled([{"block": 16}, {"block": 16, "pass_configs": {"tirx.disable_vectorize": True}}])

@@ -183,4 +183,4 @@ async def test_a_run_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         process.communicate()
     assert result.measured == 2 and [r.kind for r in result.failures] == ["mismatch"]
     warned = [e.message for e in events if isinstance(e, Warned)]
-    assert warned == ["another run measures on device cpu, too: they take turns"]
+    assert warned == ["another run also measures on device cpu: they take turns"]

@@ -87,5 +87,5 @@ def test_a_library_without_facts_as_in_journals_of_before_has_none() -> None:
 
 def test_merging_leaves_each_member_its_registers() -> None:
     event = built(machine=(MachineFacts(registers=40), MachineFacts(registers=80)))
-    merged = cast("ArtifactBuilt", _kept(event, cast("Any", SimpleNamespace(indices={4: 0})), total=9))
+    merged = cast("ArtifactBuilt", _kept(event, cast("Any", SimpleNamespace(indices={4: 0}))))
     assert (merged.indices, merged.machine) == ((0,), (MachineFacts(registers=80),))

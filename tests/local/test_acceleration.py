@@ -29,7 +29,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
     compile = CompileSettings(workers=4, **settings)
     one = LocalMachine(FileRef("x.py", "X"), target=found.target, devices=(), compile=compile)
     one._found = found
-    one._use(found.accelerators, found.unused.get("cicc", ""))
+    one.use(found.accelerators, found.unused.get("cicc", ""))
     return one
 
 

@@ -172,7 +172,7 @@ async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeyp
         remarks: list[str] = []
         machine.on_warning(remarks.append)
         few, alone = remarks
-    assert few.startswith("2 compile workers on ") and "2.0 GiB are free, and each is given 1 GiB" in few
+    assert few.startswith("2 compile workers on ") and "2.0 GiB are free, with 1 GiB set aside for each" in few
     assert "backend cython compiles each candidate alone" in alone
 
     events: list[Event] = []

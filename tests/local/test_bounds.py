@@ -10,6 +10,7 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost, Event
 from atune.journal.result import TuneResult
+from atune.local.device_worker import NOT_ALONE
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
@@ -41,7 +42,7 @@ def tuned(name: str, target: str, **options: Any) -> tuple[TuneResult, list[Even
 def repeated_for_others(events: list[Event]) -> list[int]:
     """Return the candidates that were repeated because of those that ran before them."""
     repeated = [e for e in events if isinstance(e, BenchmarkRepeated)]
-    return [e.index for e in repeated if "other candidates had run in its process" in e.reason]
+    return [e.index for e in repeated if NOT_ALONE in e.reason]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -7,7 +7,8 @@ import os
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,28 @@ def slow_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def connected(kind: str, stack: AsyncExitStack) -> Any:
-    """Return what a `ClusterMachine` takes for nodes of `kind`; a Ray cluster ends with `stack`."""
-    if kind == "agents":
-        return Loopback(2)
+@pytest.fixture(scope="module")
+def two_ray_nodes(slow_compiler: None) -> Iterator[None]:
+    """Start a Ray cluster that has cores for every machine of this module at once."""
     from rays import ray_cluster
 
-    stack.enter_context(ray_cluster(nodes=2 if kind.startswith("two") else 1, cpus=4))
-    return connect_ray("auto")
+    with ray_cluster(nodes=2, cpus=8):
+        yield
+
+
+def connected(kind: str) -> Any:
+    """Return what a `ClusterMachine` takes for nodes of `kind`."""
+    if kind == "agents":
+        return Loopback(2)
+    connect = connect_ray("auto")
+    return connect if kind == "two Ray nodes" else partial(first_of, connect)
+
+
+@asynccontextmanager
+async def first_of(connect: Any, opening: Any) -> AsyncGenerator[Any, None]:
+    """Use one node of those that `connect` finds."""
+    async with connect(opening) as (agents, left_out):
+        yield agents[:1], left_out
 
 
 async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
@@ -144,7 +159,7 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
         impatient: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
         await stack.enter_async_context(impatient.open())
     elif kind not in LOCAL:
-        connect = connected(kind, stack)
+        connect = connected(kind)
         reference = parse_file_ref(f"{KERNELS}:{name}")
         settings = CompileSettings(store=False, accelerate=SPY, workers=1)
         machine = ClusterMachine(connect, reference, target="c", compile=settings)
@@ -172,12 +187,16 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def scaled(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncGenerator[Bench, None]:
+    if "ray" in request.param.lower():
+        request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "SCALED", stack)
 
 
 @pytest.fixture(scope="module", params=["fake", *real])
 async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compiler: None) -> AsyncGenerator[Bench, None]:
+    if "ray" in request.param.lower():
+        request.getfixturevalue("two_ray_nodes")
     async with AsyncExitStack() as stack:
         yield await opened(request.param, "MOODY", stack)
 

@@ -119,7 +119,7 @@ async def test_a_second_loss_ends_the_run_and_keeps_what_was_measured(tmp_path: 
         return not any(isinstance(e, CandidateMeasured) for e in (before if lost is None else before[lost:]))
 
     heard = Listening(after_a_measurement, lambda: kill_server(machine))
-    with pytest.raises(MachineError, match=r"(?s)fork server ended.*one before it was lost, too.*atune resume"):
+    with pytest.raises(MachineError, match=r"(?s)fork server ended.*the server before it was lost, too.*atune resume"):
         await tune(machine=machine, compile=SETTINGS, journal=journal, on_event=heard)
     kept = {e.index: e.timing for e in heard.of(CandidateMeasured)}
     assert kept and not heard.of(BuildFailed, BenchmarkFailed)

@@ -136,16 +136,14 @@ def warnings_of_a_run() -> list[str]:
     )
     result = atune.run(machine=machine)
     assert result.measured == 5
-    return [warning for warning in result.warnings if "may disturb what is timed" in warning]
+    return [warning for warning in result.warnings if "may disturb the timings" in warning]
 
 
 def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger: Stranger) -> None:
     pid = stranger()
     nvml.write_text(f"SELF {os.getpid()} {pid}")
     [said] = warnings_of_a_run()
-    assert (
-        said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb what is timed; {REMEDY}"
-    )
+    assert said == f"device cpu is also used by process {pid} (sleep, 300 MiB): that may disturb the timings; {REMEDY}"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_one_that_is_not_used_breaks_unnoticed() -> None:
 def test_it_says_since_when_the_headers_are_parsed() -> None:
     warming = Warming("as asked", soon=True)
     assert states.listening(warming, 1.25) == Ready("as asked; headers parsed in 1.2 s")
-    assert states.listening(warming, 0.0) == Ready("as asked; headers parsed by the run before")
+    assert states.listening(warming, 0.0) == Ready("as asked; headers parsed by the previous run")
     assert states.listening(Unused("given up"), 1.0) == Unused("given up")
 
 

@@ -61,7 +61,7 @@ def test_mistakes_are_named() -> None:
         matmul_space(topk=0)
     with pytest.raises(SpaceError, match="names has 'thread'; the axes are block_M"):
         matmul_space(names={"thread": "n"})
-    with pytest.raises(SpaceError, match="wants K"):
+    with pytest.raises(SpaceError, match="needs K"):
         matmul_space().configs({"M": 64, "N": 64})
     odd = Hardware(arch="sm_90a", multiprocessors=132, l2_bytes=1 << 20)
     with pytest.raises(SpaceError, match="no tensor core schedule for M=64"):

@@ -129,8 +129,8 @@ def broken() -> Iterator[dict[str, int]]:
         (lambda: Space(lambda: 5), "gave 5, and not a series"),  # type: ignore[arg-type, return-value]
         (lambda: Space(a=[1], where=5), "a constraint must be callable, got 5"),  # type: ignore[arg-type]
         (lambda: Space(a=[1], where=boom), "constraint on {'a': 1} raised ZeroDivisionError: division by zero"),
-        (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} wants b; there is only a"),
-        (lambda: Space(a=lambda Q: [Q]), "axis 'a' wants Q; there is only nothing"),
+        (lambda: Space(a=[1], where=lambda b: b), "constraint on {'a': 1} needs b; available: a"),
+        (lambda: Space(a=lambda Q: [Q]), "axis 'a' needs Q; available: nothing"),
         (lambda: Space(a=lambda: 1 / 0), "axis 'a' raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
         (lambda: Space(lambda: 1 / 0), "configs raised ZeroDivisionError"),  # type: ignore[arg-type, return-value]
         (lambda: Space(lambda: broken()), "the generator of configs raised after 1: OSError('disk on fire')"),

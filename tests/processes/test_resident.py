@@ -177,7 +177,7 @@ async def test_a_killed_session_is_replaced_by_a_fork_server_of_the_runs_own(ser
         new = await forks.spawn("test")
         assert await new.call("pool_targets:echo", b"abc", 30.0) == b"abc"
         os.kill(forks.pids()[0], signal.SIGKILL)
-        with pytest.raises(MachineError, match="one before it was lost, too"):
+        with pytest.raises(MachineError, match="the server before it was lost, too"):
             while True:
                 await forks.spawn("test")
 

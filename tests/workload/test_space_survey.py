@@ -79,7 +79,7 @@ def test_no_time_looks_at_nothing() -> None:
 def test_what_does_not_fit_the_kernel_is_said() -> None:
     with pytest.raises(SpaceError, match="the kernel takes no argument 'width'"):
         counted(Space(width=[1, 2]))
-    with pytest.raises(SpaceError, match="wants M; there is only"):
+    with pytest.raises(SpaceError, match="needs M; available:"):
         counted(Space(block=[1], where=lambda M: M))
 
 

@@ -1,9 +1,9 @@
-"""The names of `tilelang.autotuner`, run by atune's engine: a drop-in by one changed import line.
+"""The names of `tilelang.autotuner` on atune's engine: a drop-in that needs one changed import line.
 
     from atune.compat.tilelang import autotune, AutoTuner, set_autotune_inputs
 
-Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. Parameters that have no
-meaning here warn once (`CompatWarning`) and say what happens instead. docs/migration.md puts both side by side.
+Results are tilelang's own `JITKernel`s, with latency, configuration and reference latency set. A parameter without a
+meaning here warns once (`CompatWarning`), with what happens instead. docs/migration.md compares both tuners.
 """
 
 from __future__ import annotations

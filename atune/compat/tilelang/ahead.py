@@ -1,4 +1,4 @@
-"""Whether the import of this package starts the processes that tuning needs: it cannot know yet what will be tuned."""
+"""Early start of the processes for tuning, at the import of this package, before it is known what the program tunes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from atune.storage.result_cache import ResultCache
 
 
 def warm_for_program() -> None:
-    """Start them in the background, but where the program has probably tuned all it will tune.
+    """Start them in the background, unless the program has probably tuned everything already.
 
-    It has where its file, and the one that imports this package, are older than the last use of the result cache.
+    That is so if its file, and the file that imports this package, are older than the last use of the result cache.
     """
     unknown = float("inf")
     if max((_written(name, unknown) for name in _files()), default=unknown) > _last_use():
@@ -23,7 +23,7 @@ def warm_for_program() -> None:
 
 
 def _files() -> Iterator[str]:
-    """Yield the program's file, and the innermost one that is being imported and is not atune's."""
+    """Yield the program's file, and the innermost file outside atune that is now being imported."""
     if (program := getattr(sys.modules.get("__main__"), "__file__", None)) is not None:
         yield program
     frame = sys._getframe()
@@ -36,7 +36,7 @@ def _files() -> Iterator[str]:
 
 
 def _last_use() -> float:
-    """Return when the result cache was last written, as finding a result does, too; in seconds since the epoch."""
+    """Return the time of the result cache's last write, in seconds since the epoch. Finding a result writes too."""
     path = str(ResultCache(environment.cache_root()).path)
     return max(_written(path, 0.0), _written(f"{path}-wal", 0.0))
 

@@ -1,4 +1,4 @@
-"""What tilelang's tuner is asked: how candidates are compiled, how they are checked and timed, how a run goes."""
+"""Arguments of tilelang's tuner: for compiling, for checking and timing, and for the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CompileArgs:
-    """How candidates are compiled: the arguments of `tilelang.compile`.
+    """Arguments of `tilelang.compile`, which candidates are compiled with.
 
-    `out_idx`: positions of the outputs that the kernel returns; None where it writes into tensors that it is given.
+    `out_idx`: positions of the outputs that the kernel returns. None: it writes into tensors that it is given.
     `target`: ``auto``, ``cuda``, an arch as ``{"kind": "cuda", "arch": "sm_90a"}``, ``c`` for the CPU, or a TVM target.
-    `target_host`: what host code is generated for: a text, a dict or a TVM target; None takes tilelang's own choice.
+    `target_host`: the target of host code: a text, a dict or a TVM target. None: tilelang's own choice.
     `execution_backend`: ``auto``; for CUDA ``tvm_ffi``, ``cython`` or ``nvrtc``; for the CPU ``cython``.
     `pass_configs`: TileLang pass configuration. `compile_flags`: flags of the device compiler.
     `verbose`: show progress.
@@ -31,7 +31,7 @@ class CompileArgs:
     compile_flags: tuple[str, ...] | None = None
 
     def compile_program(self, program: Any) -> Any:
-        """Compile one PrimFunc with tilelang; returns its `JITKernel`."""
+        """Compile one PrimFunc with tilelang. Returns its `JITKernel`."""
         import tilelang
 
         flags = list(self.compile_flags) if self.compile_flags else None
@@ -43,7 +43,7 @@ class CompileArgs:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long candidates are timed."""
+    """Amounts of timing per candidate."""
 
     warmup: int = 25
     rep: int = 100
@@ -52,14 +52,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Timer:
-    """What candidates are timed with."""
+    """The timing method."""
 
     backend: str = "event"
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What candidates are called with, and compared with."""
+    """Inputs of candidates, and checks of their outputs."""
 
     supply_type: Any = "auto"
     ref_prog: Callable[..., Any] | None = None
@@ -74,7 +74,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a run spreads compiling and measuring; None leaves it to the engine."""
+    """Distribution of compiling and measuring. None: the engine decides."""
 
     use_pipeline: bool | None = None
     enable_grouped_compile: bool | None = None
@@ -85,7 +85,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Whether plainly slow candidates get few samples; None leaves it to the engine."""
+    """Whether clearly slow candidates get few samples. None: the engine decides."""
 
     early_stop: bool | None = None
     early_stop_factor: float | None = None
@@ -93,14 +93,14 @@ class EarlyStop:
 
 @dataclass(frozen=True)
 class Specialization:
-    """Which parameters of the kernel do not call for another tuning with another value."""
+    """Parameters of the kernel whose values do not need tunings of their own."""
 
     do_not_specialize: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class GivenTiming:
-    """A run's own `Timing`; None where it is not given."""
+    """A run's own `Timing`. None: not given."""
 
     warmup: int | None = None
     rep: int | None = None
@@ -109,26 +109,26 @@ class GivenTiming:
 
 @dataclass(frozen=True)
 class Decorated:
-    """What is tuned. `func` stands there for those who forget the parentheses, and are told."""
+    """The configurations. `func` is the kernel if the caller forgot the parentheses, for an error message."""
 
     func: Any = None
     _: KW_ONLY
     configs: Any
 
 
-# tilelang's interfaces take these in orders of their own: a dataclass has the fields of its last base first.
+# Each of tilelang's interfaces has an order of its own. A dataclass has the fields of its last base first.
 
 
 @dataclass(frozen=True)
 class ProfileArgs(Checks, Timer, Timing):
-    """How candidates are checked and timed.
+    """Checks and timing of candidates.
 
     `warmup`, `rep`: calls before the first sample, and samples. `timeout`: seconds for loading, checking and timing
     one candidate; zero or less sets no deadline. `backend`: the timing method, ``event``, ``cupti`` or ``cudagraph``.
-    `supply_type`: how inputs are drawn, by tilelang's names; `supply_prog`: a function that returns them instead.
+    `supply_type`: the distribution of inputs, by tilelang's names; `supply_prog`: a function that returns them instead.
     `ref_prog`: a function of the inputs that returns the expected outputs. `rtol`, `atol`: tolerances, as in
     `torch.testing.assert_close`; `max_mismatched_ratio`: share of elements that may lie outside. `manual_check_prog`: a
-    function of outputs and expected outputs that raises where they differ. `skip_check`: compare nothing.
+    function of outputs and expected outputs that raises if they differ. `skip_check`: compare nothing.
     `cache_input_tensors`: None and True use the same inputs for every candidate, restored before each; False makes
     new ones.
     """
@@ -144,7 +144,7 @@ class SetProfileArgs(Timer, Checks, Timing):
 
 @dataclass(frozen=True)
 class RunArgs(EarlyStop, Pipeline, GivenTiming):
-    """The arguments of `AutoTuner.run`. None: not given, and then `set_profile_args` or the engine decides."""
+    """The arguments of `AutoTuner.run`. None: not given; `set_profile_args` or the engine decides."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class AutotuneArgs(Timer, Pipeline, EarlyStop, Specialization, Checks, Timing, D
 
 
 def values_of(arguments: Any, kind: type) -> dict[str, Any]:
-    """Return those of `arguments` that a record of that kind has, by name."""
+    """Return the `arguments` that are fields of that record, by name."""
     return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)}
 
 

@@ -1,4 +1,4 @@
-"""`AutoTuner`: tilelang's programmatic interface, run by atune's engine."""
+"""`AutoTuner`: tilelang's programmatic interface on atune's engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AutoTuner:
         result.kernel(A, B)
 
     `fn`: a function of the configuration that returns a PrimFunc, plain or under `@tilelang.jit`. `configs`: dicts, a
-    generator of them, or a callable of the kernel's raw arguments that returns either; it is asked at each run.
+    generator of them, or a callable of the kernel's raw arguments that returns either. Each run calls it.
     """
 
     def __init__(self, fn: Callable[..., Any], configs: Any) -> None:
@@ -57,7 +57,7 @@ class AutoTuner:
 
     @property
     def cache_dir(self) -> Path:
-        """Where results are kept."""
+        """Folder of the results."""
         return ResultCache(environment.cache_root()).folder
 
     def set_compile_args(
@@ -69,7 +69,7 @@ class AutoTuner:
         verbose: bool | None = None,
         pass_configs: Mapping[str, Any] | None = None,
     ) -> AutoTuner:
-        """Say how candidates are compiled; None takes tilelang's environment variables, and then its defaults."""
+        """Set how candidates are compiled. None: tilelang's environment variable, or its default."""
         self.compile_args = CompileArgs(
             out_idx=out_idx,
             target=environment.default_target() if target is None else target,
@@ -79,20 +79,20 @@ class AutoTuner:
             pass_configs=None if pass_configs is None else dict(pass_configs),
             compile_flags=self.compile_args.compile_flags,
         )
-        resolved_target(self.compile_args.target)  # a mistake is told here
+        resolved_target(self.compile_args.target)  # reports a mistake now
         return self
 
     @method_takes(SetProfileArgs)
     def set_profile_args(self, *args: Any, **kwargs: Any) -> AutoTuner:
-        """Say how candidates are checked and timed; `run` uses it. See `ProfileArgs`."""
+        """Set how `run` checks and times candidates. See `ProfileArgs`."""
         profile = ProfileArgs(**vars(SetProfileArgs(*args, **kwargs)))
         captured = get_autotune_inputs()
         if captured is not None:
             self._captured = list(captured)
             if profile.supply_prog is not None:
-                warn_once("supply_prog", "is not asked inside `with set_autotune_inputs(...)`, whose tensors are used")
+                warn_once("supply_prog", "is not called inside `with set_autotune_inputs(...)`, which gives tensors")
         elif profile.supply_prog is not None and _name_of(profile.supply_type) != "auto":
-            warn_once("supply_type", "has no effect beside supply_prog, whose tensors are used")
+            warn_once("supply_type", "has no effect with supply_prog, which gives tensors")
         if profile.manual_check_prog is not None and profile.ref_prog is None:
             warn_once("manual_check_prog", "is not called without ref_prog: it compares with the reference's outputs")
         self.profile_args = profile
@@ -101,15 +101,15 @@ class AutoTuner:
     def set_kernel_parameters(
         self, k_parameters: tuple[Sequence[Any], Any], f_parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """Give the arguments that the kernel function is called with: ``(args, kwargs)``; kwargs may be pairs."""
+        """Set the kernel function's arguments: ``(args, kwargs)``. kwargs may be pairs."""
         args, kwargs = k_parameters
         self._kernel_parameters = tuple(args), dict(kwargs)
 
     def generate_cache_key(self, parameters: Mapping[str, Any], extra_parameters: Mapping[str, Any]) -> str | None:
-        """Return what the result of `run` is kept under; None with a callback that no other process can get.
+        """Return the key of the result of `run`. None if a callback cannot be sent to other processes.
 
-        It covers the configurations, the outputs, the inputs and checks, callbacks too, with all that they refer to.
-        `parameters` and `extra_parameters`, the kernel's defaults and what its closure holds, are read from the kernel.
+        It covers the configurations, outputs, inputs and checks, and callbacks with all objects that they refer to.
+        `parameters` and `extra_parameters` do not count: the kernel has its defaults and its closure's contents.
         """
         profile = self.profile_args
         for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
@@ -122,13 +122,13 @@ class AutoTuner:
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Tune, and return the winner.
 
-        `warmup`, `rep`, `timeout`: in place of those of `set_profile_args`. `use_pipeline`: False measures when all
-        compiling is done. `enable_grouped_compile`: True makes libraries of `group_compile_size` candidates (2), False
-        of one; otherwise the engine decides. `benchmark_multi_gpu`: measure on `benchmark_devices`, or on all GPUs;
+        `warmup`, `rep`, `timeout`: replace those of `set_profile_args`. `use_pipeline`: False measures after all
+        compiling. `enable_grouped_compile`: True makes libraries of `group_compile_size` candidates (2), False of
+        one; otherwise the engine decides. `benchmark_multi_gpu`: measure on `benchmark_devices`, or on all GPUs;
         otherwise on the current one. `early_stop`: False takes all samples of every candidate.
 
-        Raises `ConfigError`, `ArgumentError` and other `UsageError`s for what cannot work, `TuningFailed` when no
-        configuration worked.
+        Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
+        `TuningFailed` if no configuration works.
         """
         planned = self._plan(RunArgs(*args, **kwargs))
         configs = self._configs()
@@ -156,7 +156,7 @@ class AutoTuner:
             raise ConfigError(str(error)) from error
         result = _result_of(workload, planned)
         assert result.best_config is not None and result.header is not None
-        # By its key: a result from the cache may be of a list in another order.
+        # Match the winner's key, because a result from the cache may have another order.
         index = {candidate.key: candidate.index for candidate in workload.candidates()}
         winner = configs[index[config_key(result.best_config)]]
         target = result.header.target
@@ -176,7 +176,7 @@ class AutoTuner:
         return self.run()
 
     def workload(self, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> Workload:
-        """Return what is tuned, as atune's `Workload`."""
+        """Return the work to tune, as atune's `Workload`."""
         profile = self.profile_args
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
@@ -209,7 +209,7 @@ class AutoTuner:
             found: Any = self.configs(*args, **kwargs)
         else:
             if isinstance(self.configs, Iterator):
-                self.configs = list(self.configs)  # it can be read once
+                self.configs = list(self.configs)  # it can be read only once
             found = self.configs
         if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
             raise ConfigError(f"configs must be dicts, or a callable or generator that gives them; got {found!r}")
@@ -228,7 +228,7 @@ class AutoTuner:
         return list(configs.values())
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the kernel's arguments by name. An eager kernel takes sizes by name, too, in place of tensors."""
+        """Return the kernel's arguments by name. An eager kernel also takes sizes by name, instead of tensors."""
         args, kwargs = self._kernel_parameters or ((), {})
         sizes: dict[str, Any] = {}
         if self._is_eager:
@@ -268,7 +268,7 @@ def _result_of(workload: Workload, planned: Plan) -> TuneResult:
         raise ConfigError(str(error)) from error
     except InputsMissing as error:
         raise ScalarMissing(
-            f"{error}; tensors and scalars are given by `with set_autotune_inputs(...)`, or by supply_prog"
+            f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
         ) from error
     finally:
         if isinstance(workload.inputs, GivenTensors):
@@ -276,11 +276,11 @@ def _result_of(workload: Workload, planned: Plan) -> TuneResult:
 
 
 def _tunable(fn: Any) -> Any:
-    """Return the kernel function in `fn`. Raises `ArgumentError` for a kernel that is compiled already."""
+    """Return the kernel function in `fn`. Raises `ArgumentError` for a compiled kernel."""
     fn = getattr(fn, "jit_impl", fn)  # what `autotune` returns
     if hasattr(fn, "prim_func") and hasattr(fn, "adapter"):
         raise ArgumentError(
-            "from_kernel takes the function that makes the kernel, and got a compiled kernel: leave out the call"
+            "from_kernel takes the function that makes the kernel, and got a compiled kernel: omit the call"
         )
     if not callable(fn):
         raise ArgumentError(f"from_kernel takes the function that makes the kernel, got {fn!r}")
@@ -292,7 +292,7 @@ def _name_of(supply_type: Any) -> str:
 
 
 def _compile_args_of(fn: Any) -> CompileArgs:
-    """Return the compile arguments that `@tilelang.jit` was given; the defaults for a plain function."""
+    """Return the compile arguments given to `@tilelang.jit`. The defaults for a plain function."""
     if getattr(fn, "get_tir", None) is None:
         return CompileArgs()
     flags = getattr(fn, "compile_flags", None)

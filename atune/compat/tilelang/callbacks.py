@@ -1,7 +1,7 @@
-"""The user's callbacks and tensors, made ready for the workers.
+"""The user's callbacks and tensors, in a form for the workers.
 
-Workers get a workload by value. What only a device's process needs (references, checks, tensors) is opened there
-alone: a CUDA tensor in a callback's closure must not make a CUDA context in every compile worker.
+Workers get a workload by value. Only a device's process unpacks references, checks and tensors: a CUDA tensor in a
+callback's closure must not make a CUDA context in every compile worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atune.workload.sealed import Sealed as Sealed
 
 
 def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `inputs` function that asks tilelang's `supply_prog(params)`, anew for each set of inputs."""
+    """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
     sealed = Sealed(supply_prog)
 
     def inputs(parameters: Sequence[KernelParam]) -> list[Any]:
@@ -26,10 +26,10 @@ def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def can_be_sent(callback: Callable[..., Any]) -> bool:
-    """Tell whether other processes can get `callback`, with what it refers to. A closure over a lock cannot."""
+    """Tell whether `callback` can be sent to other processes. A closure over a lock, for example, cannot."""
     try:
         pack(callback)
-    except Exception:  # whatever pickling raises
+    except Exception:  # pickling may raise anything
         return False
     return True
 

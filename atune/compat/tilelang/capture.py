@@ -10,7 +10,7 @@ _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autot
 
 
 class AutotuneInputsCapture:
-    """While entered, in this thread or task, `tensors` are what kernels are tuned with."""
+    """Context manager: kernels are tuned with `tensors`, in this thread or task."""
 
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors
@@ -24,13 +24,13 @@ class AutotuneInputsCapture:
 
 
 def set_autotune_inputs(*args: Any) -> AutotuneInputsCapture:
-    """Return a context manager; takes the tensors one by one, or as one list."""
+    """Return a context manager. Takes the tensors as separate arguments or as one list."""
     one = len(args) == 1 and isinstance(args[0], (list, tuple))
     return AutotuneInputsCapture(list(args[0] if one else args))
 
 
 def get_autotune_inputs() -> list[Any] | None:
-    """Return the tensors of the innermost `with` block; None outside.
+    """Return the tensors of the innermost `with` block, or None outside of one.
 
     A block of tilelang's own `set_autotune_inputs` counts too, for programs that import it from there.
     """

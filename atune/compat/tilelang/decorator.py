@@ -1,4 +1,4 @@
-"""`@autotune` over `@tilelang.jit`, with tilelang's parameters: lazy kernels come back tuned, eager ones run."""
+"""`@autotune` over `@tilelang.jit`, with tilelang's parameters. It returns tuned lazy kernels and runs eager ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from atune.workload.introspect import function_of
 
 Key = tuple[Any, ...]
 RETURN_KERNEL = "__return_kernel"
-"""tilelang's keyword at a call: the winner in both modes."""
+"""tilelang's keyword at a call: return the winner in both modes."""
 
 
 class TunerCache(Mapping[Key, tuple[Any, dict[str, Any] | None]]):
-    """What a decorated kernel has tuned, as tilelang keeps it: the kernel and its configuration, by tuned key.
+    """Read-only view of a decorated kernel's winners in tilelang's form: kernel and configuration by tuned key.
 
-    A view that is read. `clear` has the next call ask again; what is kept on disk stays.
+    After `clear` the next call looks up or tunes again. Results on disk stay.
     """
 
     def __init__(self, tuned: AutoTuneImpl) -> None:
@@ -43,17 +43,17 @@ class TunerCache(Mapping[Key, tuple[Any, dict[str, Any] | None]]):
         return len(self._tuned.results)
 
     def clear(self) -> None:
-        """Forget all of it in this program."""
+        """Forget all winners in this program."""
         self._tuned._forms.clear()
         self._tuned.results.clear()
 
 
 class AutoTuneImpl:
-    """A kernel function that is tuned at its first call with new arguments.
+    """A kernel function that tunes at its first call with new arguments.
 
     Calling a lazy kernel function returns the winner, a `tilelang.JITKernel`; calling an eager one runs it. `compile`
-    returns the winner in both modes, and so does a call with ``__return_kernel=True``. One that others are tuning is
-    waited for. `results` holds what was found.
+    returns the winner in both modes, and so does a call with ``__return_kernel=True``. If another thread or process
+    tunes the same work, a call waits for it. `results` holds the results by key.
     """
 
     def __init__(self, jit_impl: Any, configs: Any, profile: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class AutoTuneImpl:
         self._profile = {name: value for name, value in profile.items() if name != "do_not_specialize"}
         self._run = dict(run)
         self._forms: dict[Hashable, AutotuneResult] = {}
-        """Results by the form of a call, which is found quickly."""
+        """Results by the form of a call, for a fast lookup."""
         self._tensor: type = importlib.import_module("torch").Tensor
         self._signature = inspect.signature(function_of(jit_impl))
         self._locks: dict[Key, threading.Lock] = {}
@@ -87,7 +87,7 @@ class AutoTuneImpl:
         return TunerCache(self)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the winner for these arguments, tuned where it is not known yet."""
+        """Return the winner for these arguments. Tunes if it is unknown."""
         return self.tune(*args, **kwargs).kernel
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
@@ -107,7 +107,7 @@ class AutoTuneImpl:
             return self.results[key]
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
-        """Return what results are known under: one form for arguments given by position and by name.
+        """Return the key of results: the same for arguments given by position and by name.
 
         Tensors count by dtype, shape and strides; parameters in `do_not_specialize` do not count.
         """
@@ -146,11 +146,11 @@ class AutoTuneImpl:
 def autotune(func: Any = None, **options: Any) -> Any:
     """Return a decorator for a kernel function under `@tilelang.jit`.
 
-    `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either. The others
-    are those of `AutoTuner.set_profile_args` and `AutoTuner.run`. `do_not_specialize`: parameters whose values do not
-    call for another tuning.
+    `configs`: dicts, a generator of them, or a callable of the caller's raw arguments that returns either.
+    `do_not_specialize`: parameters whose values do not need tunings of their own. The other parameters are those of
+    `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
-    Raises `ArgumentError` where it is not given a kernel function under `@tilelang.jit`.
+    Raises `ArgumentError` for anything but a kernel function under `@tilelang.jit`.
     """
     given = AutotuneArgs(func, **options)
     if func is not None:
@@ -170,7 +170,7 @@ def autotune(func: Any = None, **options: Any) -> Any:
 
 
 def _normal(value: Any) -> Any:
-    """Return `value` as something hashable that is equal for equal arguments."""
+    """Return a hashable form of `value`, equal for equal arguments."""
     if hasattr(value, "stride") and hasattr(value, "dtype"):
         return "tensor", str(value.dtype), tuple(value.shape), tuple(value.stride())
     if isinstance(value, (list, tuple)):

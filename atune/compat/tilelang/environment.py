@@ -5,7 +5,7 @@
 | `TILELANG_AUTO_TUNING_CPU_COUNTS` | compile processes; -1 leaves it to the engine |
 | `TILELANG_AUTO_TUNING_CPU_UTILITIES` | share of the cores for compile processes, such as 0.5 |
 | `TILELANG_AUTO_TUNING_MAX_CPU_COUNT` | compile processes at most; -1 for no limit |
-| `TILELANG_CACHE_DIR` | where results and libraries are kept, in a folder `atune` there; else in atune's cache folder |
+| `TILELANG_CACHE_DIR` | parent of the folder `atune` for results and libraries; if unset, atune's cache folder |
 | `TILELANG_DISABLE_CACHE` | 1 keeps neither results nor libraries, and uses none |
 | `TILELANG_AUTO_TUNING_DISABLE_CACHE` | 1 keeps no results and uses none; libraries are still kept |
 | `TILELANG_COMPILE_TIMEOUT_SECONDS` | seconds for one lowering, or for compiling one group |
@@ -41,7 +41,7 @@ def _number(name: str) -> float:
 
 
 def workers() -> int | None:
-    """Return how many compile processes are asked for; None where no variable says so."""
+    """Return the number of compile processes that the variables set; None if they set none."""
     count = int(_number("TILELANG_AUTO_TUNING_CPU_COUNTS"))
     share = _number("TILELANG_AUTO_TUNING_CPU_UTILITIES")
     most = int(_number("TILELANG_AUTO_TUNING_MAX_CPU_COUNT"))
@@ -58,7 +58,7 @@ def workers() -> int | None:
 
 
 def compile_timeout_s() -> float:
-    """Return the seconds that compiling may take."""
+    """Return the most seconds for compiling."""
     found = _env().get_compile_timeout_seconds()
     return COMPILE_TIMEOUT_S if found is None else float(found)
 
@@ -74,7 +74,7 @@ def storing() -> bool:
 
 
 def cache_root() -> Path | None:
-    """Return the folder for results and libraries that `TILELANG_CACHE_DIR` asks for; None where it is not set."""
+    """Return the folder for results and libraries in `TILELANG_CACHE_DIR`; None if that is not set."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() / "atune" if named and not is_own(named) else None
 

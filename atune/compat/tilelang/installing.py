@@ -18,13 +18,13 @@ NAMES = {
     "CompileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
     "ProfileArgs": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
-"""Which of our names stand where in tilelang."""
+"""Names in tilelang, and atune's objects for them."""
 
 _replaced: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Put atune's names under tilelang's own, until `uninstall`. Call it before the program imports those names."""
+    """Replace tilelang's own objects by atune's, until `uninstall`. Call it before the program imports those names."""
     before_import()
     ours = importlib.import_module("atune.compat.tilelang")
     for name, places in NAMES.items():
@@ -35,13 +35,13 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put tilelang's own names back."""
+    """Restore tilelang's own objects."""
     while _replaced:
         (place, name), value = _replaced.popitem()
         setattr(importlib.import_module(place), name, value)
 
 
 def original(place: str, name: str) -> Any:
-    """Return tilelang's own object of that name, also while ours stands in its place."""
+    """Return tilelang's own object of that name, even while atune's replaces it."""
     module = importlib.import_module(place)
     return _replaced.get((place, name), getattr(module, name))

@@ -12,31 +12,31 @@ class CompatWarning(UserWarning):
 
 
 class ConfigError(SpaceError, ValueError):
-    """The configurations do not fit the kernel, or there are none. A ValueError too, as tilelang's tuner raises."""
+    """The configurations do not fit the kernel, or none is given. Also a ValueError, like that of tilelang's tuner."""
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument cannot work as given. A ValueError too, as tilelang's tuner raises."""
+    """An argument cannot work as given. Also a ValueError, like that of tilelang's tuner."""
 
 
 class ScalarMissing(InputsMissing, ValueError):
-    """A scalar parameter of the kernel has no value. A ValueError too, as tilelang's tuner raises."""
+    """A scalar parameter of the kernel has no value. Also a ValueError, like that of tilelang's tuner."""
 
 
 class TuningFailed(NoWinner, RuntimeError):
-    """No configuration worked. A RuntimeError too, as tilelang's tuner raises; `result` holds every record."""
+    """No configuration worked; `result` holds every record. Also a RuntimeError, like that of tilelang's tuner."""
 
 
 _said: set[str] = set()
 
 
 def warn_once(subject: str, message: str) -> None:
-    """Warn about `subject`, the first time that it comes up in this program."""
+    """Warn about `subject`, once per program."""
     if subject not in _said:
         _said.add(subject)
         warnings.warn(f"{subject}: {message}", CompatWarning, stacklevel=4)
 
 
 def forget_warnings() -> None:
-    """Warn again about everything; for tests."""
+    """Let every subject warn again. For tests."""
     _said.clear()

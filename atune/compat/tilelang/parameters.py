@@ -1,7 +1,7 @@
-"""The fields of a record as the parameters of a function: spelled once, and seen by `help` and by type checkers.
+"""The fields of a record as the parameters of a function, written once and visible to `help` and type checkers.
 
-A function that is decorated here takes ``*args, **kwargs`` and makes the record of them, which refuses what it does not
-know with a TypeError that names it.
+A function decorated here takes ``*args, **kwargs`` and makes the record from them. For an unknown parameter the
+record raises a TypeError with its name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Returned = TypeVar("Returned")
 def takes(record: Callable[P, object]) -> Callable[[Callable[..., Returned]], Callable[P, Returned]]:
     """Show the fields of the dataclass `record` as the parameters of a function.
 
-    They stand where the function has ``*args`` and ``**kwargs``, behind the parameters that it names itself; by name
-    alone where it has no ``*args``.
+    They replace ``*args`` and ``**kwargs`` and follow the parameters that the function names itself. Without
+    ``*args`` they are keyword-only.
     """
 
     def decorated(function: Callable[..., Returned]) -> Callable[P, Returned]:
@@ -43,7 +43,7 @@ def method_takes(
 
 
 def _show(function: Any, record: Any) -> None:
-    """Set the function's signature and annotations. It is not wrapped: a warning counts the frames to its caller."""
+    """Set the function's signature and annotations. Does not wrap it, because warnings count frames to its caller."""
     signature = inspect.signature(function)
     own = signature.parameters.values()
     named = [p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,4 +1,4 @@
-"""tilelang's arguments as atune's settings: what a run is asked for, and what is said where nothing corresponds."""
+"""Translation of tilelang's arguments to atune's settings, with warnings for arguments without a counterpart."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Plan:
 
 
 def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> Plan:
-    """Return what atune is asked for. Raises `ArgumentError` and `TargetError`; warns of what has no meaning here.
+    """Return atune's options. Raises `ArgumentError` and `TargetError`. Warns of arguments without a meaning here.
 
-    Warm-up, repeats and deadline are `run`'s where given, else the profile's, else tilelang's defaults of a run.
+    Warm-up, repeats and deadline come from `run`, otherwise from the profile, otherwise from tilelang's defaults.
     """
     known = profile or ProfileArgs(timeout=RUN_TIMEOUT_S)
     timeout = known.timeout if run.timeout is None else run.timeout
@@ -74,7 +74,7 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
 
 
 def resolved_target(target: Any) -> Target:
-    """Return the target; ``auto`` is CUDA where tilelang sees a GPU, else the CPU. Raises `TargetError`."""
+    """Return the target. ``auto`` is CUDA if tilelang sees a GPU, otherwise the CPU. Raises `TargetError`."""
     kind = getattr(getattr(target, "kind", None), "name", None)
     if kind is not None and not isinstance(target, Target):  # a TVM target
         target = {"kind": str(kind), "arch": str(target.attrs.get("arch", ""))} if kind == "cuda" else str(kind)
@@ -116,18 +116,18 @@ def _group_size(run: RunArgs) -> int | None:
 
 
 def backend_of(name: str, target: Target) -> Any:
-    """Return the engine's name of a backend of tilelang's; one that the target lacks warns, and the usual one is it."""
+    """Return the engine's name of a tilelang backend. If the target lacks it, warn and return the usual one."""
     usual = "cython" if target.kind == "c" else "tvm_ffi"
     if name in ("auto", usual):
         return "auto"
     if target.kind == "cuda" and name in ("cython", "nvrtc"):
         return name
-    warn_once(f"execution_backend={name!r}", f"is not used for target {target.kind}: {usual} is")
+    warn_once(f"execution_backend={name!r}", f"does not support target {target.kind}: {usual} is used")
     return "auto"
 
 
 def host_of(target_host: Any) -> str | None:
-    """Return a target of host code as the engine takes it: a text. tilelang takes a dict or a TVM target too."""
+    """Return the target of host code as text, for the engine. tilelang also takes a dict or a TVM target."""
     if target_host is None:
         return None
     return json.dumps(target_host) if isinstance(target_host, Mapping) else str(target_host)

@@ -1,4 +1,4 @@
-"""A kernel function and what it is called with, as a workload can keep them: data that journals and caches hold."""
+"""A kernel function and its arguments in the form of a workload: as data that journals and caches hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 class ByText:
-    """A kernel that takes texts in place of values that are no data, such as enums and functions, and looks them up.
+    """A kernel that takes text in place of other objects, such as enums and functions, and looks them up.
 
     `tables`: for each parameter, the value of each text.
     """
@@ -43,10 +43,10 @@ class ByText:
 
 
 class Problem:
-    """What is tuned, as data.
+    """The work to tune, as data.
 
-    `kernel`, `configs` and `arguments` are a workload's; `out_idx` are the outputs that the kernel itself states, as an
-    eager one does; None where it states none.
+    `kernel`, `configs` and `arguments` are those of a workload. `out_idx`: the outputs that the kernel itself
+    declares, as an eager one does; otherwise None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Problem:
 
 
 def _kept(tables: dict[str, dict[str, Any]], name: str, value: Any) -> Any:
-    """Return `value` as data; where it is none, note it in the table of `name`."""
+    """Return `value` as data. Enter an object that only text represents in the table of `name`."""
     data = _data_of(value)
     if isinstance(data, str) and type(value) is not str:
         tables.setdefault(name, {})[data] = value
@@ -90,8 +90,8 @@ def _data_of(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a journal keeps `value` as it is: exactly None, bool, int, float, str, or tuples, lists and dicts
-    of these. An IntEnum, say, is more than its value."""
+    """Tell whether a journal keeps `value` unchanged: exactly None, bool, int, float, str, or tuples, lists and dicts
+    of these. An IntEnum, for example, would lose its type."""
     if type(value) in (list, tuple):
         return all(is_plain(item) for item in value)
     if type(value) is dict:
@@ -100,9 +100,9 @@ def is_plain(value: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """Return a text that stands for `value`: the same in each run, and another for other code.
+    """Return a text that represents `value`: the same in each run, but different for different code.
 
-    It stands in the keys of configurations, which stay what they were: here comments count.
+    Keys of configurations contain it, and must not change. Therefore comments in the code count here.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from atune.journal.result import TuneResult
 
 FILES = ("best_config.json", "function.pkl", "latency.json", "device_kernel.cu", "host_kernel.cu")
-"""Files of a saved result, beside that of the parameters, which tilelang 0.1.14 names otherwise than 0.1.15."""
+"""Files of a saved result. That of the parameters is missing, because its name depends on tilelang's version."""
 LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
 OUT_IDX = "out_idx.json"
 
 
 @dataclass(frozen=True)
 class AutotuneResult:
-    """What a tuning found.
+    """The result of a tuning.
 
-    `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None where nothing was timed. `config`:
-    the winner's configuration, as it was given. `libcode`: its device source. `func`: its PrimFunc. `kernel`: its
-    `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None for a result that was loaded, or
-    where nothing was tuned. `out_idx`: positions of the outputs that the kernel returns.
+    `latency`, `ref_latency`: milliseconds, of the winner and of the reference; None if nothing was timed. `config`:
+    the winner's configuration, as given. `libcode`: its device source. `func`: its PrimFunc. `kernel`: its
+    `tilelang.JITKernel`. `tuning`: the whole record, as atune's `TuneResult`; None for a loaded result or without a
+    tuning. `out_idx`: positions of the outputs that the kernel returns.
     """
 
     latency: float | None = None
@@ -51,15 +51,15 @@ class AutotuneResult:
     out_idx: tuple[int, ...] | None = None
 
     def save_to_disk(self, path: Path | str, verbose: bool = False) -> None:
-        """Write the folder `path`, in tilelang's format, in place of one that is there.
+        """Write the folder `path` in tilelang's format. Replaces an existing one.
 
-        It appears whole or not at all. Raises `AtuneError` where tilelang could not write the kernel.
+        The folder appears complete or not at all. Raises `AtuneError` if tilelang could not write the kernel.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         theirs = original("tilelang.autotuner.param", "AutotuneResult")
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as stage:
-            staged = Path(stage) / "saved" / path.name  # tilelang stages in the folder above the parent
+            staged = Path(stage) / "saved" / path.name  # tilelang stages files in the parent's parent folder
             staged.parent.mkdir()
             whole = theirs(self.latency, self.config, self.ref_latency, self.libcode, self.func, _alone(self.kernel))
             whole.save_to_disk(staged, verbose)
@@ -73,11 +73,10 @@ class AutotuneResult:
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: CompileArgs) -> AutotuneResult | None:
-        """Return the result that `path` holds, written by tilelang or by atune; None where there is none.
+        """Return the result in `path`, written by tilelang or by atune, or None if there is no complete one.
 
-        A folder that lacks files was not written to its end: it is none, and a warning names what it lacks. Folders
-        without ``out_idx.json`` are older; their outputs are `compile_args.out_idx`. Loading runs the code in the
-        folder: load only what you trust.
+        For an incomplete folder, a warning names the missing files. Folders without ``out_idx.json`` are older; their
+        outputs are `compile_args.out_idx`. Loading runs the code in the folder: load only folders that you trust.
         """
         path = Path(path)
         if not path.exists():
@@ -105,7 +104,7 @@ class AutotuneResult:
 
 
 def _missing(path: Path) -> list[str]:
-    """Return which files the folder lacks."""
+    """Return the files that the folder lacks."""
     from tilelang.autotuner.param import PARAMS_PATH
 
     missing = [name for name in (*FILES, PARAMS_PATH) if not (path / name).is_file()]
@@ -127,10 +126,10 @@ def of_winner(
     tuning: TuneResult | None,
     library: Artifact | None,
 ) -> AutotuneResult:
-    """Return the result whose kernel is `kernel` with `config`, as a `JITKernel` called as the caller's `out_idx` says.
+    """Return the result for `kernel` with `config`, with a `JITKernel` that has the caller's `out_idx`.
 
-    `tuning`: what found it; None for a configuration that was given. `library`: where its code is; None has tilelang
-    compile it in this process.
+    `tuning`: the run that found it; None for a given configuration. `library`: the file of its code. None: tilelang
+    compiles it in this process.
     """
     latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
     with frontend_lock:
@@ -162,5 +161,5 @@ def of_winner(
 
 
 def _alone(kernel: Any) -> Any:
-    """Return `kernel` from a library of its own: one that was tuned in shares its library with other candidates."""
+    """Return `kernel` from a library of its own. The library of a tuning also holds other candidates."""
     return kernel.as_tilelang() if hasattr(kernel, "as_tilelang") else kernel

@@ -1,4 +1,4 @@
-"""What every accelerator is: a name, a version, whether it applies here, and the steps that it wraps."""
+"""The interface of accelerators: a name, a version, whether it applies, and the steps that it wraps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TILELANG = ("0.1.15",)
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What accelerators look at before they are used. `n_final`: finalists; `grouped`: whether libraries have several
-    kernels; `gcc`: the C compiler, empty where there is none."""
+    """Facts that decide which accelerators are used. `n_final`: finalists. `grouped`: whether libraries hold several
+    kernels. `gcc`: the C compiler, empty without one."""
 
     kind: str
     arch: str
@@ -28,8 +28,8 @@ class Host(msgspec.Struct, frozen=True):
 class Accelerator:
     """Wraps steps of the compile. A method that is not overridden calls the plain step.
 
-    `exact`: whether the kernel's machine code is that of the plain compile; finalists are compiled again without those
-    that are not. `served`: whether it needs the compile service, and is left out of builds while that is not there.
+    `exact`: whether the machine code equals that of the plain compile. Finalists are compiled again without inexact
+    ones. `served`: whether it needs the compile service. Without the service it is not used in builds.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Accelerator:
     served: bool = False
 
     def applies(self, host: Host) -> str:
-        """Return why it cannot be used on `host`; empty where it can."""
+        """Return why it cannot be used on `host`; empty if it can."""
         raise NotImplementedError
 
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
@@ -46,7 +46,7 @@ class Accelerator:
         return plain(job)
 
     def common(self, source: str, symbol: str) -> str:
-        """Return what the source has in common with those whose compile it may share; empty where it shares none."""
+        """Return the common part of all sources that may share this one's compile; empty if it shares none."""
         return ""
 
     def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
@@ -59,7 +59,7 @@ class Accelerator:
 
 
 def unless_cuda(host: Host) -> str:
-    """Say why an accelerator for CUDA cannot be used; empty where it can."""
+    """Say why an accelerator for CUDA cannot be used; empty if it can."""
     if host.kind != "cuda":
         return f"it is for CUDA, and the target is {host.kind}"
     if not host.grouped:

@@ -1,6 +1,6 @@
-"""nvcc with the headers parsed once, as a worker uses it: what is left of a source goes to cicc's server.
+"""A worker's side of nvcc with pre-parsed headers: the rest of a source goes to cicc's server.
 
-See `cicc_server` for the server. What it cannot compile goes to nvcc, and the library says why.
+See `cicc_server` for the server. The fallback is nvcc, and the library says why.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
 
 
 class Cicc(Accelerator):
-    """Has device code compiled by cicc, with tilelang's headers parsed already, where its server is linked in the run.
+    """Has device code compiled by a cicc that has parsed tilelang's headers, if its server is linked in the run.
 
-    The server belongs to the compile service; until that is ready, and where it is gone, nvcc compiles.
+    The server is the compile service's. Until it is ready, and after it is gone, nvcc compiles.
     """
 
     name, version, served = "cicc", 1, True
@@ -71,7 +71,7 @@ class Cicc(Accelerator):
             flavour = flavour_of(session().target.arch, dict(job.pass_configs))
             code = compile_remotely(job.source, flavour, session().run_dir, lines=job.lines)
         except (CiccError, OSError) as error:
-            compiled = plain(job)  # what both refuse is the kernel's own mistake
+            compiled = plain(job)  # a source that both refuse is the kernel's own mistake
             return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
         return Compiled((Binary(tuple(kernel.symbol for kernel in job.kernels), code),), "cicc")
 
@@ -82,7 +82,7 @@ def serving() -> bool:
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
-    """Have the server that is linked in `run_dir` compile `source`; return the binary. Raises `CiccError`.
+    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`.
 
     `lines`: with line information, as tilelang has it, which is most of a binary's bytes.
     """
@@ -102,7 +102,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
-    """Return a file with `includes` preprocessed as if they followed on what is parsed; made once for all workers."""
+    """Return a file with `includes` preprocessed as if they followed the parsed headers; made once for all workers."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     if not os.path.exists(path):
@@ -134,7 +134,7 @@ def _parsed(path: str) -> Parsed:
 
 
 def _body(source: str, parsed: Parsed, server: str) -> str:
-    """Return what is left of `source` to compile, for the server in the folder `server`."""
+    """Return the remaining part of `source` to compile, for the server in the folder `server`."""
     try:
         first, includes, rest = parts(source)
     except ValueError as error:
@@ -143,7 +143,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
         raise CiccError("the source has other text before tilelang's headers than is parsed")
     brought = ""
     if more := tuple(name for name in includes if name not in parsed.includes):
-        # tilelang's own come in any order; others may depend on what comes before them, or the other way round.
+        # tilelang's headers may come in any order; others may depend on those before them, or the reverse.
         if other := [name for name in more if not name.startswith("<tl_templates/")]:
             raise CiccError(f"the source includes {other[0]}, which is not parsed yet")
         brought = f'#include "{_more(parsed, more, server)}"\n'

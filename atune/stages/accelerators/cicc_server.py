@@ -1,13 +1,13 @@
-"""nvcc with the headers parsed once: a server of cicc, the compiler inside nvcc, forks a child for every library.
+"""A server of cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
 
-nvcc preprocesses a source, gives it to cicc, and cicc's PTX to ptxas. Nearly all of that goes into tilelang's headers,
-and into what they include. Here they are preprocessed and parsed once: cicc itself waits, with `cicc_server.c`
-preloaded, where the kernels begin, and each child that it forks goes on with kernels of its own. So their code is
-nvcc's, byte for byte, which NVRTC's is not: that keeps addresses of shared memory in 64 bits. (Headers that a library
-does not include itself may leave variables of one byte in it.)
+nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. Nearly all of that time goes into
+tilelang's headers and the headers that they include. Here they are preprocessed and parsed once. cicc itself waits,
+with `cicc_server.c` preloaded, where the kernels begin. Each child that it forks continues with kernels of its own. So
+their code is nvcc's, byte for byte. NVRTC's is not, because it keeps addresses of shared memory in 64 bits. (Headers
+that a library does not include itself may leave variables of one byte in it.)
 
-Two things are left out of what is parsed: the instructions of Hopper, of which a library brings those that it uses (see
-`wgmma.py`), and headers of the C++ library that only code of the host needs. A library that needs what is not there
+Two parts are omitted from the parsed text. One is the instructions of Hopper: a library brings those that it uses (see
+`wgmma.py`). The other is headers of the C++ library that only host code needs. A library that needs an omitted part
 does not compile, and goes to nvcc.
 """
 
@@ -38,13 +38,13 @@ from atune.system.folders import short_path
 
 SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, WORDS = "atune_body.cu", "kernels.ptx", "words"
-"""Files in the folder of a request: the kernels, the PTX, and what cicc says. `cicc_server.c` names them, too."""
+"""Files in the folder of a request: the kernels, the PTX, and cicc's output. `cicc_server.c` names them, too."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""What a run's folder has of a server: a folder, with its socket and `Tools`."""
+"""A server's entry in a run's folder: a folder, with its socket and `Tools`."""
 NAME = "tvm_kernels.cu"
-"""What tilelang calls a source."""
+"""tilelang's name for a source."""
 MAIN, SAID, LIBRARY = "kernels.ii", "said", "server.so"
-"""In the server's folder: what it compiles, what it says of the headers, and what is preloaded."""
+"""Files in the server's folder: its source, the output of parsing the headers, and the preloaded library."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
     "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
@@ -52,21 +52,21 @@ _HOST_ONLY = (
     "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
     "_USES_ALLOCATOR_ARGS",
 )  # fmt: skip
-"""Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for code of the host. Without them a
-library takes half the time."""
+"""Headers of the GNU C++ library, by their guards, that CUDA and CUTLASS include for host code. Without them a library
+takes half the time."""
 _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
-"""cicc's options, each with a value, that say where what the host compiles goes."""
+"""cicc's options, each with a value, for the output files of host code."""
 _EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
 
 
 class CiccError(Exception):
-    """cicc's server is not there, or refused a source. Its words are the message."""
+    """cicc's server is gone, or refused a source. The message is its output."""
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The commands behind one of nvcc, less the files that they read and write, and what their environment has."""
+    """The commands behind one of nvcc's, without the files that they read and write, and with their environment."""
 
     preprocess: tuple[str, ...]
     cicc: tuple[str, ...]
@@ -75,7 +75,8 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a server has parsed: text that stands first, and ``<file>`` each, with macros defined; and the tools."""
+    """The headers that a server has parsed, with the macros, the text before them, and the tools. Headers are
+    ``<file>``."""
 
     flavour: Flavour
     first: str
@@ -84,12 +85,13 @@ class Parsed(msgspec.Struct, frozen=True):
     tools: Tools
 
     def text(self) -> str:
-        # The C++ library declares its streams in the first one; what defines them is left out.
+        # The C++ library declares its streams in the first one; the headers that define them are omitted.
         return "".join([self.first, *(f"#include {name}\n" for name in ("<iosfwd>", *self.includes))])
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, less the files, as tilelang's ``tilelang_callback_cuda_compile`` calls it."""
+    """Return nvcc's command for a binary, without the files, as tilelang's ``tilelang_callback_cuda_compile`` calls
+    it."""
     found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
     compiler = os.environ.get("CXX") or os.environ.get("CC") or found
     command = [os.path.join(tilelang_paths().CUDA_HOME, "bin", "nvcc"), f"-ccbin={compiler}", "--cubin", "-O3"]
@@ -98,7 +100,7 @@ def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
 
 
 def behind(command: Sequence[str], folder: str) -> Tools:
-    """Ask nvcc what it calls for `command`. Raises `CiccError` where that is not what this module knows."""
+    """Ask nvcc which programs it runs for `command`. Raises `CiccError` if they are not the known ones."""
     source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
     Path(source).touch()
     dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
@@ -146,10 +148,10 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 
 
 class Server:
-    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` where it does not come to that.
+    """A cicc that has parsed `includes` for `flavour`, once made. Raises `CiccError` if that fails.
 
-    `folder`: what it writes, its socket and `Parsed` among it. It ends with this process at the latest. `first`: text
-    that stands before the headers.
+    `folder`: for its files, including its socket and `Parsed`. It ends with this process at the latest. `first`: text
+    before the headers.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str, first: str = "") -> None:
@@ -182,7 +184,8 @@ class Server:
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(parsed))
 
     def fits(self, flavour: Flavour, source: str) -> bool:
-        """Tell whether this is the one for `source`; as another one would be, where it is not as tilelang prints it."""
+        """Tell whether this server fits `source`. A source that is not as tilelang prints it fits, because no other
+        would do."""
         try:
             first, includes, _ = parts(source)
         except ValueError:
@@ -190,7 +193,7 @@ class Server:
         return flavour == self.flavour and repeats(first, self.first) and set(includes) <= set(self.includes)
 
     def up_to_date(self) -> bool:
-        """Tell whether the files that were parsed are still the same: another run may come much later."""
+        """Tell whether the parsed files are still the same, because another run may come much later."""
         try:
             return all(os.stat(file).st_mtime <= self.begun for file in self._files)
         except OSError:
@@ -202,7 +205,7 @@ class Server:
         run_tool(command, self.tools)
 
     def _start(self, parsed: Parsed) -> None:
-        """Have cicc parse the headers, and wait until it compiles. Its words are in the folder."""
+        """Start cicc to parse the headers, and wait until it compiles. Its output is in the folder."""
         folder = self.folder
         preprocessed = os.path.join(folder, "headers.ii")
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
@@ -222,7 +225,7 @@ class Server:
                 env={
                     **os.environ,
                     **self.tools.environment,
-                    "LD_PRELOAD": f"./{LIBRARY}",  # a path of its own might have spaces, where it would be split
+                    "LD_PRELOAD": f"./{LIBRARY}",  # a path may have spaces, where it would be split
                     "ATUNE_LISTENER": str(listener.fileno()),
                 },
                 pass_fds=[listener.fileno()],
@@ -230,7 +233,7 @@ class Server:
                 stdout=said,
                 stderr=said,
             )
-        # Nobody else holds the socket now: it answers, or whoever asks learns that cicc has ended.
+        # Nobody else holds the socket now: it answers, or the client learns that cicc has ended.
         try:
             ptx = ask(folder, _EMPTY, folder)
         except (CiccError, OSError) as error:
@@ -251,15 +254,15 @@ class Server:
         self.process.wait()
 
     def wait(self) -> str:
-        """Wait until cicc ends, which it does not by itself, and return how it ended."""
+        """Wait until cicc ends, which it never does on its own, and return how it ended."""
         status = self.process.wait()
         return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def includes_for(arch: str) -> tuple[str, ...]:
-    """Return what is parsed while no kernel is known yet.
+    """Return the includes to parse while no kernel is known yet.
 
-    Each child goes through all that is parsed: with headers of few kernels, too, all take longer.
+    Each child handles everything that is parsed. So headers that few kernels need would slow all libraries down.
     """
     return tuple(dict.fromkeys(("<math_constants.h>", *guess(arch), "<tl_templates/cuda/copy.h>")))
 
@@ -270,7 +273,7 @@ def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
 
 
 def run_tool(command: Sequence[str], tools: Tools) -> None:
-    """Run one of nvcc's programs, or one beside them. Raises `CiccError` with its last words where it fails."""
+    """Run one of nvcc's programs, or one beside them. Raises `CiccError` with the tail of its output if it fails."""
     environment = {**os.environ, **tools.environment}
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
@@ -281,7 +284,7 @@ def run_tool(command: Sequence[str], tools: Tools) -> None:
 
 
 def repeats(text: str, once: str) -> bool:
-    """Tell whether `text` is `once`, or several times it: a group's source has the text of each member."""
+    """Tell whether `text` is one or several copies of `once`, because a group's source has the text of each member."""
     lines, wanted = (list(filter(None, one.splitlines())) for one in (text, once))
     if not lines or not wanted:
         return lines == wanted
@@ -289,7 +292,7 @@ def repeats(text: str, once: str) -> bool:
 
 
 def ask(server: str, body: str, folder: str) -> bytes:
-    """Have the server in the folder `server` compile `body` in `folder`; return the PTX. Raises `CiccError`."""
+    """Compile `body` in `folder` by the server in the folder `server`, and return the PTX. Raises `CiccError`."""
     Path(folder, BODY).write_text(body, encoding="utf-8")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:

@@ -1,4 +1,4 @@
-"""The accelerators there are, which of them can be used here, and the steps that they make of the plain ones."""
+"""The accelerators, those that can be used here, and the steps that they wrap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACES = {
     "swizzle_compile": "atune.stages.accelerators.swizzle_compile:SwizzleCompile",
     "cicc": "atune.stages.accelerators.cicc:Cicc",
 }
-"""By name, where each is. A name of the form ``module:attribute`` is its own place."""
+"""Modules of the accelerators, by name. A name of the form ``module:attribute`` needs no entry."""
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def identity(name: str) -> str:
 
 
 def this_host(kind: str, arch: str, *, n_final: int = 5, grouped: bool = True, verbose: bool = False) -> Host:
-    """Return what accelerators look at, for a target on this machine."""
+    """Return the facts that decide which accelerators are used, for a target on this machine."""
     import tilelang
 
     gcc = shutil.which("gcc") or shutil.which("cc") or ""
@@ -55,7 +55,7 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
 
 
 def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return what `chosen` does with the settings' defaults, which the environment may change, for a target here."""
+    """Return the result of `chosen` for the default settings, which the environment may change, and a target here."""
     return chosen(CompileSettings().acceleration, this_host(kind, arch))
 
 

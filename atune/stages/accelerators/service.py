@@ -1,4 +1,4 @@
-"""The compile service: a process that has parsed tilelang's CUDA headers, and compiles device code for the workers.
+"""The compile service: a process with tilelang's CUDA headers parsed, which compiles device code for the workers.
 
 It drives cicc's server, see `cicc`. It imports neither tilelang nor torch, so that it can parse the headers while
 others still import.
@@ -31,9 +31,9 @@ _state = _State()
 
 
 def header(payload: bytes) -> bytes:
-    """Entry point: msgpack of an arch → `ServiceReady`: parse what kernels mostly include.
+    """Entry point: msgpack of an arch → `ServiceReady`: parse the headers that most kernels include.
 
-    That needs to know no kernel. Without an arch it is that of this machine's first GPU.
+    That needs no kernel. Without an arch it uses that of this machine's first GPU.
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
@@ -47,8 +47,8 @@ def header(payload: bytes) -> bytes:
 def listen(payload: bytes) -> bytes:
     """Entry point: msgpack of (a lowered candidate's blob, arch, folder) → `ServiceReady`.
 
-    Afterwards `folder`, the run's, has what workers connect to; further runs may ask for the same. Where what is parsed
-    does not do for the candidate, what its source includes is parsed.
+    Afterwards the run's `folder` has the link that workers connect to; further runs may ask for the same. If the parsed
+    headers do not fit the candidate, the service parses those that its source includes.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
@@ -76,7 +76,7 @@ def listen(payload: bytes) -> bytes:
 
 
 def _end_with(server: Server) -> None:
-    """Wait for cicc's end, and end this process, which is of no use without it."""
+    """Wait for cicc's end, and then end this process, which is useless without it."""
     how = server.wait()
     if _state.server is server:
         print(f"cicc ended: {how}", file=sys.stderr, flush=True)
@@ -84,7 +84,7 @@ def _end_with(server: Server) -> None:
 
 
 def _parse(flavour: Flavour, includes: Sequence[str], first: str = "") -> ServiceReady:
-    """Parse `first` and `includes`. Raises `CiccError` or `OSError` where cicc cannot be driven."""
+    """Parse `first` and `includes`. Raises `CiccError` or `OSError` if cicc cannot be driven."""
     started = time.perf_counter()
     _state.server = server = _server(flavour, includes, first)
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
@@ -92,7 +92,7 @@ def _parse(flavour: Flavour, includes: Sequence[str], first: str = "") -> Servic
 
 
 def _server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
-    """Return a server for `includes` and for what other kernels mostly include, where both can be had together."""
+    """Return a server for `includes` and for the headers that most kernels include, if both can be combined."""
     both = dict.fromkeys((*includes, *includes_for(flavour.arch)))
     try:
         return Server(flavour, tuple(both), tempfile.mkdtemp(prefix="cicc-"), first)

@@ -1,10 +1,10 @@
 """Shares one compile of device code among candidates that differ only in the order of their thread blocks.
 
-tilelang prints `T.use_swizzle` as one line of a kernel, ``const dim3 blockIdx = tl::rasterization2DRow<10>();``. One of
-several kernels that differ only in that line is compiled. There a variable in constant memory selects the order. The
-binary is then written once for each order, with that variable's initial value and the kernel's name set in the file.
-Compiling takes most of a candidate's time, and a branch that all threads take alike costs a kernel next to none;
-finalists are compiled as tilelang compiles them.
+tilelang prints `T.use_swizzle` as one line of a kernel, ``const dim3 blockIdx = tl::rasterization2DRow<10>();``. Of
+several kernels that differ only in that line, one is compiled. In it, a variable in constant memory selects the order.
+The binary is then written once for each order: the file gets that variable's initial value and the kernel's name.
+Compiling takes most of a candidate's time, and a branch that all threads take alike costs a kernel almost nothing.
+Finalists are compiled as tilelang compiles them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ IN_ORDER = "dim3(::blockIdx.x, ::blockIdx.y, ::blockIdx.z)"
 
 
 class SwizzleCompile(Accelerator):
-    """Compiles one of several kernels that differ in their block order alone, and makes the others' binaries of it."""
+    """Compiles one of several kernels that differ only in their block order, and derives the others' binaries from
+    it."""
 
     name, version, exact = "swizzle_compile", 1, False
 
@@ -51,7 +52,7 @@ class SwizzleCompile(Accelerator):
             compiled = plain(replace(alone, source=with_choice(alone.source, known), lines=False))
             (binary,) = compiled.binaries
             variants = [variant(binary.code, known, layer) for layer in range(len(others) + 1)]
-        except (ValueError, RuntimeError, CompileError):  # then each has a compile of its own
+        except (ValueError, RuntimeError, CompileError):  # then each is compiled alone
             return plain(job)
         members = sum(len(family.symbols) for family in known)
         why = f"{members} kernels by {len(known)} compiles: they differ in their block order"
@@ -61,7 +62,7 @@ class SwizzleCompile(Accelerator):
 
 
 class Printed(Protocol):
-    """What is known of a lowered candidate here: its symbol, and the device code printed for it alone."""
+    """A lowered candidate's symbol, and the device code printed for it alone."""
 
     @property
     def symbol(self) -> str: ...
@@ -71,25 +72,25 @@ class Printed(Protocol):
 
 
 def without_order(source: str, symbol: str) -> str:
-    """Return what candidates that differ in their block order have in common."""
+    """Return the common part of candidates that differ only in their block order."""
     return ORDER.sub("", source).replace(symbol, "K")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Symbols of kernels that differ in their block order alone, the one that is compiled first, and the orders."""
+    """Kernels that differ only in their block order: their symbols, the compiled one first, and their orders."""
 
     symbols: tuple[str, ...]
     orders: tuple[str, ...]
 
     @property
     def switch(self) -> str:
-        """Name of the variable that says which order a binary has, counted from one."""
+        """Name of the variable that selects a binary's order, counted from one."""
         return f"order_of_{self.symbols[0]}"
 
 
 def families(kernels: Sequence[Printed]) -> list[Family]:
-    """Return the families of several among `kernels`. The first of each has the line that the others may lack."""
+    """Return the families with several members among `kernels`. The first member has the line that others may lack."""
     by_source: dict[str, list[Printed]] = {}
     for kernel in kernels:
         if len(ORDER.findall(kernel.source)) <= 1:
@@ -104,7 +105,7 @@ def families(kernels: Sequence[Printed]) -> list[Family]:
 
 
 def layers(symbols: Sequence[str], known: Sequence[Family]) -> list[list[str]]:
-    """Part `symbols` so that each part has one of a family at most, and the first part all that is compiled."""
+    """Split `symbols` into parts with at most one member of each family. The first part has all that are compiled."""
     place = {symbol: n for family in known for n, symbol in enumerate(family.symbols)}
     parts: list[list[str]] = [[] for _ in range(max(place.values(), default=0) + 1)]
     for symbol in symbols:
@@ -115,7 +116,7 @@ def layers(symbols: Sequence[str], known: Sequence[Family]) -> list[list[str]]:
 def with_choice(code: str, known: Sequence[Family]) -> str:
     """Return the device code `code` of the first layer, in which each family's kernel can have any of its orders.
 
-    Raises `ValueError` where a kernel's line is not found.
+    Raises `ValueError` if a kernel's line is not found.
     """
     for family in known:
         kernel = code.rfind(f"{family.symbols[0]}_kernel(")
@@ -131,7 +132,7 @@ def with_choice(code: str, known: Sequence[Family]) -> str:
 
 
 def variant(cubin: bytes, known: Sequence[Family], layer: int) -> bytes:
-    """Return the binary of the first layer as that of another one: other names, and their orders."""
+    """Turn the binary of the first layer into that of another layer: other names, and their orders."""
     found = bytearray(cubin)
     for family in known:
         if layer < len(family.symbols):

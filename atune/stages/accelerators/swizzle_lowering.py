@@ -1,12 +1,12 @@
 """Lowers candidates that differ only in the order of their thread blocks once.
 
-`T.use_swizzle` leaves one annotation in a kernel, and lowering carries it along untouched: it is read when the source
-is printed. So a kernel that differs from another only in that annotation takes the other's lowered modules, with its
-own annotation and symbol. Kernels have one form if they differ only in numbers. For the first kernel of each form, and
-for one in `SAMPLED` of the others, the result is compared with lowering. If it differs, kernels of that form are
-lowered one by one.
+`T.use_swizzle` leaves one annotation in a kernel. Lowering passes it on unchanged, and only printing the source reads
+it. So a kernel that differs from another only in that annotation takes the other's lowered modules, with its own
+annotation and symbol. Kernels have one form if they differ only in numbers. For the first kernel of each form, and for
+one in `SAMPLED` of the others, the result is compared with lowering. If it differs, kernels of that form are lowered
+one by one.
 
-Workers share what they lowered through files in the run's folder, each written whole.
+Workers share lowered kernels through files in the run's folder, each written whole.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from atune.system.folders import whole_file
 SAMPLED = 8
 """One in this many kernels is checked, even after many correct ones."""
 BLOCK_ORDER = "threadblock_swizzle_pattern"
-"""The annotation that `T.use_swizzle` makes."""
+"""The annotation of `T.use_swizzle`."""
 
 
 class Relative(msgspec.Struct, frozen=True):
-    """A lowered kernel as others read it, in tvm's JSON. `order`: its annotation's value as text; empty for none."""
+    """A lowered kernel for other workers, in tvm's JSON. `order`: its annotation's value as text; empty without one."""
 
     symbol: str
     order: str
@@ -42,7 +42,7 @@ class Relative(msgspec.Struct, frozen=True):
 
 
 class SwizzleLowering(Accelerator):
-    """Takes a kernel's lowered modules from one that differs in its block order alone."""
+    """Takes a kernel's lowered modules from one that differs only in its block order."""
 
     name, version = "swizzle_lowering", 1
 
@@ -58,31 +58,32 @@ class SwizzleLowering(Accelerator):
 
 
 class Relatives:
-    """What the workers of one run have lowered of one kernel, `bare` of its annotation.
+    """Lowered kernels of one run's workers that equal `bare`, a kernel without its annotation.
 
-    `beside`: what decides lowering beside the kernel.
+    `beside`: everything beside the kernel that decides lowering.
     """
 
     def __init__(self, folder: Path, bare: str, beside: str) -> None:
         self.folder = folder
-        form = _digest(beside, re.sub(r"(?<![\w.])\d+(?![\w.])", "0", bare))  # names of types keep theirs
+        form = _digest(beside, re.sub(r"(?<![\w.])\d+(?![\w.])", "0", bare))  # names of types stay
         kernel = _digest(beside, bare)
         self.path, self.sampled = folder / kernel, int(kernel, 16) % SAMPLED == 0
         self.checked, self.doubted = folder / f"{form}.checked", folder / f"{form}.doubted"
 
     def lowered(self, orders: Sequence[Any], symbol: str, lower: Callable[[], Modules]) -> Modules:
-        """Return a kernel's lowered modules: made of a relative's, else by `lower`. `orders`: what `split` took out."""
+        """Return a kernel's lowered modules: from a relative, otherwise by `lower`. `orders`: the annotations from
+        `split`."""
         if self.doubted.exists():
             return lower()
         order = orders[0].value if orders else None
-        text = "" if order is None else "".join(str(order))  # tvm's own kind of string is none to msgspec
+        text = "" if order is None else "".join(str(order))  # msgspec does not encode tvm's own kind of string
         relative = self._read()
         if relative is not None and _gives(relative, order):
             derived = _derived(relative, symbol, order)
             if self.checked.exists() and not self.sampled:
                 return derived
             modules = lower()
-            if relative.order != text:  # else nothing was put in or taken out
+            if relative.order != text:  # otherwise no annotation was added or removed
                 self._note(_print_alike(modules, derived))
             return modules
         modules = lower()
@@ -90,7 +91,7 @@ class Relatives:
         return modules
 
     def _offer(self, modules: Modules, order: Any, mine: Relative) -> None:
-        """Leave what was lowered to others, and compare with another worker's of the meantime."""
+        """Leave a lowered kernel to others, and compare it with one that another worker left since."""
         other = self._read()
         if other is not None and other.order != mine.order and not self.checked.exists():
             if _gives(other, order):
@@ -99,13 +100,13 @@ class Relatives:
                 theirs = Modules(ir.load(other.host), ir.load(other.device))
                 self._note(_print_alike(theirs, _derived(mine, other.symbol, None)))
         if other is None or not other.order:
-            with contextlib.suppress(OSError):  # a full disk costs time alone
+            with contextlib.suppress(OSError):  # a full disk only costs time
                 self.folder.mkdir(exist_ok=True)
                 with whole_file(self.path) as part:
                     Path(part).write_bytes(msgspec.msgpack.encode(mine))
 
     def _note(self, same: bool) -> None:
-        """Remember the outcome of a check; a doubt stays, whatever follows."""
+        """Remember the outcome of a check. A failed check is final."""
         with contextlib.suppress(OSError):
             (self.checked if same else self.doubted).touch()
 
@@ -117,12 +118,12 @@ class Relatives:
 
 
 def _gives(relative: Relative, order: Any) -> bool:
-    """Tell whether modules of this order can be made of the relative's: else nobody knows where it belongs."""
+    """Tell whether a relative's modules can take this order: without an annotation, its position is unknown."""
     return bool(relative.order) or order is None
 
 
 def _derived(relative: Relative, symbol: str, order: Any) -> Modules:
-    """Return the modules of `relative` under `symbol`, with the block order `order`, or with none."""
+    """Return the modules of `relative` under `symbol`, with the block order `order`, or without any."""
     from tilelang import tvm
 
     def reordered(statement: Any) -> Any:
@@ -133,7 +134,7 @@ def _derived(relative: Relative, symbol: str, order: Any) -> Modules:
         return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
 
     def renamed(text: str) -> Any:
-        return ir.load(text.replace(relative.symbol, symbol))  # which occurs nowhere else
+        return ir.load(text.replace(relative.symbol, symbol))  # it occurs nowhere else
 
     device = renamed(relative.device)
     transform = tvm.tirx.stmt_functor.ir_transform
@@ -150,7 +151,7 @@ def _print_alike(one: Modules, other: Modules) -> bool:
 
 
 def split(function: Any) -> tuple[str, list[Any]]:
-    """Return `function` in tvm's JSON without its annotations of block order, under a name all share, and these."""
+    """Return `function` in tvm's JSON under a common name without its block order, and its block orders."""
     from tilelang import tvm
 
     orders: list[Any] = []

@@ -1,9 +1,10 @@
-"""Removes the wgmma instructions from tilelang's Hopper headers, and defines again those that a library uses.
+"""Removes the wgmma instructions from tilelang's Hopper headers, and defines those that a library uses.
 
 CUTLASS defines a structure for each shape and type of the instruction: a thousand structures in 77,000 lines. A kernel
 uses one or two. `without_instructions` writes copies of those headers without them, and keeps all other lines in place.
 `definitions` returns the text of the instructions that a source names. Both together compile to the same bytes as the
-whole, including line information. A kernel that needs another instruction does not compile, and goes to nvcc.
+original headers, including line information. A kernel that needs another instruction does not compile, and goes to
+nvcc.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from atune.stages.compile.device_source import GUESS, GUESS_BEFORE_HOPPER
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
 KNOWN = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
-"""Headers of tilelang's that use the instructions through `WGMMA` alone, or not at all."""
+"""tilelang's headers that use the instructions only through `WGMMA`, or not at all."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
 )
@@ -37,7 +38,7 @@ Use = tuple[str, str, str, str, int, int, int]
 
 
 def uses(source: str) -> frozenset[Use] | None:
-    """Return the instructions that a device source names; None where it may use others, or not through `WGMMA`."""
+    """Return the instructions that a device source names; None if it may use others, or not through `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
@@ -52,9 +53,9 @@ def uses(source: str) -> frozenset[Use] | None:
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write the headers without any instruction below `folder`, and return the folder to include ahead of the others.
+    """Write the headers without any instruction below `folder`, and return the folder to include before the others.
 
-    `templates`, `cutlass`: tilelang's own include folders. None where the headers are not as this module knows them.
+    `templates`, `cutlass`: tilelang's own include folders. None if the headers differ from the known ones.
     """
     path = f"{templates}/{WGMMA}"
     try:
@@ -77,7 +78,7 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
 
 
 class _Instruction(NamedTuple):
-    """A macro of `WGMMA` that makes tilelang's name for a structure of CUTLASS', its text, and the structure's name."""
+    """A macro of `WGMMA` that makes tilelang's name for a structure of CUTLASS, its text, and the structure's name."""
 
     macro: str
     text: str
@@ -86,13 +87,13 @@ class _Instruction(NamedTuple):
 
 
 def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
-    """Return the macros of `WGMMA`, whose text is `wgmma`, by instruction; None where it is not as it is known."""
+    """Return the macros of `WGMMA`, whose text is `wgmma`, by instruction; None if it differs from the known one."""
     rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
     return rows if set(_ALL.findall(wgmma)) == {row[1] for row in rows.values()} else None
 
 
 def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | None:
-    """Find what `WGMMA`, whose text is `wgmma`, has for `wanted`; None where it is not as this module knows it."""
+    """Find the macro for `wanted` in `WGMMA`, whose text is `wgmma`; None if it differs from the known one."""
     rows = _rows(wgmma)
     if rows is None:
         return None
@@ -107,7 +108,7 @@ def _instructions(wgmma: str, wanted: frozenset[Use]) -> list[_Instruction] | No
 
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | None:
-    """Return the text that adds `wanted` to the headers without any, to stand after them; None as above."""
+    """Return the text that adds `wanted` to the headers without instructions, to follow them; None as above."""
     wgmma = (Path(templates) / WGMMA).read_text()
     instructions = _instructions(wgmma, wanted)
     if instructions is None:
@@ -131,7 +132,7 @@ def definitions(templates: str, cutlass: str, wanted: frozenset[Use]) -> str | N
 
 
 def _found(structure: str, text: str) -> re.Match[str] | None:
-    """Match `structure` in a header's text, without going through the thousand others."""
+    """Return a pattern for `structure` in a header's text that does not scan the thousand others."""
     at = text.find(f"\nstruct {structure}\n{{\n") + 1
     if not at:
         return None
@@ -140,5 +141,5 @@ def _found(structure: str, text: str) -> re.Match[str] | None:
 
 
 def _as(path: str, text: str) -> str:
-    """Return `text`, of as many lines as the file `path`, so that compilers take it for that one's."""
+    """Return `text`, with as many lines as the file `path`, so that compilers take it for that file's."""
     return f'#line 1 "{path}"\n{text}'

@@ -1,1 +1,1 @@
-"""In a compile worker: elaborate, lower, generate, compile, link."""
+"""The compile worker's stages: elaborate, lower, generate, compile, link."""

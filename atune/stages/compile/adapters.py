@@ -1,4 +1,4 @@
-"""tilelang's adapters ``cython`` and ``nvrtc`` for CUDA: one library a kernel, built and called as tilelang does it.
+"""tilelang's adapters ``cython`` and ``nvrtc`` for CUDA: one library per kernel, built and called as by tilelang.
 
 The build uses tilelang's own wrappers and library generators. The compile worker loads nothing and needs no GPU.
 `atune.stages.measure.adapters` loads the libraries.
@@ -22,7 +22,7 @@ from atune.stages.measure.adapters import Cubin
 
 
 def build(blob: Blob, path: str, target: Any, verbose: bool) -> tuple[str, tuple[int | str, ...]]:
-    """Build `blob`'s library `path`. Returns the device compiler, and what each argument of the call is.
+    """Build `blob`'s library `path`. Returns the device compiler, and the meaning of each argument of the call.
 
     Compilers write to this process' stdout and stderr. Raises what tilelang raises.
     """
@@ -54,10 +54,10 @@ def build(blob: Blob, path: str, target: Any, verbose: bool) -> tuple[str, tuple
 def _compile_cubin(blob: Blob, target: Any, flags: list[str], wrapped: dict[str, Any], path: str) -> None:
     from tilelang.jit.adapter.nvrtc.libgen import NVRTCLibraryGenerator
 
-    generator = NVRTCLibraryGenerator(target, verbose=True)  # else its errors do not say what is wrong
+    generator = NVRTCLibraryGenerator(target, verbose=True)  # otherwise its errors do not say what is wrong
     generator.update_lib_code(blob.source)
     generator.update_host_func(wrapped["host_func"])
-    headers = cuda_headers()  # tilelang's guess misses them where nvcc on PATH is a script
+    headers = cuda_headers()  # tilelang's guess misses them if nvcc on PATH is a script
     generator.assign_compile_flags([*flags, *([f"-I{headers}", f"-I{headers}/cccl"] if headers else [])])
     with target:
         generator.compile_lib()
@@ -68,7 +68,8 @@ def _compile_cubin(blob: Blob, target: Any, flags: list[str], wrapped: dict[str,
 
 
 def _in_child(work: Callable[[], None]) -> None:
-    """Do `work` in a fork: NVRTC never frees what a compile took. Raises `RuntimeError` with the words of its error."""
+    """Do `work` in a fork, because NVRTC never frees a compile's memory. Raises `RuntimeError` with the error's
+    text."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:

@@ -35,8 +35,8 @@ from atune.system.shortage import check_compiled
 
 
 class Made(NamedTuple):
-    """How a library was made. `calls`: for each member, what its call's arguments are; `shared`: symbols whose code
-    was made for others, too."""
+    """How a library was made. `calls`: for each member, the meaning of its call's arguments. `shared`: symbols whose
+    code was made for others, too."""
 
     compiler: str
     why: str = ""
@@ -45,7 +45,7 @@ class Made(NamedTuple):
 
 
 def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
-    """Compile `group` into the library `path`. Members must be of one `merge_key`. Raises what the compilers say."""
+    """Compile `group` into the library `path`. Members must share one `merge_key`. Raises the compilers' errors."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
         raise ValueError("members of different merge keys cannot share a library")
@@ -90,9 +90,9 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
 
 
 def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]:
-    """Do as `build`, and answer with a `Failure` where a group of one does not compile.
+    """Do as `build`, but answer with a `Failure` if a group of one does not compile.
 
-    A larger group that fails raises: nobody knows yet whose fault it is. What the machine lacks, or kills, raises.
+    A larger group that fails raises, because the faulty member is unknown. A lack of resources, or a kill, raises, too.
     """
     try:
         return build(group, path, steps)
@@ -114,7 +114,7 @@ def _build_alone(blobs: Sequence[Blob], path: str, output: CompilerOutput) -> Ma
         said = output.text()
         if not re.search("Compilation Failed|Compilation error", str(error)):
             raise
-        # tilelang's error holds the command and the whole source; what is wrong stands in the compiler's output.
+        # tilelang's error holds the command and the whole source; the reason is in the compiler's output.
         message = said or re.sub(r"^.*?Compilation error:\n", "", str(error), flags=re.DOTALL)
         raise CompileError(f"{'nvcc' if blob.backend == 'cython' else 'NVRTC'} failed\n{message}") from None
     return Made(compiler, calls=calls)
@@ -138,7 +138,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
 
 
 def _runtime_modules(kernels: Sequence[Kernel], compiled: Compiled) -> tuple[Any, ...]:
-    """Return one module for each binary. tilelang makes them, and is handed the binary where it asks for a compile."""
+    """Return one module for each binary. tilelang makes them, and receives the binary when it requests a compile."""
     import tvm_ffi
     from tilelang.engine.lower import device_codegen
 

@@ -1,4 +1,4 @@
-"""Target ``c``: the sources of a group as one, compiled by g++."""
+"""Target ``c``: the sources of a group as one source, compiled by g++."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atune.stages.compile.output import CompileError
 
 
 def build(sources: Sequence[str], flags: Sequence[str] | None, path: str, verbose: bool) -> None:
-    """Compile `sources` into the library `path`. Raises `CompileError` with what g++ says."""
+    """Compile `sources` into the library `path`. Raises `CompileError` with g++'s output."""
     from tilelang.env import TILELANG_TEMPLATE_PATH
 
     source = path + ".cpp"
@@ -22,7 +22,7 @@ def build(sources: Sequence[str], flags: Sequence[str] | None, path: str, verbos
         file.write("\n".join(sources))
     command = [shutil.which("g++") or shutil.which("c++") or "g++", "-std=c++17"]
     command += [*(CPU_FLAGS if flags is None else flags), "-fPIC", "-shared", "-x", "c++", source]
-    command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, and not the whole library on loading
+    command += ["-Wl,-z,defs"]  # an undefined symbol fails here, with its member, not the whole library at loading
     command += [f"-I{TILELANG_TEMPLATE_PATH}", "-o", path]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""What is known of the device sources that tilelang writes, and of where the headers lie that they include."""
+"""The format of tilelang's device sources, and the locations of the headers that they include."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUESS = (
     "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
     "threadblock_swizzle.h", "debug.h",
 )  # fmt: skip
-"""Headers of tilelang's that kernels mostly include, in its order. A kernel that includes fewer compiles to the same
+"""tilelang's headers that most kernels include, in its order. A kernel that includes fewer compiles to the same
 code."""
 GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
 MICROSOFT = """\
@@ -29,9 +29,9 @@ MICROSOFT = """\
 #define alignas _tl_orig_alignas
 #endif
 """
-"""What tilelang writes before its headers, for Microsoft's compiler."""
+"""The text that tilelang writes before its headers, for Microsoft's compiler."""
 _FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
-"""What it writes after them, for a macro that nothing defines but a user's flags."""
+"""The text that it writes after them, for a macro that only a user's flags can define."""
 _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
 _GUARD = re.compile(r"[ \t]*#[ \t]*(?:ifndef[ \t]+\w+|define[ \t]+\w+|endif.*|pragma[ \t]+once)[ \t]*")
 
@@ -41,14 +41,14 @@ class HeadersMissing(Exception):
 
 
 class Flavour(msgspec.Struct, frozen=True):
-    """What a compiler's options depend on."""
+    """Facts that a compiler's options depend on."""
 
     arch: str
     fast_math: bool = False
 
 
 def for_nvcc(pass_configs: dict[str, Any]) -> str:
-    """Say why only nvcc can do the work that tilelang would ask of it; empty where others can."""
+    """Say why only nvcc can do the compile that tilelang would request; empty if others can."""
     if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
         return "NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are for nvcc"
     if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
@@ -59,25 +59,25 @@ def for_nvcc(pass_configs: dict[str, Any]) -> str:
 
 
 def guess(arch: str) -> tuple[str, ...]:
-    """Return what kernels for `arch` mostly include, ``<file>`` each."""
+    """Return the headers that most kernels for `arch` include, ``<file>`` each."""
     hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
     return tuple(f"<tl_templates/cuda/{name}>" for name in (GUESS if hopper else GUESS_BEFORE_HOPPER))
 
 
 class Parts(NamedTuple):
-    """A source as tilelang prints it: text of the user's, includes, and what follows them, on the lines where it was.
+    """A source as tilelang prints it: text of the user's, includes, and the rest on its original lines.
 
     `first` is empty, or declarations under include guards.
     """
 
     first: str
     includes: tuple[str, ...]
-    """``<file>`` each."""
+    """Headers, ``<file>`` each."""
     rest: str
 
 
 def parts(source: str) -> Parts:
-    """Take `source` apart. Raises `ValueError` where it is otherwise, and says how."""
+    """Take `source` apart. Raises `ValueError`, which says how, if it has another form."""
     before, found, after = source.partition(MICROSOFT)
     if not found:
         before, after = "", source
@@ -111,9 +111,9 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 
 
 def tilelang_paths() -> Any:
-    """Return the module that knows where tilelang's files and CUDA lie, by itself where tilelang is not imported.
+    """Return the module that locates tilelang's files and CUDA, without importing tilelang if it is not imported.
 
-    Importing tilelang takes seconds; the service has no other need of it.
+    Importing tilelang takes seconds; the service has no other need for it.
     """
     if "tilelang" in sys.modules:
         from tilelang import env
@@ -133,14 +133,14 @@ def tilelang_paths() -> Any:
 
 @functools.cache
 def cuda_headers() -> str | None:
-    """Return the CUDA toolkit's include folder, which nvcc knows by itself and NVRTC does not."""
+    """Return the CUDA toolkit's include folder, which nvcc finds itself and NVRTC does not."""
     home = tilelang_paths().CUDA_HOME
 
     def toolkits() -> Iterator[str]:
         yield from (home, os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""))
         nvcc = os.path.join(home, "bin", "nvcc")
         yield os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
-        # nvcc may be a script that calls the real one: that one tells where it lies.
+        # nvcc may be a script that calls the real one, which tells its location.
         dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
         yield from re.findall(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
         yield "/usr/local/cuda"
@@ -150,5 +150,5 @@ def cuda_headers() -> str | None:
 
 
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
-    """Return the pass configuration that carries compile flags to nvcc."""
+    """Return the pass configuration that passes compile flags to nvcc."""
     return {"tl.device_compile_flags": list(flags)} if flags else {}

@@ -35,7 +35,7 @@ class Section(NamedTuple):
 
 
 def headers(elf: bytes | bytearray | memoryview) -> list[Section]:
-    """Return the section headers. Raises `ValueError` for what is no 64-bit ELF file."""
+    """Return the section headers. Raises `ValueError` for anything but a 64-bit ELF file."""
     if bytes(elf[:5]) != MAGIC:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
@@ -62,7 +62,7 @@ def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
 
 
 def place_of(elf: bytes | bytearray, name: str) -> int:
-    """Return where the initial value of the 32-bit variable `name` stands. Raises `ValueError` where it does not."""
+    """Return the offset of the 32-bit variable `name`'s initial value. Raises `ValueError` if there is none."""
     found = headers(elf)
     wanted = name.encode() + b"\0"
     for symbols in (section for section in found if section.kind == _SYMTAB):
@@ -78,7 +78,7 @@ def place_of(elf: bytes | bytearray, name: str) -> int:
 
 
 def cuda_binaries(library: bytes) -> Iterator[bytes]:
-    """Yield the CUDA binaries that lie in a library as they are, each to the library's end."""
+    """Yield the CUDA binaries that a library holds uncompressed, each to the library's end."""
     at = library.find(MAGIC, 1)
     while at >= 0:
         if struct.unpack_from("<H", library, at + 0x12)[0] == _CUDA:
@@ -128,10 +128,11 @@ _NUMBER = 0xFFFFFF
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
-    """Return what a PrimFunc's kernels take of the machine, from the first binary that has them; None without one.
+    """Return the resources that a PrimFunc's kernels need, from the first binary that has them; None without one.
 
-    Registers and stack frame stand in ``.nv.info`` as attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE``, after
-    the number of the kernel's symbol. That is the low part of ``sh_info`` of its code.
+    Registers and stack frame are in ``.nv.info`` as attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE``, after the
+    number of the kernel's symbol. That is the low part of ``sh_info`` of its code. (Before CUDA 13 the high byte of
+    that had the registers, too.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for binary in cuda_binaries(library):

@@ -1,4 +1,4 @@
-"""One configuration compiled as tilelang does it, and all that can be told of it without running it."""
+"""Compiles one configuration as tilelang does, and collects everything known of it without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atune.stages.compile.steps import Steps
 from atune.stages.session.session import session
 
 VERBOSE = "TILELANG_VERBOSE"
-"""Has tilelang ask ptxas for its figures, and log them."""
+"""Options that make tilelang ask ptxas for its figures, and log them."""
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -54,7 +54,8 @@ def explain(job: ExplainJob) -> Explained | Failure:
 
 
 def spills(words: str) -> tuple[int, int] | None:
-    """Return bytes of spill stores and loads that ``ptxas -v`` tells, of the kernel with most; else None."""
+    """Return bytes of spill stores and loads from ``ptxas -v``, of the kernel with most of them; None without
+    figures."""
     return max(((int(stores), int(loads)) for stores, loads in _SPILLS.findall(words)), default=None)
 
 

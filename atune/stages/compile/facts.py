@@ -1,4 +1,4 @@
-"""What lowering tells of a kernel before any compiler runs: parameters, launch shape, accumulators."""
+"""Facts of a kernel from lowering, before any compiler runs: parameters, launch shape, accumulators."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def _parameter(param: Any, buffer: Any) -> KernelParam:
 
 
 def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    texts = ["".join(str(d)) for d in sizes]  # TVM's own kind of string is none to msgspec
+    texts = ["".join(str(d)) for d in sizes]  # msgspec does not encode tvm's own kind of string
     return tuple(int(text) if text.lstrip("-").isdigit() else text for text in texts)
 
 
 def _is_compact(buffer: Any) -> bool:
-    """Tell whether a buffer's strides are those of a contiguous tensor."""
+    """Tell whether a buffer has the strides of a contiguous tensor."""
     from tilelang import tvm
 
     analyzer, expected = tvm.arith.Analyzer(), 1

@@ -1,8 +1,8 @@
 """Predicts a kernel's lowered facts from the elaborated kernel.
 
-Elaborating takes a tenth of lowering. The prediction follows lowering as far as the prior needs. Shared memory is that
-of the buffers that live at the same time, with a copy for each stage. A producer warp group is counted where tilelang
-uses one for loads.
+Elaborating takes a tenth of lowering's time. The prediction follows lowering as far as the prior needs. Shared memory
+is that of the buffers that live at the same time, with a copy for each stage. A producer warp group is counted if
+tilelang uses one for loads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from atune.model.artifact import StaticFacts, Work
 from atune.stages.compile.work import COPIES, bits_of, region, size_of, work_of
 
 PRODUCERS = 128
-"""Threads that tilelang adds for loads, where it specialises warps: on sm_90 alone."""
+"""Threads that tilelang adds for loads, if it specialises warps: only on sm_90."""
 
 
 def foreseen(function: Any, arch: str) -> StaticFacts:
-    """Return what is foreseen of `function`, an elaborated PrimFunc; without what is not known. Raises nothing."""
+    """Return predicted facts of `function`, an elaborated PrimFunc, without the unknown ones. Raises nothing."""
     try:
         return _foreseen(function, work_of(function), arch)
-    except Exception:  # a kernel that is not understood here is lowered all the same
+    except Exception:  # a kernel that this module does not understand is lowered all the same
         return StaticFacts()
 
 
@@ -50,7 +50,7 @@ def _foreseen(function: Any, work: Work | None, arch: str) -> StaticFacts:
 
 
 def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
-    """Return the shared buffers that pipelined loops load, each with the tensor it is loaded from and its stages."""
+    """Return the shared buffers that pipelined loops load, each with its source tensor and its stages."""
     found = dict[Any, tuple[Any, int]]()
     for node in _nodes(body):
         asked = node.annotations.get("num_stages") if type(node).__name__ == "For" else None
@@ -65,7 +65,7 @@ def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
 
 
 def _rows_are_aligned(tensor: Any) -> bool:
-    """Tell whether a tensor can be loaded in bulk: TMA wants strides that are multiples of 16 bytes."""
+    """Tell whether a tensor can be loaded in bulk: TMA needs strides that are multiples of 16 bytes."""
     *strides, _ = [*tensor.strides] or [1]
     return all(
         int(stride) * bits_of(tensor.dtype) % 128 == 0 for stride in strides if type(stride).__name__ == "IntImm"
@@ -73,7 +73,7 @@ def _rows_are_aligned(tensor: Any) -> bool:
 
 
 def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
-    """Return bytes of shared memory of a block: the most that is alive between two of its outermost statements."""
+    """Return a block's bytes of shared memory: the maximum that lives between two of its outermost statements."""
     sizes, spans = dict[Any, int](), dict[Any, list[int]]()
     for number, statement in enumerate(_outermost(body)):
         for node in _nodes(statement):

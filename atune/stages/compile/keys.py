@@ -1,4 +1,4 @@
-"""Keys of what a candidate is lowered and compiled from: equal keys, equal machine code."""
+"""Keys of the inputs of lowering and compiling: equal keys, equal machine code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 FORMAT = 2
-"""Of what the artifact store holds under a key: another format, another key."""
+"""Format version of the artifact store's entries: another format, another key."""
 _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
-"""Environment variables that compilers and tilelang take sources or flags from."""
+"""Environment variables with sources or flags for compilers and tilelang."""
 _LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
-"""Environment variables that may decide what tilelang makes of a kernel."""
+"""Environment variables that may change tilelang's output for a kernel."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 
@@ -50,7 +50,7 @@ def toolchain(kind: str) -> tuple[str, ...]:
         from tilelang.contrib.nvcc import get_nvcc_compiler
 
         nvcc = get_nvcc_compiler()
-        compilers.append(shutil.which(nvcc))  # perhaps a script before the real one, which tells its version
+        compilers.append(shutil.which(nvcc))  # it may be a script before the real compiler, which tells its version
         found.append(subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
     for path in compilers:
         if path is not None:
@@ -63,7 +63,7 @@ def toolchain(kind: str) -> tuple[str, ...]:
 
 
 def version(package: str) -> str:
-    """Return a package's version; empty where it is not installed."""
+    """Return a package's version; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def version(package: str) -> str:
 
 
 def preamble(source: str) -> list[str]:
-    """Return what stands before the kernels beside system includes: two such texts may not go together."""
+    """Return the text before the kernels except system includes: two such texts may not fit together."""
     before = source.partition("_kernel(")[0]
     return [
         line
@@ -81,5 +81,5 @@ def preamble(source: str) -> list[str]:
 
 
 def includes_users_files(source: str, flags: Sequence[str] | None) -> bool:
-    """Tell whether files of the user's decide the code: then no key covers it."""
+    """Tell whether user files decide the code. Then no key covers it."""
     return bool(_USERS_FILES.search(" ".join(flags or ())) or _USERS_INCLUDE.search(source))

@@ -1,4 +1,4 @@
-"""What earlier runs left in the artifact store of a kernel, looked up without lowering it."""
+"""Looks up earlier runs' results for a kernel in the artifact store, without lowering it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atune.system.paths import artifacts_folder, code_file, lowered_file
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
-    """Return what an earlier run lowered a kernel to, where the artifact store has its library, too."""
+    """Return an earlier run's lowered kernel, if the artifact store has its library, too."""
     folder = artifacts_folder()
     try:
         found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
@@ -35,10 +35,10 @@ def store_key(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> str:
-    """Return what the artifact store has the library of `kernel` with `config` under; empty where it has none.
+    """Return the artifact store's key for the library of `kernel` with `config`; empty if it has none.
 
-    For the program's own process: the kernel is elaborated, and nothing else. `pass_configs`: the workload's. Only
-    libraries that no accelerator had a part in count. Raises what elaboration raises.
+    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Only libraries that no
+    accelerator took part in count. Raises what elaboration raises.
     """
     how = lowering.how_of(config, target, settings, pass_configs)
     with frontend_lock:

@@ -1,4 +1,4 @@
-"""The layouts that tilelang infers for a kernel, read while it is lowered."""
+"""The layouts that tilelang infers for a kernel, read while lowering it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from atune.stages.compile.thread_sets import threads_of
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
-"""Neighbours that are looked at for a loop's width."""
+"""Neighbours that are examined for a loop's width."""
 DRAWN = 64
-"""Rows and columns of a fragment that a picture has at most."""
+"""Maximum of rows and columns in the picture of a fragment."""
 
 
 class Seen:
-    """What was read of a kernel. `layouts` is None until layout inference is over, and where it is not understood."""
+    """A kernel's layouts. `layouts` is None until layout inference is over, and if they are not understood."""
 
     def __init__(self, picture: str | None = None) -> None:
         self.layouts: Layouts | None = None
@@ -25,7 +25,7 @@ class Seen:
         self._wanted = picture
 
     def read(self, module: Any) -> None:
-        """Take in a module after layout inference. It never raises: a kernel is lowered all the same."""
+        """Read a module after layout inference. It never raises, because the kernel is lowered in any case."""
         try:
             buffers, loops = _annotated(module)
             self.layouts = layouts_of(buffers, loops)
@@ -36,7 +36,7 @@ class Seen:
 
 
 def instruments(seen: Seen) -> list[Any]:
-    """Return the instruments for the `PassContext` in which a kernel is lowered; `seen` learns its layouts."""
+    """Return the instruments for the `PassContext` in which a kernel is lowered. They fill `seen`."""
     from tilelang import tvm
 
     class Instrument:
@@ -59,7 +59,7 @@ def layouts_of(buffers: Sequence[tuple[Any, Any]], loops: Sequence[tuple[Any, An
 
 
 def picture_of(buffers: Sequence[tuple[Any, Any]], name: str) -> Picture | None:
-    """Return the picture of the fragment `name`, or of the one with most elements; None where there is none."""
+    """Return the picture of the fragment `name`, or of the one with most elements; None if there is none."""
     found = [(b, one) for b, one in buffers if _is_fragment(one) and name in ("", str(b.name))]
     if not found:
         return None
@@ -139,7 +139,7 @@ def _shared(buffer: Any, layout: Any) -> SharedFacts:
 
 
 def _row_major(layout: Any) -> bool:
-    """Tell whether a few rows of a layout lie one after another as they are: swizzles move parts of rows."""
+    """Tell whether a few rows of a layout follow each other unchanged. Swizzles move parts of rows."""
     from tilelang import tvm
 
     shape, out = _ints(layout.get_input_shape()), _ints(layout.get_output_shape())
@@ -165,12 +165,12 @@ def _substituted(layout: Any, place: Sequence[int], expressions: Sequence[Any]) 
 
 
 def _holder(layout: Any, place: Sequence[int]) -> tuple[int, int]:
-    """Return the first thread that has an element, and the slot where it has it."""
+    """Return the first thread that has an element, and its slot there."""
     from tilelang import tvm
 
     analyzer, zero = tvm.arith.Analyzer(), tvm.tirx.IntImm("int32", 0)
     thread, *index = _substituted(layout, place, [layout.thread, *layout.index])
-    rest = dict.fromkeys(tvm.tirx.analysis.undefined_vars(thread), zero)  # the one that counts the copies
+    rest = dict.fromkeys(tvm.tirx.analysis.undefined_vars(thread), zero)  # the variable that counts the copies
     thread = tvm.tirx.stmt_functor.substitute(thread, rest)
     slot = 0
     for one, extent in zip(index, _ints(layout.get_output_shape()), strict=True):

@@ -1,4 +1,4 @@
-"""gcc and the assembler: a library of the host's code and of the device's."""
+"""Links host code and device code into a library, with gcc and the assembler."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from atune.stages.compile.output import CompileError
 
 
 def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Make the library of the host's C and of what `pack` wrote. For tvm's `export_library`.
+    """Make the library of the host's C and of the file that `pack` wrote. For tvm's `export_library`.
 
-    Raises `CompileError` with what gcc says.
+    Raises `CompileError` with gcc's output.
     """
     gcc = shutil.which("gcc") or shutil.which("g++") or "gcc"
     command = [gcc, "-fPIC", "-w", "-shared", "-o", output, *files, *options]
@@ -26,10 +26,10 @@ def link(output: str, files: Sequence[str], options: Sequence[str] = (), **_: An
 
 
 def pack(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
-    """Write what `library` imports, the device code, for the assembler; return the file. For tvm's `export_library`.
+    """Write the device code that `library` imports for the assembler, and return the file. For tvm's `export_library`.
 
-    tvm itself writes a C array of the same bytes. Printing that takes part of a second, and gcc takes longer to parse
-    it than for all the rest.
+    tvm itself writes a C array of the same bytes. Printing it takes part of a second, and gcc needs longer to parse it
+    than for everything else.
     """
     import tvm_ffi
 

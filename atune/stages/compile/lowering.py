@@ -1,4 +1,4 @@
-"""Candidate → Lowered: elaborate the kernel, lower it, generate its source, and read off what is known before any
+"""Candidate → Lowered: elaborates and lowers a kernel, generates its source, and reads the facts known before any
 compiler runs."""
 
 from __future__ import annotations
@@ -26,65 +26,66 @@ from atune.stages.session.session import session, workload
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
 _BARE = "bare"
-"""The symbol in place of each candidate's own, where kernels are compared."""
+"""The common symbol that replaces each candidate's own when kernels are compared."""
 _IMPORTED = "pragma_import_c"
-"""The annotation that `T.import_source` makes."""
+"""The annotation of `T.import_source`."""
 
 Known = Callable[[str], Lowered | None]
-"""Finds what an earlier run lowered the same kernel to, by its `ir_key`."""
+"""Finds an earlier run's lowering of the same kernel, by its `ir_key`."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """What lowering hands to codegen. `host`, `device`: both lowered modules, in tvm's JSON."""
+    """Input of codegen. `host`, `device`: both lowered modules, in tvm's JSON."""
 
     symbol: str
     host: str
     device: str
     source: str
-    """The device's half as it is printed."""
+    """The device's half as printed."""
     source_key: str
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
-    """For the CPU, what each argument of the C function is."""
+    """For the CPU, the meaning of each argument of the C function."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
     backend: str = ""
-    """tilelang's adapter that builds it alone; empty where it may be grouped."""
+    """tilelang's adapter that builds it alone; empty if it may be grouped."""
     function: bytes = b""
     """For such an adapter, the PrimFunc before lowering."""
     accelerators: tuple[str, ...] = ()
-    """Those that had a part in lowering, ``name@version`` each."""
+    """Accelerators that took part in lowering, ``name@version`` each."""
 
 
 @dataclass(frozen=True)
 class How:
-    """What decides, beside the kernel, what becomes of it."""
+    """Everything except the kernel that decides the result."""
 
     kind: str
     target: str
     flags: tuple[str, ...] | None
     pass_configs: Mapping[str, Any]
     adapter: str
-    """tilelang's adapter that builds each kernel alone; empty for the one that groups."""
+    """tilelang's adapter that builds each kernel alone; empty for the grouping one."""
     accelerators: tuple[str, ...]
     host: str | None
-    """What host code is generated for; None for tilelang's choice."""
+    """Target of host code; None for tilelang's choice."""
 
     def key(self) -> tuple[Any, ...]:
-        """Return what the code depends on, beside the kernel."""
+        """Return the inputs, beside the kernel, that the code depends on."""
         settings = (self.target, self.flags, self.pass_configs, self.adapter, self.host)
         return (*settings, keys.toolchain(self.kind))
 
     def way(self) -> tuple[Any, ...]:
-        """Return what the way to the code depends on, and the code does not: unless there is a bug on it."""
+        """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a
+        bug."""
         return (keys.FORMAT, keys.version("z3-solver"), self.accelerators)
 
 
 def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
     """Lower one candidate. Raises whatever elaboration or tilelang raises.
 
-    `seen` learns its layouts, for who wants more of them than the facts have. Where an earlier run's answer is `known`,
-    nothing is lowered, and the answer has no blob.
+    `seen` receives its layouts, for callers that need more of them than the facts have. If an earlier run's answer is
+    `known`, nothing is lowered, and the answer has no blob.
     """
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
@@ -111,7 +112,7 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
-    """Return the PrimFunc that lowering begins with. Raises what elaboration raises."""
+    """Return the PrimFunc that is the input of lowering. Raises what elaboration raises."""
     with target:
         return _whole_lines(elaboration.elaborate(kernel, arguments, config))
 
@@ -123,7 +124,8 @@ def how_of(
     pass_configs: Mapping[str, Any],
     accelerators: tuple[str, ...] = (),
 ) -> How:
-    """Return what decides what becomes of a configuration; its own flags and pass configuration win over the others'.
+    """Return everything that decides the result for a configuration. Its own flags and pass configuration take
+    precedence.
 
     `pass_configs`: the workload's.
     """
@@ -148,7 +150,7 @@ def key_of(function: Any, how: How) -> str:
 
 
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, steps: Steps) -> Lowered:
-    """Print the sources of a lowered kernel, and say what is known of it."""
+    """Print the sources of a lowered kernel, and collect its facts."""
     from tilelang import tvm
     from tilelang.engine.lower import extrac_params
 
@@ -194,7 +196,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
 
 
 def _whole_lines(function: Any) -> Any:
-    """Return `function` with a newline at the end of the texts that it imports: tilelang prints what follows behind."""
+    """Return `function` with a newline after each text that it imports, because tilelang prints more right behind."""
     from tilelang import tvm
 
     def ended(block: Any) -> Any:

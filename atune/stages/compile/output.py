@@ -1,4 +1,4 @@
-"""What compilers say: caught, and the line of it that says most."""
+"""Compiler output: capture, and its most informative line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 import tempfile
 
 MAX_OUTPUT = 20_000
-"""Bytes that are kept of what compilers say."""
+"""Bytes of compiler output that are kept."""
 
 
 class CompileError(Exception):
-    """A compiler refused the source. What it said is the message's later lines."""
+    """A compiler refused the source. Its output is in the message's later lines."""
 
 
 def first_error(text: str) -> str:
-    """Return the line of compiler output that says most: what the linker misses, the first error, the first line."""
+    """Return the most informative line of compiler output: the linker's missing symbol, the first error, the first
+    line."""
     lines = text.splitlines()
     for wanted in ("undefined reference", "error: ", "error", "fatal"):
         if found := next((line for line in lines if wanted in line.lower()), None):
@@ -24,9 +25,9 @@ def first_error(text: str) -> str:
 
 
 class CompilerOutput:
-    """While entered, catches what this process and its compilers write to stdout and stderr, where `wanted`.
+    """Capture the output of this process and its compilers to stdout and stderr, if `wanted`.
 
-    It is written there afterwards: where a crash interrupts, nothing is lost but what this file holds.
+    Afterwards it is written there, too. A crash in between only loses the contents of this file.
     """
 
     def __init__(self, wanted: bool) -> None:
@@ -49,7 +50,7 @@ class CompilerOutput:
             sys.stderr.write(self.text())
 
     def text(self) -> str:
-        """Return the end of what was caught so far."""
+        """Return the tail of the output so far."""
         if self._file is None:
             return ""
         self._flush()

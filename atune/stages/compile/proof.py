@@ -1,4 +1,4 @@
-"""Whether a library holds tilelang's own code of a candidate: compared with what the plain steps make of it."""
+"""Compares a library with the result of the plain steps, to prove that it holds tilelang's own code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atune.stages.compile.steps import Steps
 def prove(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
     """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
 
-    Raises what elaborating and lowering raise. Returns a `Failure` where compilers refuse the plain source.
+    Raises what elaborating and lowering raise. Returns a `Failure` if compilers refuse the plain source.
     """
     started, plain = time.perf_counter(), Steps()
     (built,) = answer([lower(candidate, plain)], path, plain)
@@ -26,12 +26,12 @@ def prove(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failur
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:
-    """Say in what two libraries of one candidate differ; empty where sources and code sections are the same.
+    """Say how two libraries of one candidate differ; empty if sources and code sections are the same.
 
-    Sources are those of device and host. For target ``c`` they decide: both are compiled by g++ alone, which nothing
-    wraps. The host's half of a CUDA library is not compared beyond its source.
+    Sources are those of device and host. For target ``c`` they decide alone, because g++ compiles both and nothing
+    wraps it. The host's half of a CUDA library is compared only by its source.
     """
-    if measured.source_key and measured.source_key != plain.source_key:  # a journal of old has none
+    if measured.source_key and measured.source_key != plain.source_key:  # an old journal has none
         return "the generated source"
     if plain.target != "cuda" or plain.backend:
         return ""
@@ -40,7 +40,7 @@ def difference(measured: Artifact, plain: Artifact) -> str:
         return "the place of its code: the plain library has none under its name"
     if not own:
         return "the place of its code: the measured library has none under its name"
-    for code in own:  # which of several is loaded is tvm's to decide
+    for code in own:  # tvm decides which of several is loaded
         if code.keys() != other[0].keys():
             return f"sections of its code: {', '.join(sorted(code.keys() ^ other[0].keys()))}"
         if wrong := sorted(name for name in code if code[name] != other[0][name]):

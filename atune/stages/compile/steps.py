@@ -1,8 +1,8 @@
 """The steps from a candidate to its library, as functions that can be wrapped: lower, compile, link.
 
-Nothing wraps elaborating the kernel, which comes before, nor the text that is generated between lowering and compiling.
-The functions here are tilelang's own way; `Steps()` has them bare. An accelerator wraps some, and core code never asks
-which.
+Elaborating the kernel, before them, is never wrapped. Nor is generating text between lowering and compiling. The
+functions here are tilelang's own way; `Steps()` has them unwrapped. Accelerators wrap some. Core code does not need to
+know which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def backend_context() -> Any:
 
 @functools.cache
 def context_of(target: Target, target_host: str | None) -> Any:
-    """Return tilelang's context for a target and what host code is generated for."""
+    """Return tilelang's context for a target and a host target."""
     from tilelang.backend.module import create_backend_context
 
     return create_backend_context(target.tvm(), target_host, "auto")
@@ -35,7 +35,7 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 @dataclass(frozen=True)
 class LowerJob:
-    """A kernel to lower: its PrimFunc, under its own symbol. `beside`: what else decides the outcome, as text."""
+    """A kernel to lower: its PrimFunc, under its own symbol. `beside`: other inputs that decide the result, as text."""
 
     function: Any
     symbol: str
@@ -52,7 +52,7 @@ class Modules:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A lowered kernel as compiling sees it. `device`: its IR module; `source`: its device code, printed alone."""
+    """A lowered kernel to compile. `device`: its IR module. `source`: its device code, printed alone."""
 
     symbol: str
     device: Any
@@ -88,9 +88,9 @@ class Binary:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a `CompileJob` came to, by which compiler, and why by that one.
+    """Result of a `CompileJob`, its compiler, and why this compiler was used.
 
-    `shared`: symbols of kernels whose code was made for others, too, and is not exactly what each would have alone.
+    `shared`: symbols of kernels whose code was made for others, too. It is not exactly that of a separate compile.
     """
 
     binaries: tuple[Binary, ...]
@@ -109,7 +109,8 @@ class HostHalf:
 
 @dataclass(frozen=True)
 class LinkJob:
-    """Halves to make the library `path` of. `devices`: runtime modules with the device code; `folder`: to work in."""
+    """Halves to link into the library `path`. `devices`: runtime modules with the device code. `folder`: for other
+    files."""
 
     hosts: tuple[HostHalf, ...]
     devices: tuple[Any, ...]
@@ -118,7 +119,7 @@ class LinkJob:
 
 
 def lower(job: LowerJob) -> Modules:
-    """Lower a kernel. Needs the target and the pass configuration as current ones."""
+    """Lower a kernel. Needs the current target and pass configuration to be set."""
     from tilelang.engine.lower import lower_to_host_device_ir
 
     host, device, *_ = lower_to_host_device_ir(job.function, backend_context())
@@ -126,7 +127,7 @@ def lower(job: LowerJob) -> Modules:
 
 
 def compile(job: CompileJob) -> Compiled:
-    """Compile by nvcc, as tilelang calls it. Raises what that raises."""
+    """Compile by nvcc, as tilelang calls it. Raises what tilelang raises."""
     import tvm_ffi
     from tilelang import tvm
 
@@ -136,14 +137,14 @@ def compile(job: CompileJob) -> Compiled:
 
 
 def link(job: LinkJob) -> None:
-    """Make the library with tvm. Raises `CompileError` with what gcc says."""
+    """Make the library with tvm. Raises `CompileError` with gcc's output."""
     from tilelang import tvm
     from tilelang.engine.lower import host_codegen
 
     library = host_codegen(merged([ir.load(host.module) for host in job.hosts]), backend_context())
     for device in job.devices:
         library.import_module(device)
-    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as we want.
+    # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
     tvm.runtime.Executable(library).export_library(
         job.path, fcompile=linking.link, fpack_imports=linking.pack, workspace_dir=job.folder
     )
@@ -157,7 +158,7 @@ class Steps:
     compile: Callable[[CompileJob], Compiled] = compile
     link: Callable[[LinkJob], None] = link
     common: Callable[[str, str], str] = lambda source, symbol: ""
-    """What a source, with its symbol, has in common with those whose compile it may share; empty: it shares none."""
+    """The common part of a source, with its symbol, and all that may share its compile; empty: it shares none."""
     accelerators: tuple[str, ...] = field(default=())
 
 
@@ -169,14 +170,14 @@ def printed(device: Any) -> str:
 
 
 def printed_host(host: Any) -> str:
-    """Return a host module's source: it carries the grid, the TMA descriptors and the launch's shared memory."""
+    """Return a host module's source: it contains the grid, the TMA descriptors and the launch's shared memory."""
     from tilelang.engine.lower import host_codegen
 
     return str(host_codegen(host, backend_context()).inspect_source())
 
 
 def merged(modules: Sequence[Any]) -> Any:
-    """Return one module with the functions of all. Raises `ValueError` where two have one of the same name."""
+    """Return one module with the functions of all. Raises `ValueError` if two have a function of the same name."""
     from tilelang import tvm
 
     functions: dict[Any, Any] = {}

@@ -1,8 +1,8 @@
-"""What a block of a kernel does, read off the kernel as it is before lowering: products, copies and arithmetic.
+"""Work of a block, from the kernel before lowering: products, copies and arithmetic.
 
-Statements are counted as often as the loops around them run. How often may depend on the block: then it is the average
-over the grid. What depends on the variables of loops, such as a guard at a tensor's end, is estimated from a sample.
-What depends on values that only a call has, or on a thread's own number, is not known.
+A statement counts as often as the loops around it run. That may depend on the block; then it is the average over the
+grid. Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that
+only a call has, or that depend on a thread's number, are unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "s
                      "sigmoid", "erf"})  # fmt: skip
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
-"""Parts of the names of intrinsics whose work is not told here."""
+"""Parts of the names of intrinsics whose work is unknown here."""
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
     "FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
@@ -42,27 +42,27 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Unknown(Exception):
-    """Something of the kernel's work is told by its calls, or not at all."""
+    """Some of the kernel's work depends on values of a call, or cannot be known."""
 
 
 def work_of(function: Any) -> Work | None:
-    """Return the work of a block of `function`, an elaborated PrimFunc; None where any of it is not known."""
+    """Return the work of a block of `function`, an elaborated PrimFunc; None if any of it is unknown."""
     try:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
         return reader.work()
     except _Unknown:
         return None
-    except Exception:  # a kernel that is not understood here is lowered all the same
+    except Exception:  # a kernel that this module does not understand is lowered all the same
         return None
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a statement stands. `serial`: how often a block comes by; an array of it has an element for each block.
+    """Context of a statement. `serial`: how often a block runs it, or an array of that for each block.
 
-    `parallel`: extents of the parallel loops around it by variable; `threads`: how often threads repeat it by
-    themselves; `width`: elements that a thread is asked to move at once.
+    `parallel`: extents of the parallel loops around it by variable. `threads`: how often threads repeat it on their
+    own. `width`: elements that the kernel asks a thread to move at once.
     """
 
     serial: Any = 1
@@ -70,12 +70,12 @@ class _Place:
     width: int | None = None
 
     def elements(self, variables: set[Any]) -> float:
-        """Return how many elements a statement names whose indices are in `variables`."""
+        """Return how many elements a statement covers whose indices are in `variables`."""
         return math.prod(extent for variable, extent in self.parallel.items() if variable in variables)
 
     @property
     def times(self) -> float:
-        """How often a block does it."""
+        """How often a block runs it."""
         return _mean(self.serial)
 
     @property
@@ -85,13 +85,13 @@ class _Place:
 
 @dataclass
 class _Reader:
-    """Walks the statements and sums up what they do."""
+    """Walks the statements and sums up their work."""
 
     tensors: Sequence[Any]
     grid: dict[Any, int] = field(default_factory=dict)
-    """Variables of the grid, and their extents; without those that a call decides."""
+    """Variables of the grid with their extents, without those that depend on the call."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """For each of those, and what is computed of them, an array of its values over the blocks."""
+    """For each of them, and for values computed from them, an array over the blocks."""
     loops: dict[Any, Any] = field(default_factory=dict)
     """Variables of the loops, and their extents."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
@@ -278,7 +278,7 @@ class _Reader:
         self.ops += 0.0 if special else times
 
     def touch(self, buffer: Any, indices: Any, place: _Place, store: bool) -> None:
-        """Count the elements of `buffer` that one statement names."""
+        """Count the elements of `buffer` that one statement covers."""
         variables = {variable for index in indices for variable in _variables(index)}
         if self.own & variables:
             raise _Unknown("what each thread does by itself")
@@ -301,7 +301,7 @@ class _Reader:
         return set().union(*(self.axes.get(variable, set()) for variable in _variables(node)))
 
     def value(self, node: Any) -> Any:
-        """Return an expression's value: an int, an array over the blocks, or None where it is not known."""
+        """Return an expression's value: an int, an array over the blocks, or None if it is unknown."""
         kind = type(node).__name__
         if kind == "IntImm":
             return int(node.value)
@@ -317,7 +317,7 @@ class _Reader:
         return None
 
     def _points(self) -> int:
-        """Return how many blocks, or points of a sample, arrays have."""
+        """Return the number of blocks, or of points of a sample, in arrays."""
         return next((len(array) for array in self.blocks.values() if getattr(array, "ndim", 0)), MOST_BLOCKS)
 
 
@@ -333,7 +333,7 @@ def _combined(kind: str, a: Any, b: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers as ints, and arrays of truths as arrays of ints."""
+    """Return numbers as ints, and arrays of booleans as arrays of ints."""
     if getattr(value, "ndim", 0):
         return value.astype("int64")
     return int(value)
@@ -350,12 +350,12 @@ def _values(grid: Mapping[Any, int]) -> dict[Any, Any]:
         for extent in grid.values()
     ]
     planes = [axis.ravel() for axis in np.meshgrid(*points, indexing="ij")]
-    again = max(1, MOST_BLOCKS // len(planes[0]))  # so that a sample of loops has points enough
+    again = max(1, MOST_BLOCKS // len(planes[0]))  # so that a sample of loops has enough points
     return dict(zip(grid, (np.repeat(plane, again) for plane in planes), strict=True))
 
 
 def _sample(extent: Any, number: int, points: int) -> Any:
-    """Return values of a loop's variable, spread evenly over its extent; other than those of another `number`."""
+    """Return values of a loop's variable, spread evenly over its extent. They differ for another `number`."""
     import numpy as np
 
     step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed
@@ -394,7 +394,7 @@ def _size(extents: Any) -> int:
 
 
 def size_of(buffer: Any) -> int:
-    """Return the bytes of a buffer. Raises what tells that they are not known."""
+    """Return the bytes of a buffer. Raises the error for unknown ones."""
     return _size(buffer.shape) * bits_of(buffer.dtype) // 8
 
 
@@ -411,7 +411,7 @@ def _text(value: Any) -> str:
 
 
 def _parts(node: Any) -> Iterator[Any]:
-    """Yield the expressions that an expression is made of."""
+    """Yield the operands of an expression."""
     if type(node).__name__ == "Call":
         yield from (argument for argument in node.args if hasattr(argument, "dtype"))
         return

@@ -16,7 +16,7 @@ DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments` are the problem's, `config` a configuration; its reserved names are left out. Raises what the kernel or
+    `arguments` are the problem's, `config` a configuration; its reserved names are omitted. Raises what the kernel or
     tilelang raises, and `TypeError` for a kernel that returns something else.
     """
     from tilelang import tvm
@@ -32,7 +32,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
 
 
 def dimension(value: Any) -> int | str:
-    """Return a dimension as a number, or as the text of what is symbolic."""
+    """Return a dimension as a number, or as text if it is symbolic."""
     text = "".join(str(value))  # tvm's printer gives a string type of its own, which is not encoded as one
     return int(text) if text.lstrip("-").isdigit() else text
 

@@ -1,4 +1,4 @@
-"""What tilelang's frontend tells about a kernel and a call of it, asked in the caller's own process."""
+"""Facts of a kernel and its call from tilelang's frontend, in the caller's own process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class JitFunction:
 
 
 def is_jit(kernel: Any) -> bool:
-    """Tell whether `kernel` is what `@tilelang.jit` makes."""
+    """Tell whether `kernel` was made by `@tilelang.jit`."""
     return all(hasattr(kernel, name) for name in ("get_tir", "func", "signature", "initialize_jit_mode"))
 
 
@@ -93,8 +93,8 @@ def eager_dimensions(
 ) -> dict[str, Any]:
     """Return an eager kernel's `T.const` dimensions, by name, read off `tensors`.
 
-    The kernel is traced with the first of `configs` that can be. Raises `WorkloadError` where none can, and
-    `UsageError` where a dimension is neither in a tensor nor among `arguments`.
+    The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none does, and `UsageError`
+    if a dimension is neither in a tensor nor among `arguments`.
     """
     first: Exception | None = None
     for config in configs:
@@ -145,7 +145,7 @@ def kernel_parameters(function: Any) -> list[KernelParam]:
 
 
 def symbols_of(params: Sequence[KernelParam]) -> set[str]:
-    """Return the names of symbolic dimensions; those of sums and products stand for themselves."""
+    """Return the names of symbolic dimensions. A sum or product counts as one name."""
     return {d for p in params for d in p.shape or () if isinstance(d, str) and d.isidentifier()}
 
 

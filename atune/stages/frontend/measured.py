@@ -29,7 +29,7 @@ class Measured:
     pass_configs: Any
 
     def as_tilelang(self) -> Any:
-        """Return the same kernel as tilelang itself compiles it, here and now: at the first call, or from its cache.
+        """Return the same kernel compiled by tilelang itself: at the first call, or from its cache.
 
         Its latency, configuration and reference latency are set, too. Raises what tilelang raises.
         """
@@ -56,7 +56,7 @@ class Measured:
 
 
 class MeasuredAdapter:
-    """What the adapter of such a kernel has over tilelang's."""
+    """The adapter's additions to tilelang's."""
 
     _exact: Callable[[], Any]
     whole: Any
@@ -77,7 +77,7 @@ class MeasuredAdapter:
 
 @functools.cache
 def _over(own: type, tilelangs: type) -> Any:
-    """Return the class of `own` over tilelang's, which is only imported where it is needed."""
+    """Return the class of `own` over tilelang's, which is imported only here."""
     return type(f"{own.__name__}{tilelangs.__name__}", (own, tilelangs), {"__module__": __name__})
 
 

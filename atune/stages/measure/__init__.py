@@ -1,1 +1,1 @@
-"""In a device's process: load, check and time artifacts."""
+"""The device process's stages: load, check and time artifacts."""

@@ -14,7 +14,7 @@ from atune.model.artifact import Artifact, KernelParam
 
 
 class Cubin(msgspec.Struct, frozen=True):
-    """What is in a library of the backend nvrtc: device code, and tilelang's Python that launches it."""
+    """Contents of a library of the backend nvrtc: device code, and tilelang's Python that launches it."""
 
     cubin: bytes
     launcher: str
@@ -24,7 +24,7 @@ class Cubin(msgspec.Struct, frozen=True):
 def load(artifact: Artifact) -> Callable[..., None]:
     """Return a function of all the kernel's parameters that launches it on torch's current stream.
 
-    Raises `OSError`, `RuntimeError` or `ImportError` for what cannot be loaded.
+    Raises `OSError`, `RuntimeError` or `ImportError` if the library cannot be loaded.
     """
     return _load_cython(artifact) if artifact.backend == "cython" else _load_nvrtc(artifact)
 

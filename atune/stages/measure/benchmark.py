@@ -73,7 +73,7 @@ def begin(payload: bytes) -> bytes:
 
 
 def prepare(payload: bytes) -> bytes:
-    """Entry point: `Prepare` → `Prepared`: inputs made, reference run, and timed where that is asked for."""
+    """Entry point: `Prepare` → `Prepared`: make the inputs, run the reference, and time it if requested."""
     job = msgspec.msgpack.decode(payload, type=Prepare)
     _make_arguments(job.artifact)
     reference = _time_reference() if job.timed and _gives_outputs() else None
@@ -188,7 +188,7 @@ def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
 
 
 def _gives_outputs() -> bool:
-    """Tell whether there is a reference to time: one that only judges the kernel's outputs computes nothing."""
+    """Tell whether there is a reference to time. One that only judges the outputs computes nothing."""
     return workload().reference is not None and _device.expected != {}
 
 

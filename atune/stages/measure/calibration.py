@@ -1,6 +1,6 @@
-"""What a GPU does at most, measured: a large product on its tensor cores, and a large copy in its memory.
+"""Measures a GPU's peaks: a large product on its tensor cores, and a large copy in its memory.
 
-Runs in a process of its own, on an idle device; about 0.3 s each.
+Runs in its own process on an idle device; about 0.3 s each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIDE = 8192
 COPIED_BYTES = 1 << 30
 """Far more than any L2 cache holds; the copy reads and writes as many."""
 LONG_S = 0.3
-"""How long each is measured, at least three times."""
+"""Seconds for each measurement, with at least three samples."""
 
 
 def calibrate(index: int) -> dict[str, float]:

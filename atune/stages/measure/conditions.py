@@ -1,4 +1,4 @@
-"""Under which conditions a device measures: clocks, temperature and throttling, from NVML."""
+"""The conditions of a device's measurements: clocks, temperature and throttling, from NVML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THROTTLE = {
 
 
 class Observer:
-    """Asks NVML about one GPU, by its UUID. A question that NVML does not answer is left out."""
+    """Asks NVML about one GPU, by its UUID. Facts that NVML does not tell are omitted."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid

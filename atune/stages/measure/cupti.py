@@ -1,4 +1,4 @@
-"""Timing by CUPTI, through torch's profiler: what each kernel itself took on the device."""
+"""Timing by CUPTI, through torch's profiler: the time of each kernel on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception of a device call means: whose fault, and whether the context behind it can still be used."""
+"""Classifies an exception of a device call: its cause, and whether the context can still be used."""
 
 from __future__ import annotations
 

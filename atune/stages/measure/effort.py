@@ -1,4 +1,4 @@
-"""How many samples a candidate is worth: few where it is plainly slow, more where its samples scatter."""
+"""How many samples a candidate gets: few if it is clearly slow, more if its samples scatter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from atune.model.measurement import median_interval
 from atune.model.settings import BenchmarkSettings
 
 PROBE = 3
-"""Samples that everyone gets."""
+"""Samples that every candidate gets."""
 SECOND_LOOK = 8
-"""Samples of one that is not plainly slow."""
+"""Samples of a candidate that is not clearly slow."""
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
 samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""

@@ -77,7 +77,7 @@ def _takes_turns(pid: int) -> bool:
 
 
 def _described(pid: int, used: int | None) -> Neighbour | None:
-    """Return what is known of a process; None where it has ended, or is of another namespace."""
+    """Return the facts of a process; None if it has ended, or is of another namespace."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         owner = os.stat(f"/proc/{pid}").st_uid

@@ -12,8 +12,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None where it has
-    none."""
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None without one."""
 
     def value(node: ast.expr) -> int:
         match node:

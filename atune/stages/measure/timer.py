@@ -12,7 +12,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timed:
-    """A call to time, and what has to come before each call without being timed, such as restoring its inputs."""
+    """A call to time, and an untimed step before each call, such as restoring its inputs."""
 
     call: Call
     before: Call | None = None
@@ -161,7 +161,7 @@ class CudaTimer:
             timed.call()
 
     def _evict(self) -> None:
-        """Queue what empties the L2 cache."""
+        """Queue the read that empties the L2 cache."""
         self.flush.max()
 
     def _batch(self, calls: Sequence[Timed]) -> list[float]:
@@ -190,7 +190,7 @@ class CudaTimer:
 
 
 class GraphTimer(CudaTimer):
-    """As `CudaTimer`, with each call captured in a CUDA graph once, and the graph launched in its place."""
+    """Like `CudaTimer`, but each call is captured in a CUDA graph once, and the graph is launched instead."""
 
     method = "cuda_graph"
 

@@ -1,1 +1,1 @@
-"""What a worker is told when it begins: workload, target, settings."""
+"""A worker's session: workload, target, settings."""

@@ -1,4 +1,4 @@
-"""What one worker process knows: the workload, the target and the settings, sent once when the worker starts."""
+"""A worker process's state: the workload, the target and the settings, sent once when the worker starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _state = _State()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: remember the session. The workload is loaded when it is first needed."""
+    """Entry point: store the session. The workload is loaded on first use."""
     _state.session = msgspec.msgpack.decode(payload, type=Session)
     _state.workload = None
     tempfile.tempdir = None  # the server may have asked for it; this run has a folder of its own
@@ -62,9 +62,9 @@ def loaded_as() -> str:
 
 
 def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
-    """Resolve a target text and list the devices for it; `mixed`: they may be of several models.
+    """Resolve a target text and list its devices. `mixed`: they may be of several models.
 
-    Asks NVML, and makes no CUDA context. Raises `TargetError` where the target's devices or compilers are not there.
+    Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
     """
     import shutil
 
@@ -121,7 +121,7 @@ def _find_nvcc() -> bool:
 
 
 def visible_gpus() -> list[DeviceInfo]:
-    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML: no CUDA context is made for that."""
+    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML, without a CUDA context."""
     try:
         import pynvml
 
@@ -165,7 +165,7 @@ def _gpu(nvml: Any, handle: Any) -> DeviceInfo:
 
 
 def _figures(nvml: Any, handle: Any, arch: str) -> dict[str, Any]:
-    """Return what NVML tells of a GPU's multiprocessors, clock and memory; without what it does not."""
+    """Return a GPU's multiprocessors, clock and memory from NVML, without those that it does not tell."""
     cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
     asked: dict[str, Callable[[], float]] = {
         "sms": lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle)) // cores,

@@ -1,6 +1,6 @@
-"""Entry points of a worker that is asked for a workload's space: its file and its constraints are the user's code.
+"""Entry points of a worker that lists a workload's space. The workload's file and constraints are user code.
 
-Calls are short, so that a deadline for each tells a function that hangs from many that take their time.
+Calls are short, so that a deadline for each call distinguishes a function that hangs from many that take time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from atune.workload.sources import pin, pinned
 from atune.workload.workload import Workload, head, load
 
 SLICE_S = 0.5
-"""Seconds after which a call answers with what it has."""
+"""Seconds after which a call answers with the results so far."""
 CHUNK = 128
-"""Candidates between two looks at the clock."""
+"""Candidates between two checks of the clock."""
 PART = 2048
 """Candidates that one call lists at most: the program decodes them in its event loop."""
 EARLY = 0.9
@@ -52,7 +52,7 @@ def load_space(payload: bytes) -> bytes:
 
 
 def list_space(payload: bytes) -> bytes:
-    """Go on with describing the space: msgpack of (whole, deadline) → the next `SpacePart`."""
+    """Continue to describe the space: msgpack of (whole, deadline) → the next `SpacePart`."""
     whole, deadline_s = msgspec.msgpack.decode(payload, type=tuple[bool, float])
     with _telling(deadline_s):
         if _state.candidates is None:

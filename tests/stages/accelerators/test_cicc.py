@@ -377,7 +377,7 @@ async def test_the_next_run_finds_the_headers_parsed() -> None:
             os.kill(server, signal.SIGKILL)
             wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), 5, "the service's end")
     assert pids[0] == pids[1] != pids[2]
-    assert ["by the run before" in why for why in whys] == [False, True, False]
+    assert ["by the previous run" in why for why in whys] == [False, True, False]
     folder = process.folder
     atune.shutdown()
     assert not folder.exists() and not services._servers

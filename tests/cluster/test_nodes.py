@@ -1,0 +1,258 @@
+"""A run on several nodes: what is lost with a node is done again, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from cluster_agents import Loopback, LoopbackAgent
+from processes import MARK, marked, new_mark, wait_until
+
+from atune import errors
+from atune.api.resume import resume
+from atune.api.tuner import tune
+from atune.cluster import nodes, ray_cluster
+from atune.cluster.address import Cluster
+from atune.cluster.agent import facts_here
+from atune.cluster.compile_worker import ClusterCompileWorker, Slots
+from atune.cluster.machine import ClusterMachine
+from atune.cluster.messages import Answer, Library, error_of, raised
+from atune.cluster.nodes import Node, Shelf
+from atune.engine.interfaces import GroupFailed
+from atune.errors import MachineError, UsageError, WorkerError
+from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
+from atune.journal.reader import read
+from atune.model.artifact import Artifact, Lowered, StaticFacts
+from atune.model.candidate import Candidate
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import parse_file_ref
+
+pytestmark = pytest.mark.anyio
+SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
+"""Five candidates without a reference: nodes of one machine share its cores, and none is left out as slow."""
+QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
+OWN = {"compile": CompileSettings(store=False), "benchmark": QUICK}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def machine(connect: Any, **settings: Any) -> ClusterMachine:
+    return ClusterMachine(connect, parse_file_ref(SCALED), target="c", **{**OWN, **settings})
+
+
+def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAgent, str], None]:
+    """Return what does `do`, once, when the second node is asked for `entry`."""
+    done: list[str] = []
+
+    def on_ask(agent: LoopbackAgent, asked: str) -> None:
+        if agent.name == "node-1" and asked == entry and not done:
+            done.append(asked)
+            do(agent)
+
+    return on_ask
+
+
+async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path) -> None:
+    connect = Loopback(2)
+    result = await tune(machine=machine(connect), budget=3, strategy="exhaustive", journal=tmp_path / "j")
+    assert result.measured == 3 and result.best_config is not None
+    assert {event.device.id for event in read(tmp_path / "j") if hasattr(event, "start_s")} >= {"node-0/cpu"}
+    asked = {agent.name: set(agent.asked) for agent in connect.agents}
+    assert "adopt" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
+    whole = await resume(tmp_path / "j", machine=machine(Loopback(1)), budget=5)
+    assert whole.measured == 5
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["build", "measure", *(pytest.param(entry, marks=pytest.mark.slow) for entry in ("lower", "start", "prepare"))],
+)
+async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    connect, events = Loopback(2), list[Event]()
+    connect.on_ask = at(entry, lambda agent: agent.die("its power went off"))
+    result = await tune(machine=machine(connect), on_event=events.append)
+    assert connect.agents[1].killed
+    assert result.measured == 5
+    assert {event.index for event in events if isinstance(event, CandidateMeasured)} == set(range(5))
+    warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
+    assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
+    assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
+    wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
+
+
+async def test_a_run_whose_nodes_are_all_lost_says_how_to_go_on(tmp_path: Path) -> None:
+    connect = Loopback(2)
+    connect.on_ask = lambda agent, entry: agent.die("gone") if entry == "build" else None
+    with pytest.raises((MachineError, errors.DevicesLost), match=r"node-\d was lost: gone|every node was lost"):
+        await tune(machine=machine(connect), journal=tmp_path / "j")
+    assert read(tmp_path / "j")
+
+
+async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "STALL_S", 0.5)
+    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.1)
+    connect, events = Loopback(2), list[Event]()
+
+    def stall(agent: LoopbackAgent) -> None:
+        agent.stalled = True
+
+    connect.on_ask = at("lower", stall)
+    result = await tune(machine=machine(connect), on_event=events.append)
+    assert result.measured and connect.agents[1].killed
+    assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
+
+
+async def test_a_cancelled_run_leaves_no_process_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    connect, reached = Loopback(2), anyio.Event()
+    connect.on_ask = lambda agent, entry: reached.set() if entry == "build" else None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: tune(machine=machine(connect)))
+        await reached.wait()
+        assert marked(mark)
+        tasks.cancel_scope.cancel()
+    wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
+
+
+async def test_nodes_that_are_left_out_are_named() -> None:
+    events: list[Event] = []
+    why = "node far is left out: it has torch 2.11 and not 2.13: install the same versions there"
+    await tune(machine=machine(Loopback(1, left_out=(why,))), budget=1, on_event=events.append)
+    assert why in [e.message for e in events if isinstance(e, Warned)]
+
+
+async def test_a_library_that_arrives_damaged_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.so").write_bytes(b"code")
+    library = Library.read(str(tmp_path / "a.so"), ["main"])
+    assert Path(library.write(str(tmp_path))).read_bytes() == b"code"
+    with pytest.raises(WorkerError, match="arrived damaged"):
+        msgspec.structs.replace(library, data=b"c0de").write(str(tmp_path))
+
+
+class Store:
+    """An agent whose node's artifact store has the library of whatever it lowered, until it is lost."""
+
+    local, facts = False, facts_here()
+
+    def __init__(self, name: str, kept: bool, library: Library) -> None:
+        self.name, self.kept, self.library = name, kept, library
+        self.killed = False
+        self.asked: list[str] = []
+
+    async def ask(self, question: bytes) -> bytes:
+        from atune.cluster.messages import Question
+
+        entry = msgspec.msgpack.decode(question, type=Question).entry
+        self.asked.append(entry)
+        if self.killed:
+            raise nodes.NodeLost("gone")
+        lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"" if self.kept else b"blob")
+        artifact = Artifact(0, self.library.digest, "main", (), "c")
+        answers: dict[str, Any] = {"lower": lowered, "find": artifact if self.kept else None, "build": [artifact]}
+        sent = (self.library,) if entry == "build" or (entry == "find" and self.kept) else ()
+        return msgspec.msgpack.encode(Answer(msgspec.msgpack.encode(answers[entry]), sent))
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+async def test_a_library_that_only_a_lost_node_had_is_built_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a.so").write_bytes(b"code")
+    library, slots, shelf = Library.read(str(tmp_path / "a.so"), []), Slots(), Shelf()
+    shelf.run_dir = str(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    home, other = Store("home", True, library), Store("other", False, library)
+    members = [Node(agent, shelf, slots.lose) for agent in (home, other)]
+    worker = ClusterCompileWorker("compile-0", slots)
+    members[0].compilers = 2
+    slots.add(members[0])
+    lowered = await worker.lower(Candidate(0, "0", {}))
+    assert isinstance(lowered, Lowered) and not lowered.blob
+    [found] = await worker.build([lowered])
+    assert isinstance(found, Artifact) and Path(found.path).read_bytes() == b"code" and "build" not in home.asked
+    members[1].compilers = 1
+    slots.add(members[1])
+    members[0].lose("its disk broke")
+    [built] = await worker.build([lowered])
+    assert isinstance(built, Artifact) and other.asked == ["find", "lower", "build"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GroupFailed("the group fails", "a doubt"),
+        errors.WorkerLost("lost", "detail", outside=True),
+        errors.ServerLost("server lost", "detail"),
+        errors.WorkerTimeout("late", "detail"),
+        errors.WorkloadError("your file is wrong"),
+        errors.MachineError("the disk is full"),
+    ],
+)
+def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
+    there = error_of(raised(error))
+    assert type(there) is type(error) and str(there) == str(error)
+    assert vars(there).get("detail") == vars(error).get("detail")
+    assert vars(there).get("doubt") == vars(error).get("doubt")
+    assert vars(there).get("outside") == vars(error).get("outside")
+
+
+def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError as error:
+        there = error_of(raised(error))
+    assert isinstance(there, WorkerError) and str(there) == "ZeroDivisionError: by zero"
+    assert "test_nodes.py" in there.detail
+
+
+def test_clusters_are_named_by_address_and_resource() -> None:
+    assert Cluster.parse(None) is None
+    assert Cluster.parse("auto") == Cluster()
+    assert Cluster.parse("ray://head:10001,resource=XPU") == Cluster("ray://head:10001", "XPU")
+    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", 7):
+        with pytest.raises(UsageError, match="cluster"):
+            Cluster.parse(wrong)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(ray_cluster.importlib, "import_module", missing)
+    with pytest.raises(UsageError, match=r"needs Ray, which cannot be imported .* pip install 'atune\[ray\]'"):
+        ray_cluster.connect_ray("auto")
+
+
+def test_a_node_with_other_versions_is_told_which() -> None:
+    there = facts_here()
+    assert ray_cluster._differs(there) == ""
+    other = msgspec.structs.replace(there, python="3.9", versions={**there.versions, "tilelang": "0.1.2"})
+    why = ray_cluster._differs(other)
+    assert f"Python 3.9 and not {there.python}" in why
+    assert f"tilelang 0.1.2 and not {there.versions['tilelang']}: install the same versions there" in why
+
+
+@pytest.mark.parametrize(
+    ("free", "resource", "workers", "claim"),
+    [
+        ({"CPU": 16.0, "GPU": 2.0}, "", None, {"num_cpus": 16, "num_gpus": 2}),
+        ({"CPU": 16.0, "GPU": 2.0}, "", 4, {"num_cpus": 6, "num_gpus": 2}),
+        ({"CPU": 8.0, "XPU": 1.0}, "XPU", 2, {"num_cpus": 3, "resources": {"XPU": 1}}),
+        ({"CPU": 8.0}, "XPU", None, {"num_cpus": 8}),
+        ({"GPU": 1.0}, "", None, {"num_cpus": 0, "num_gpus": 1}),
+    ],
+)
+def test_an_agent_claims_what_is_free_or_what_it_needs(
+    free: dict[str, float], resource: str, workers: int | None, claim: dict[str, Any]
+) -> None:
+    assert ray_cluster._claim({"Free": free}, resource, workers) == claim

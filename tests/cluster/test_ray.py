@@ -1,0 +1,157 @@
+"""Runs on a real Ray cluster of two nodes on this machine; slow, as Ray takes seconds to start."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from processes import MARK, environment, marked, new_mark, wait_until
+from rays import ray_cluster
+
+from atune.api.tuner import tune
+from atune.cluster import ray_cluster as transport
+from atune.errors import MachineError, UsageError
+from atune.journal.events import DeviceReady, Event, Warned
+from atune.model.settings import BenchmarkSettings, CompileSettings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
+SCALED, MOODY = f"{KERNELS}:SCALED", f"{KERNELS}:MOODY"
+QUICK: Any = {
+    "target": "c",
+    "compile": CompileSettings(store=False),
+    "benchmark": BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2),
+}
+ALL_GONE_S = 5.0
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what marks every process that Ray starts from now on."""
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    return mark
+
+
+@pytest.fixture
+def cluster(mark: str) -> Iterator[Any]:
+    with ray_cluster(nodes=2, cpus=2) as cluster:
+        yield cluster
+
+
+def workers(mark: str) -> list[int]:
+    """Return the processes of the fork servers that agents have started."""
+    return [pid for pid, command in marked(mark).items() if "atune" in command and "ray::" not in command]
+
+
+def agents(mark: str) -> list[int]:
+    return [pid for pid, command in marked(mark).items() if command.startswith("ray::") and "IDLE" not in command]
+
+
+async def test_both_nodes_take_part_and_leave_nothing(cluster: Any, mark: str) -> None:
+    events: list[Event] = []
+    result = await tune(SCALED, cluster="auto", on_event=events.append, **QUICK)
+    assert result.measured == 5
+    assert len({event.device.id for event in events if isinstance(event, DeviceReady)}) == 2
+    wait_until(lambda: not workers(mark), ALL_GONE_S, "the nodes' workers are gone")
+
+
+async def test_a_node_that_is_killed_loses_nothing_that_was_measured(cluster: Any, mark: str) -> None:
+    events: list[Event] = []
+    lost: list[Any] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, DeviceReady) and not lost:
+            lost.append(cluster.worker_nodes.copy().pop())
+            cluster.remove_node(lost[0], allow_graceful=False)
+
+    result = await tune(SCALED, cluster="auto", on_event=on_event, **QUICK)
+    assert result.measured == 5 and lost
+    said = [event.message for event in events if isinstance(event, Warned) and "was lost" in event.message]
+    assert len(said) <= 1  # none where the other node was done before Ray told
+    assert all("1 of 2 nodes are left" in message for message in said)
+    wait_until(lambda: not workers(mark), ALL_GONE_S, "the nodes' workers are gone")
+
+
+async def test_an_agent_that_hangs_is_left(cluster: Any, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.cluster.nodes.STALL_S", 6.0)
+    events: list[Event] = []
+    stopped: list[int] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, DeviceReady) and not stopped:
+            stopped.append(agents(mark)[0])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    try:
+        result = await tune(SCALED, cluster="auto", on_event=on_event, **QUICK)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)
+    assert result.measured == 5
+    said = [event.message for event in events if isinstance(event, Warned) and "was lost" in event.message]
+    assert len(said) <= 1  # none where the other node was done before
+    assert all("1 of 2 nodes are left" in message for message in said)
+
+
+async def test_a_cancelled_run_leaves_no_process_on_any_node(cluster: Any, mark: str) -> None:
+    begun = anyio.Event()
+    impatient = {**QUICK, "benchmark": BenchmarkSettings(n_warmup=1, n_repeat=3)}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: tune(MOODY, cluster="auto", on_event=lambda event: begun.set(), **impatient))
+        await begun.wait()
+        await anyio.sleep(1)
+        assert workers(mark)
+        tasks.cancel_scope.cancel()
+    wait_until(lambda: not workers(mark), ALL_GONE_S, "the nodes' workers are gone")
+
+
+async def test_nodes_that_others_hold_are_named(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = importlib.import_module("ray")
+
+    @ray.remote(num_cpus=2)  # type: ignore[misc]
+    class Holder:
+        def held(self) -> bool:
+            return True
+
+    holders = [Holder.remote() for _ in range(2)]
+    assert all(ray.get([holder.held.remote() for holder in holders]))
+    monkeypatch.setattr(transport, "READY_S", 3.0)
+    with pytest.raises(MachineError, match=r"no node of the Ray cluster can take part: node .* is left out"):
+        await tune(SCALED, cluster="auto", **QUICK)
+
+
+async def test_a_cluster_that_is_not_there_is_a_clear_error() -> None:
+    with pytest.raises(UsageError, match=r"cluster '127.0.0.1:1' cannot be joined: .*ray start --head"):
+        await tune(SCALED, cluster="127.0.0.1:1", **QUICK)
+
+
+def test_a_local_cluster_from_the_command_line_has_a_token_and_ends(tmp_path: Path, mark: str) -> None:
+    own = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "atune", "tune", SCALED, "--target", "c", "--cluster", "local", "--json"]
+    done = subprocess.run(
+        [*command, "--journal", str(tmp_path / "j")],
+        env={**own, MARK: mark},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"measured": 5' in done.stdout or '"measured":5' in done.stdout
+    assert "Auth" not in done.stderr and "SIGTERM handler" not in done.stderr
+    wait_until(lambda: not marked(mark), ALL_GONE_S, "Ray and the nodes' workers are gone")
