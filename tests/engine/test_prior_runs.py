@@ -372,13 +372,6 @@ async def test_keep_without_a_prior_is_refused() -> None:
         await tune(machine=fake("c"), keep=4)
 
 
-@pytest.mark.parametrize("options", [{"prior": last_first}, {"keep": 40}, {"strategy": "prior"}])
-async def test_a_space_that_is_not_listed_takes_no_order_of_all_of_it(options: dict[str, Any]) -> None:
-    space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match=r"100,000,000 points .* which (a|your own) prior needs"):
-        await tune(machine=FakeMachine(space), budget=10, **options)
-
-
 class Known(Until):
     """Notes what it is told, and looks at nothing."""
 
@@ -415,7 +408,7 @@ def far(config: Mapping[str, Any]) -> int:
     return sum(abs(value - 4) for value in config.values())
 
 
-def large(**script: Any) -> FakeMachine:
+def large(target: str = "sm_90a", **script: Any) -> FakeMachine:
     """Return a machine whose prior is right about 10^7 points, of which constraints admit half."""
 
     def moved(config: Mapping[str, Any]) -> StaticFacts:
@@ -423,7 +416,7 @@ def large(**script: Any) -> FakeMachine:
         return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
 
     scripted = Script(**{"facts": moved, "latency_ms": lambda c: 1.0 + far(c), **script})
-    return FakeMachine(Space(LARGE, where=lambda d0, d1: d0 <= d1), scripted, target="sm_90a", workers=1)
+    return FakeMachine(Space(LARGE, where=lambda d0, d1: d0 <= d1), scripted, target=target, workers=1)
 
 
 @pytest.fixture
@@ -466,3 +459,96 @@ async def test_a_large_space_is_surveyed_the_same_each_time(tmp_path: Path) -> N
         await tune(machine=large(), budget=12, strategy="local", seed=2, journal=tmp_path / name)
     one, two = (kept(tmp_path / name, SpaceSurveyed)[0] for name in ("one", "two"))
     assert (one.indices, one.prior) == (two.indices, two.prior)
+
+
+def near(config: Mapping[str, Any], known: StaticFacts) -> float:
+    """Return a rank by the first four axes alone, so that it is partly right."""
+    return float(sum(abs(value - 4) for name, value in config.items() if name < "d4"))
+
+
+def far_of(journal: Path) -> list[int]:
+    return [far(e.config) for e in read(journal) if isinstance(e, CandidateProposed) and not e.surveyed]
+
+
+@pytest.mark.usefixtures("small_pool")
+@pytest.mark.parametrize("strategy", [None, "prior"])
+async def test_a_small_budget_of_a_large_space_takes_the_priors_first(tmp_path: Path, strategy: str | None) -> None:
+    """And not eight random ones: neighbours of the best estimates were surveyed, too."""
+    journal = tmp_path / "j"
+    await tune(machine=large(), budget=8, strategy=strategy, journal=journal)
+    assert kept(journal, RunStarted)[0].strategy == "prior"
+    found = far_of(journal)
+    assert found == sorted(found) and found[0] == 0 and found[-1] <= 1
+
+
+@pytest.mark.usefixtures("small_pool")
+@pytest.mark.parametrize("target", ["sm_90a", "c"])
+async def test_a_users_prior_ranks_a_sample_of_a_large_space(tmp_path: Path, target: str) -> None:
+    asked = list[str]()
+
+    def noting(config: Mapping[str, Any], known: StaticFacts) -> float:
+        asked.append(config_key(dict(config)))
+        return near(config, known)
+
+    journal = tmp_path / "j"
+    await tune(machine=large(target=target), prior=noting, budget=6, journal=journal)
+    ranks = [near(e.config, StaticFacts()) for e in kept(journal, CandidateProposed)]
+    assert ranks == [0.0] * 6 and 256 < len(asked) == len(set(asked)) <= MOST
+
+
+@pytest.mark.parametrize("cut", [3, 76])
+async def test_a_users_prior_on_a_large_space_goes_on_as_the_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Of 80 candidates the last ones are beyond what was ranked: drawn places, of which constraints refuse half."""
+    monkeypatch.setattr("atune.engine.pool.POOL", 64)
+    monkeypatch.setattr("atune.engine.survey.MOST", 70)
+    journal = tmp_path / "j"
+    await tune(machine=large(), prior=near, budget=80, strategy="prior", journal=journal)
+    whole, [surveyed] = proposed(read(journal)), kept(journal, SpaceSurveyed)
+    assert len(set(whole)) == 80 and not set(whole[len(surveyed.indices) :]) & set(surveyed.indices)
+    cut_before(journal, cut)
+    machine = large()
+    result = await resume(journal, machine=machine)
+    assert proposed(read(journal)) == whole and result.measured == 80 and not machine.elaborated
+
+
+@pytest.mark.usefixtures("small_pool")
+async def test_a_rank_that_only_neighbours_share_is_no_constant_prior(tmp_path: Path) -> None:
+    def rough(config: Mapping[str, Any], known: StaticFacts) -> float:
+        return float(far(config) > 8)
+
+    await tune(machine=large(), prior=rough, budget=4, journal=tmp_path / "j")
+    assert max(far_of(tmp_path / "j")) <= 8
+
+
+@pytest.mark.usefixtures("small_pool")
+@pytest.mark.parametrize("strategy", [None, "prior", "random", "local"])
+async def test_keep_leaves_the_best_of_a_sample_of_a_large_space(tmp_path: Path, strategy: str | None) -> None:
+    journal = tmp_path / "j"
+    result = await tune(machine=large(), keep=9, strategy=strategy, journal=journal)
+    [surveyed] = kept(journal, SpaceSurveyed)
+    best = sorted(zip(surveyed.prior, surveyed.indices, strict=True))[:9]
+    assert {index for _, index in best[:1]} <= set(proposed(read(journal))) and result.measured == 9
+    assert max(far_of(journal)) <= 1 and result.total == 10**7 and result.reason == "budget"
+    cut_before(journal, 4)
+    await resume(journal, machine=large())
+    assert len(set(proposed(read(journal)))) == 9 and max(far_of(journal)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "refused", "said"),
+    [
+        ({"keep": "10%"}, False, r"10,000,000 points .* 0\.1 of all .*: give a number of candidates, such as keep=40"),
+        ({"keep": 40}, True, "refuse nearly all of them, .* no sample for a prior to rank: leave out prior=, "),
+        ({"prior": near}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
+        ({"strategy": "prior"}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
+    ],
+)
+async def test_what_no_prior_can_rank_in_a_large_space_is_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], refused: bool, said: str
+) -> None:
+    monkeypatch.setattr("atune.engine.pool.DRAWS", 512)
+    where = [lambda d0, d1, d2, d3, d4: d0 + d1 + d2 + d3 + d4 == 0] if refused else []
+    with pytest.raises(UsageError, match=said):
+        await tune(machine=FakeMachine(Space(LARGE, where=where), target="sm_90a"), budget=10, **options)
