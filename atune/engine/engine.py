@@ -38,7 +38,7 @@ from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.sharding import narrowed, sharded, sharding_of
 from atune.engine.strategies import check_ranked, strategy_name
-from atune.errors import AtuneError, UsageError
+from atune.errors import AtuneError
 from atune.journal.events import (
     SCHEMA,
     BenchmarkFailed,

@@ -294,15 +294,25 @@ async def test_with_a_users_prior_and_no_budget_all_are_tried_in_its_order(tmp_p
     assert proposed(read(tmp_path / "j")) == list(reversed(range(N))) and not result.remaining
 
 
+def raising(config: Mapping[str, Any], known: StaticFacts) -> float:
+    raise ZeroDivisionError("no blocks")
+
+
 @pytest.mark.parametrize(
-    ("answer", "said"),
-    [(math.nan, "returned nan at x="), (1.0, "returns 1.0 for all 60 candidates"), ("fast", "returned 'fast' at x=")],
+    ("prior", "said"),
+    [
+        (lambda config, known: math.nan, "returned nan at x="),
+        (lambda config, known: 1.0, "returns 1.0 for all 60 candidates"),
+        (lambda config, known: "fast", "returned 'fast' at x="),
+        (raising, "raised ZeroDivisionError: no blocks at x="),
+    ],
+    ids=["NaN", "constant", "text", "raises"],
 )
 async def test_a_users_prior_that_is_of_no_use_ends_the_run_with_one_message(
-    tmp_path: Path, answer: Any, said: str
+    tmp_path: Path, prior: Any, said: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"prior .*{said}"):
-        await tune(machine=fake(), prior=lambda config, known: answer, budget=4, journal=tmp_path / "j")
+    with pytest.raises(UsageError, match=f"^prior .*{said}"):
+        await tune(machine=fake(), prior=prior, budget=4, journal=tmp_path / "j")
     assert replay(tmp_path / "j").header is not None
     await resume(tmp_path / "j", machine=fake(), prior=last_first)
     assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
