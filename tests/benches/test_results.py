@@ -253,7 +253,6 @@ def test_strategies_prior() -> None:
 
 
 def test_warm() -> None:
-    """Of the seeds there were fifty; shares are said of a hundred."""
     rows = [row for row in stored("warm/result.json")["rows"] if row["summary"]["strategy"] == "forest"]
     assert {row["summary"]["seeds"] for row in rows} == {50} and len(rows) == 2 * 7
     key = "evaluations_to_2pct_median"
@@ -265,7 +264,7 @@ def test_warm() -> None:
     }
     wrong, right = ([cost for (advice, *_), cost in more.items() if advice == one] for one in ("worst", "best"))
     assert len(wrong) == 6 and len(right) == 5
-    says("warm", f"{abs(max(wrong)):g} to {-min(wrong):g} candidates fewer", "six of six")
+    says("warm", "median of 50 seeds", f"{abs(max(wrong)):g} to {-min(wrong):g} candidates fewer", "six of six")
     saved = [-cost for cost in right if cost < 0]
     says("warm", f"saves {min(saved):g} to {max(saved):g} candidates in four of six")
     assert len(saved) == 4
@@ -273,4 +272,4 @@ def test_warm() -> None:
     [missed] = [row for row in rows if row["source"] and row["summary"][key] is None]
     assert (missed["space"], missed["source"], missed["advice"]) == ("gemm_odd", "gemm_tall", "best")
     shares = [round(100 * summary["within_2pct"]) for summary in (missed["summary"], alone["gemm_odd"])]
-    says("warm", f"{shares[0]} of 100 seeds come within 2 %, rather than {shares[1]}")
+    says("warm", f"{shares[0]} % of the seeds come within 2 % there, rather than {shares[1]} %")
