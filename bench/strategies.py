@@ -4,8 +4,9 @@
     python bench/strategies.py --cpu      # what the strategies themselves cost, in a space of 4,000 points
 
 Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`, and gemm288 with 29 and 40
-candidates. Writes results/strategies/table.md and result.json, or cpu.md. Rows of result.json that `--spaces` and
-`--strategies` leave out stay. Needs no GPU and no torch.
+candidates. With `--prior` strategies have its estimates, but for exhaustive and random, which take none. Writes
+results/strategies/table.md and result.json, or cpu.md. Rows of result.json that `--spaces` and `--strategies` leave out
+stay. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ GEMM288 = RESULTS / "gemm288" / "atune.jsonl"
 TABLE = {29: {"random": 40, "local": 76, "evolution": 36, "forest": 80},
          40: {"random": 56, "local": 80, "evolution": 60, "forest": 92}}  # fmt: skip
 """Seeds in a hundred within 2 % on gemm288, of these strategies as they were first tried."""
+STRATEGIES = ("exhaustive", "random", "local", "evolution", "forest")
+BUDGET = "10%"
 MARKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Shares of the budget at which the curves are told."""
 CPU_POINTS, CPU_BUDGET, CPU_GOAL_MS = 4000, 400, 20
@@ -106,18 +109,44 @@ def shown(row: Row) -> str:
     )
 
 
-def page(rows: list[Row], seeds: int, prior: bool) -> str:
+def command(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
+    """Return the command that makes `rows`, but for ``--out``."""
+    names = list(dict.fromkeys(row.summary.strategy for row in rows))
+    parts = ["python bench/strategies.py", f"--seeds {seeds}"]
+    parts += [f"--budget {budget}"] if budget != BUDGET else []
+    parts += ["--prior"] if prior else []
+    parts += [f"--strategies {' '.join(names)}"] if set(names) != set(STRATEGIES) else []
+    return " ".join(parts)
+
+
+def page(rows: list[Row], seeds: int, budget: str, prior: bool) -> str:
+    having = "with the prior (exhaustive and random take none)" if prior else "without a prior"
     lines = [
         "# Strategies on recorded spaces",
         "",
-        f"Simulated, {seeds} seeds each, {'a' if prior else 'no'} prior, 16 compile workers and one device. Shares are",
-        "of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above that",
-        "of the space, median.",
+        f"    {command(rows, seeds, budget, prior)}",
+        "",
+        f"Simulated, {seeds} seeds each, {having}, 16 compile workers and one",
+        f"device. The budget is {budget.replace('%', ' % of the candidates')}; gemm288 has 29 and 40 candidates, too.",
+        "Shares are of seeds, in per cent; in brackets Wilson's 95 % interval. Regret: how far the best found is above",
+        "that of the space, median.",
         "",
         "| space (candidates) | tried | strategy | within 1 % | within 2 % | within 5 % | regret % | to 2 % after | "
         "wall s | CPU ms a candidate |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *map(shown, rows),
+    ]
+    if not prior:
+        lines += beside_the_first(rows)
+    lines += ["", "Median regret, in per cent, after so many candidates:", ""]
+    for row in rows:
+        told = ", ".join(f"{number}: {100 * value:.2f}" for number, value in row.curve.items())
+        lines.append(f"- {row.space}, {row.summary.evaluations}, {row.summary.strategy}: {told}")
+    return "\n".join(lines) + "\n"
+
+
+def beside_the_first(rows: list[Row]) -> list[str]:
+    lines = [
         "",
         "gemm288, within 2 %, beside the strategies as they were first tried:",
         "",
@@ -130,11 +159,7 @@ def page(rows: list[Row], seeds: int, prior: bool) -> str:
         if first is not None:
             now = f"{100 * s.within_2pct:.0f} ({100 * row.low_2pct:.0f}–{100 * row.high_2pct:.0f})"
             lines.append(f"| {s.evaluations} | {s.strategy} | {first} | {now} |")
-    lines += ["", "Median regret, in per cent, after so many candidates:", ""]
-    for row in rows:
-        told = ", ".join(f"{number}: {100 * value:.2f}" for number, value in row.curve.items())
-        lines.append(f"- {row.space}, {row.summary.evaluations}, {row.summary.strategy}: {told}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def synthetic(points: int = CPU_POINTS) -> dict[int, Config]:
@@ -207,7 +232,7 @@ def kept(path: Path, spaces: list[str], strategies: list[str]) -> list[Row]:
 
 def in_order(rows: list[Row]) -> list[Row]:
     """Return rows by space, then by budget, then by strategy."""
-    spaces, strategies = ["gemm288", *SPACES], ["exhaustive", "random", "local", "evolution", "forest"]
+    spaces, strategies = ["gemm288", *SPACES], [*STRATEGIES, "prior"]
 
     def place(name: str, names: list[str]) -> int:
         return names.index(name) if name in names else len(names)
@@ -228,9 +253,9 @@ def recorded(space: str) -> Recording:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
-    parser.add_argument("--strategies", nargs="+", default=["exhaustive", "random", "local", "evolution", "forest"])
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--budget", default="10%")
+    parser.add_argument("--budget", default=BUDGET)
     parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "strategies")
@@ -253,7 +278,7 @@ def main() -> None:
                 )
                 print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
         rows = in_order(rows)
-        (options.out / "table.md").write_text(page(rows, options.seeds, options.prior))
+        (options.out / "table.md").write_text(page(rows, options.seeds, options.budget, options.prior))
         data = {"seeds": options.seeds, "rows": msgspec.to_builtins(rows)}
         (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")
 

@@ -4,7 +4,8 @@
 
 A run with `--until 2%` ends when a further gain above 2 % has less than one chance in ten. So in 80 to 97 % of its
 stops no candidate left should be better by more than 2 %. Plays `--strategies` on every space of `--spaces`, without a
-budget, and writes results/until/table.md and result.json. Needs no GPU and no torch.
+budget, and writes results/until/table.md and result.json. Rows of result.json that `--spaces` and `--strategies` leave
+out stay. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import time
 from pathlib import Path
 
 import msgspec
-from spaces import FOLDER, SPACES, SUFFIX
-from strategies import GEMM288, RESULTS, interval
+from spaces import SPACES
+from strategies import RESULTS, interval, recorded
 
-from atune.search.recording import read_recording
 from atune.search.simulation import Limits, held, simulate
 
 
@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(space: str, strategy: str, gain: float, seeds: int, processes: int, *, prior: bool) -> Row:
-    recording = read_recording(GEMM288 if space == "gemm288" else FOLDER / f"{space}{SUFFIX}")
+    recording = recorded(space)
     _, whole = simulate(recording, "exhaustive", budget=None, seeds=1)
     summary, trials = simulate(
         recording, strategy, budget=None, seeds=seeds, prior=prior, limits=Limits(until=gain), processes=processes
@@ -95,6 +95,24 @@ def page(rows: list[Row], gain: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kept(path: Path, spaces: list[str], strategies: list[str]) -> list[Row]:
+    """Return the rows of an earlier result.json that are not played now."""
+    if not path.exists():
+        return []
+    rows = msgspec.convert(json.loads(path.read_text())["rows"], list[Row])
+    return [row for row in rows if row.space not in spaces or name_of(row) not in strategies]
+
+
+def name_of(row: Row) -> str:
+    return f"{row.strategy}{'+prior' if row.prior else ''}"
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return rows by strategy, then by space."""
+    spaces = ["gemm288", *SPACES]
+    return sorted(rows, key=lambda row: (row.strategy, row.prior, spaces.index(row.space)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=["gemm288", *SPACES], metavar="NAME")
@@ -104,15 +122,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "until")
     options = parser.parse_args()
-    rows, began = [], time.monotonic()
+    rows, began = kept(options.out / "result.json", options.spaces, options.strategies), time.monotonic()
     for strategy in options.strategies:
         name, _, more = strategy.partition("+")
         for space in options.spaces:
             rows.append(play(space, name, options.until, options.seeds, options.processes, prior=more == "prior"))
             print(f"{time.monotonic() - began:6.0f} s {shown(rows[-1])}", flush=True)
             options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "table.md").write_text(page(rows, options.until))
-            data = {"until": options.until, "rows": msgspec.to_builtins(rows)}
+            found = in_order(rows)
+            (options.out / "table.md").write_text(page(found, options.until))
+            data = {"until": options.until, "rows": msgspec.to_builtins(found)}
             (options.out / "result.json").write_text(json.dumps(data, indent=1) + "\n")
 
 

@@ -264,7 +264,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         End when the chance of a gain above this share (``"2%"`` or 0.02) falls below one in ten. Needs
         ``atune[search]`` and a listed space.
     keep
-        Try only the candidates that the prior ranks best: a number (``40``) or a share (``"10%"``).
+        Try only the candidates that the prior ranks best: a number (``40``) or a share (``"10%"``). Of a space that is
+        not listed, a number of those that the prior was asked of.
     audit
         Measure a share of the skipped candidates after all others. True means a tenth.
     journal

@@ -37,8 +37,7 @@ from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.sharding import narrowed, sharded, sharding_of
-from atune.engine.strategies import strategy_name
-from atune.errors import UsageError
+from atune.engine.strategies import check_ranked, strategy_name
 from atune.journal.events import (
     SCHEMA,
     RunFinished,
@@ -232,15 +231,10 @@ class Engine:
         state, budget = self.recorder.state, self.budget
         layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
-        prior, own_prior = there_is(self.prior, self._figures), isinstance(self.prior, OwnPrior)
-        if own_prior and spec.size is not None:
-            raise UsageError(
-                f"the space has {spec.size:,} points and is not listed, which your own prior needs: leave it out, or "
-                "give fewer axes or values"
-            )
+        prior = there_is(self.prior, self._figures)
         self.strategy_name = strategy_name(
             self.strategy, state.header, spec.total, budget,
-            learns=self.pipeline, prior=prior and spec.size is None, own_prior=own_prior,
+            learns=self.pipeline, prior=prior, own_prior=self._own_prior,
         )  # fmt: skip
         pool = await self._pool(spec)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
@@ -269,13 +263,21 @@ class Engine:
             self.recorder.emit(Warned, message="the run began without advice and continues without it: warm is ignored")
         return plan
 
+    @property
+    def _own_prior(self) -> bool:
+        return isinstance(self.prior, OwnPrior)
+
     async def _pool(self, spec: WorkloadSpec) -> dict[int, Candidate]:
-        """Return the candidates of a large space from which a strategy begins to learn. Draws more if needed."""
-        header = self.recorder.state.header
+        """Return the candidates of a large space that a prior ranks, or from which a strategy begins to learn.
+
+        Raises `UsageError` if the user asks for a ranking and there is nothing to rank.
+        """
+        header, kept, own_prior = self.recorder.state.header, self.budget.keep is not None, self._own_prior
         seed = self.seed if header is None else int(header.settings.get("seed") or 0)
-        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up)
-        if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO):
+        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up, kept=kept)
+        if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO) and not own_prior:
             self.strategy_name = "random"
+        check_ranked(spec, self.strategy_name, self.budget, own_prior=own_prior, drawn=pool is not None)
         surveyed = self.recorder.state.surveyed
         if pool and surveyed is not None:
             added = [place for place in surveyed.indices if place not in pool]

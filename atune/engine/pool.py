@@ -1,4 +1,4 @@
-"""The pool: candidates of a large space from which learning strategies begin."""
+"""The pool: candidates of a large space that a prior ranks, and from which learning strategies begin."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ DRAWS = 16 * POOL
 """How many places to try at most, because constraints may refuse nearly all."""
 
 
-async def drawn_pool(spec: WorkloadSpec, strategy: str, seed: int, look_up: LookUp) -> dict[int, Candidate] | None:
+async def drawn_pool(
+    spec: WorkloadSpec, strategy: str, seed: int, look_up: LookUp, *, kept: bool = False
+) -> dict[int, Candidate] | None:
     """Draw candidates by `seed`, spread over the axes. Returns them by place; empty if the strategy needs none.
 
-    Returns None if constraints refuse nearly all places.
+    `kept`: whether it searches only the prior's best. Returns None if constraints refuse nearly all places.
     """
-    if spec.size is None or strategy in ORDERS:
+    if spec.size is None or (strategy in ORDERS and not kept):
         return {}
     pool, places = dict[int, Candidate](), islice(_places(spec, seed), DRAWS)
     while len(pool) < POOL and (some := list(islice(places, AT_ONCE))):

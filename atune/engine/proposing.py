@@ -25,7 +25,7 @@ from atune.model.candidate import Candidate
 from atune.model.grid import grid_of
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
-from atune.search.prior import Chosen, OwnPrior, estimates
+from atune.search.prior import Chosen, OwnPrior, check_answers, estimates
 from atune.search.surveyed import columns
 
 
@@ -50,7 +50,7 @@ class Proposing:
         layouts: LayoutChoice | None = None,
     ) -> None:
         self._run, self._plan, self._asking, self._look_up = run, plan, asking, look_up
-        self._prior, self._figures = prior, figures
+        self._prior, self._figures, self._answers = prior, figures, dict[int, float]()
         self._seed, self._seconds, self._layouts = seed, seconds, layouts
         asking.strategy = strategy
         self.counted: int | None = None
@@ -85,7 +85,7 @@ class Proposing:
             scheduled.proposing = False
             if audit is not None:
                 await audit.serve(scheduled, plan.candidates, propose.send)
-        if proposals.exhausted and run.spec.size is not None and not asking.learns:
+        if proposals.exhausted and run.spec.size is not None and not asking.learns and not plan.pool:
             self.counted = len(proposed(run.recorder.state))
             if not self.counted:
                 raise SpaceError("Space is empty: no configuration satisfies the constraints")
@@ -176,10 +176,13 @@ class Proposing:
         return await anyio.to_thread.run_sync(columns, scores, survey.facts, self._figures, abandon_on_cancel=True)
 
     async def _scores(self, survey: Survey, worker: CompileWorker) -> dict[int, float]:
-        """Return the prior's estimates of what was surveyed."""
-        candidates, facts = self._plan.candidates if self._plan.listed else self._plan.pool, survey.facts
+        """Return the prior's estimates of what was surveyed. A user's is asked once for each candidate."""
+        facts = survey.facts
         if isinstance(self._prior, OwnPrior):
-            known = {index: (candidates[index].config, facts[index]) for index in sorted(facts)}
-            return await worker.rank(self._prior, known) if known else {}
+            new = [index for index in sorted(facts) if index not in self._answers]
+            left = {index: (survey.candidates[index].config, facts[index]) for index in new}
+            self._answers |= await worker.rank(self._prior, left) if left else {}
+            check_answers(self._prior, self._answers)
+            return self._answers
         plain: dict[int, tuple[dict[str, Any], StaticFacts]] = {index: ({}, facts[index]) for index in sorted(facts)}
         return await anyio.to_thread.run_sync(estimates, plain, self._figures, abandon_on_cancel=True)

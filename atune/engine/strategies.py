@@ -48,6 +48,26 @@ def strategy_name(
     return chosen(total, budget.most(total), limited=budget.limited, **known)
 
 
+def check_ranked(spec: WorkloadSpec, strategy: str, budget: Budget, *, own_prior: bool, drawn: bool) -> None:
+    """Raise `UsageError` if a prior is to rank candidates of a large space, and they cannot be ranked as asked.
+
+    `drawn`: whether the space admitted enough candidates to draw a pool of them.
+    """
+    if spec.size is None:
+        return
+    if budget.keep is not None and budget.keep < 1:
+        raise UsageError(
+            f"keep: the space has {spec.size:,} points and is not listed, so that a prior ranks a sample of it and "
+            f"{budget.keep:.3g} of all is no part of that: give a number of candidates, such as keep=40 (--keep 40)"
+        )
+    if not drawn and (own_prior or strategy == PRIOR or budget.keep is not None):
+        raise UsageError(
+            f"the space has {spec.size:,} points and its constraints refuse nearly all of them, so that there is no "
+            "sample for a prior to rank: leave out prior=, keep= and the strategy prior, or give axes whose values fit "
+            "together"
+        )
+
+
 def made(given: str | Strategy, searched: Searched) -> Strategy:
     """Return the strategy for a space: the one of that name, or the user's own after its `begin`."""
     if isinstance(given, str):
@@ -72,8 +92,8 @@ def maker(
 ) -> tuple[str, Make]:
     """Return a strategy's name, and a function that makes it.
 
-    `pool`: candidates of a large space from which it may begin to learn. `keep`: see `kept_of`. Raises `UsageError` if
-    the space is too large for the strategy.
+    `pool`: candidates of a large space, which a prior ranks and from which it may begin to learn. `keep`: see
+    `kept_of`.
     """
     if isinstance(strategy, str) and strategy in ORDERS and keep is None:
         configs = [candidate.config for candidate in candidates.values()] if spec.size is None else None
@@ -83,11 +103,6 @@ def maker(
             advice, candidates, most,
         )  # fmt: skip
     name = strategy if isinstance(strategy, str) else strategy.name
-    if spec.size is not None and (name == PRIOR or keep is not None):
-        raise UsageError(
-            f"the space has {spec.size:,} points and is not listed, which a prior needs: give fewer axes or values, or "
-            "leave out prior=, keep= and the strategy prior"
-        )
     known, grid = pool or candidates, grid_of(spec.axes)
 
     def learning(state: State) -> Strategy:

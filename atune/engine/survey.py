@@ -43,6 +43,7 @@ class Survey:
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
         self._chunks = deque[Sequence[Candidate]]()
         self._going_on = going_on
+        self.candidates = dict[int, Candidate]()
         self.add(candidates)
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
@@ -50,6 +51,7 @@ class Survey:
 
     def add(self, candidates: Sequence[Candidate]) -> None:
         """Have the next `run` elaborate `candidates`."""
+        self.candidates |= {candidate.index: candidate for candidate in candidates}
         starts = range(0, len(candidates), CHUNK)
         self._chunks.extend(candidates[start : start + CHUNK] for start in starts)
 

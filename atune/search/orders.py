@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from atune.model.permutation import Permutation
 from atune.search.interface import Searched, Strategy, by_prior
+from atune.search.spread import spread_places
 
 NEIGHBOURHOOD = 8
 """How many neighbours in the space are proposed in a row, because they may share work."""
@@ -125,7 +127,8 @@ def first_of(ratios: Mapping[int, float], most: int | None = None) -> list[int]:
 class Ranked:
     """Every candidate by the prior's estimate, the best first; then those without one, shuffled by the seed.
 
-    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too.
+    The default configuration comes second, so that the winner can be compared with it. Equals are shuffled, too. On a
+    grid, all other places follow, drawn by the seed.
     """
 
     name = "prior"
@@ -138,7 +141,8 @@ class Ranked:
         if default is not None and default in order[1:]:
             order.remove(default)
             order.insert(1, default)
-        self._order = iter(order)
+        others = () if searched.grid is None else spread_places(searched.grid, searched.seed)
+        self._order = chain(order, (place for place in others if place not in searched.configs))
 
     def ask(self) -> int | None:
         return next(self._order, None)

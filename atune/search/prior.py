@@ -87,17 +87,17 @@ def estimates(candidates: Candidates, figures: Figures | None) -> dict[int, floa
 
 
 def asked(prior: Prior, candidates: Candidates) -> dict[int, float]:
-    """Return a user's `prior` for each candidate.
+    """Return a user's `prior` for each candidate. Raises `UsageError` if it raises or returns no finite number."""
+    return {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
 
-    Raises `UsageError` if it raises, returns anything but a finite number, or returns the same for all candidates.
-    """
-    found = {index: _answer(prior, config, facts) for index, (config, facts) in candidates.items()}
-    if len(found) > 1 and len(set(found.values())) == 1:
+
+def check_answers(prior: OwnPrior, answers: Mapping[int, float]) -> None:
+    """Raise `UsageError` if a user's prior returned the same for all candidates."""
+    if len(answers) > 1 and len(set(answers.values())) == 1:
         raise UsageError(
-            f"prior {_called(prior)} returns {next(iter(found.values()))!r} for all {len(found)} candidates: "
+            f"prior {prior.name} returns {next(iter(answers.values()))!r} for all {len(answers)} candidates: "
             "return milliseconds or a rank that tells them apart, or leave prior= out"
         )
-    return found
 
 
 def _answer(prior: Prior, config: Mapping[str, Any], facts: StaticFacts) -> float:

@@ -105,7 +105,7 @@ def simulate_run(
     line = _Line(recording, workers, devices)
     if searched.prior is not None:
         line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
-    until = None if limits.until is None else Until(searched.configs, limits.until, searched.prior, searched.facts)
+    until = None if limits.until is None else Until(searched.configs, limits.until)
     most = len(recording.configs) if searched.budget is None else searched.budget
     ahead = AHEAD * workers if strategy.name not in UNTAUGHT else most
     order: list[int] = []

@@ -227,3 +227,56 @@ def test_cluster_sim() -> None:
     one, eight, many, most = (rows[devices]["cpu_ms_per_candidate"] for devices in (1, 8, 64, 512))
     says("cluster_sim", f"{one:.2f}, {eight:.2f} and {many:.1f} ms", f"{most:.1f} ms")
     assert {rows[devices]["candidates"] for devices in (1, 8, 64)} == {10_000}
+
+
+def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
+    """Return a strategy's summaries by space, of the least budget that is a share of the space."""
+    rows = [row for row in stored(f"{folder}/result.json")["rows"] if row["summary"]["strategy"] == strategy]
+    assert all(row["summary"]["seeds"] == 100 for row in rows)
+    rows.sort(key=lambda row: -row["summary"]["evaluations"])
+    return {row["space"]: row["summary"] for row in rows}
+
+
+def test_strategies_prior5() -> None:
+    for strategy in ("prior", "forest"):
+        found = summaries("strategies_prior5", strategy)
+        assert len(found) == 10 and found["gemm288"]["evaluations"] == 15
+        assert {summary["within_2pct"] for summary in found.values()} == {1.0}
+    says("strategies_prior5", "5 % of the candidates", "100 of 100 seeds", "each of the ten recordings")
+
+
+def test_strategies_prior() -> None:
+    key = "evaluations_to_2pct_median"
+    with_prior, alone = (summaries(folder, "forest") for folder in ("strategies_prior", "strategies"))
+    ratios = {space: with_prior[space][key] / told[key] for space, told in alone.items() if told[key] is not None}
+    less = [ratio for ratio in ratios.values() if ratio < 1]
+    assert len(less) == 7 and {space for space in ratios if ratios[space] > 1} == {"gemm288", "gemm_square"}
+    says("strategies_prior", f"{min(less):.2f} to {max(less):.2f} of the candidates")
+    says("strategies_prior", f"{ratios['gemm288']:.2f} and {ratios['gemm_square']:.2f} times as many")
+    [other] = alone.keys() - ratios.keys()
+    missed = alone[other]
+    says("strategies_prior", f"{other} it tries {with_prior[other][key]:g}")
+    says("strategies_prior", f"{100 * missed['within_2pct']:.0f} of 100 seeds get there by {missed['evaluations']}")
+
+
+def test_warm() -> None:
+    rows = [row for row in stored("warm/result.json")["rows"] if row["summary"]["strategy"] == "forest"]
+    assert {row["summary"]["seeds"] for row in rows} == {50} and len(rows) == 2 * 7
+    key = "evaluations_to_2pct_median"
+    alone = {row["space"]: row["summary"] for row in rows if not row["source"]}
+    more = {
+        (row["advice"], row["space"], row["source"]): row["summary"][key] - alone[row["space"]][key]
+        for row in rows
+        if row["source"] and row["summary"][key] is not None
+    }
+    wrong, right = ([cost for (advice, *_), cost in more.items() if advice == one] for one in ("worst", "best"))
+    assert len(wrong) == 6 and len(right) == 5
+    says("warm", "median of 50 seeds", f"{abs(max(wrong)):g} to {-min(wrong):g} candidates fewer", "six of six")
+    saved = [-cost for cost in right if cost < 0]
+    says("warm", f"saves {min(saved):g} to {max(saved):g} candidates in four of six")
+    assert len(saved) == 4
+    says("warm", f"gemm_square's best cost {more['best', 'gemm_odd', 'gemm_square']:g}")
+    [missed] = [row for row in rows if row["source"] and row["summary"][key] is None]
+    assert (missed["space"], missed["source"], missed["advice"]) == ("gemm_odd", "gemm_tall", "best")
+    shares = [round(100 * summary["within_2pct"]) for summary in (missed["summary"], alone["gemm_odd"])]
+    says("warm", f"{shares[0]} % of the seeds come within 2 % there, rather than {shares[1]} %")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,8 +41,8 @@ class Own:
 
     name = "own"
 
-    def __init__(self, wrong_at: int | None = None) -> None:
-        self.wrong_at = wrong_at
+    def __init__(self, wrong_at: int | None = None, answer: Any = None) -> None:
+        self.wrong_at, self.answer = wrong_at, answer
         self.asked: list[int] = []
         self.told: dict[int, tuple[float | None, str]] = {}
         self.most = 0
@@ -53,7 +54,9 @@ class Own:
     def ask(self) -> int | None:
         assert self.searched is not None
         if len(self.asked) == self.wrong_at:
-            return self.asked[0]
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.asked[0] if self.answer is None else self.answer
         left = [index for index in self.searched.configs if index not in self.asked]
         if not left:
             return None
@@ -150,12 +153,45 @@ async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_s
     assert not result.remaining and result.measured == 48
 
 
-async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=r"strategy 'own': ask.* returned 0 a second time"):
-        await tune(machine=fake(), strategy=Own(wrong_at=20), journal=tmp_path / "j")
+class Forgetful(Own):
+    """Raises when it is told of an outcome after some others."""
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        super().tell(index, latency_ms, reason)
+        if len(self.told) == 16:
+            raise ValueError("no memory of that")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (lambda: Own(wrong_at=20), r"ask\(\) returned 0 a second time"),
+        (lambda: Own(wrong_at=20, answer=len(CONFIGS)), rf"ask\(\) returned {len(CONFIGS)}, which is no candidate"),
+        (lambda: Own(wrong_at=20, answer=RuntimeError("out of ideas")), r"ask\(\) raised RuntimeError: out of ideas"),
+        (Forgetful, r"tell\(.*\) raised ValueError: no memory of that"),
+    ],
+    ids=["twice the same", "not in the space", "ask raises", "tell raises"],
+)
+async def test_a_strategy_that_goes_wrong_ends_the_run_and_keeps_what_was_measured(
+    tmp_path: Path, strategy: Callable[[], Own], said: str
+) -> None:
+    with pytest.raises(StrategyError, match=rf"^strategy 'own': {said}"):
+        await tune(machine=fake(), strategy=strategy(), journal=tmp_path / "j")
     assert replay(tmp_path / "j").measured >= 10
     result = await resume(tmp_path / "j", machine=fake(), strategy=Own())
     assert not result.remaining
+
+
+async def test_without_its_library_a_strategy_does_not_go_on_and_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    await tune(machine=fake(), strategy="forest", budget=16, journal=tmp_path / "j")
+    measured = replay(tmp_path / "j").measured
+    monkeypatch.setattr("atune.search.forest.available", lambda: False)
+    with pytest.raises(UsageError, match=r"scikit-learn, which is not installed: pip install 'atune\[search\]'"):
+        await resume(tmp_path / "j", machine=fake(), budget=20)
+    assert replay(tmp_path / "j").measured == measured >= 10
 
 
 class Expecting(Own):

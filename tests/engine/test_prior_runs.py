@@ -24,7 +24,6 @@ from atune.journal.writer import line_of
 from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
-from atune.model.space import Space
 from atune.search.interface import Searched
 from atune.search.until import Until
 from atune.storage.prior_results import history, known_of
@@ -294,15 +293,25 @@ async def test_with_a_users_prior_and_no_budget_all_are_tried_in_its_order(tmp_p
     assert proposed(read(tmp_path / "j")) == list(reversed(range(N))) and not result.remaining
 
 
+def raising(config: Mapping[str, Any], known: StaticFacts) -> float:
+    raise ZeroDivisionError("no blocks")
+
+
 @pytest.mark.parametrize(
-    ("answer", "said"),
-    [(math.nan, "returned nan at x="), (1.0, "returns 1.0 for all 60 candidates"), ("fast", "returned 'fast' at x=")],
+    ("prior", "said"),
+    [
+        (lambda config, known: math.nan, "returned nan at x="),
+        (lambda config, known: 1.0, "returns 1.0 for all 60 candidates"),
+        (lambda config, known: "fast", "returned 'fast' at x="),
+        (raising, "raised ZeroDivisionError: no blocks at x="),
+    ],
+    ids=["NaN", "constant", "text", "raises"],
 )
 async def test_a_users_prior_that_is_of_no_use_ends_the_run_with_one_message(
-    tmp_path: Path, answer: Any, said: str
+    tmp_path: Path, prior: Any, said: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"prior .*{said}"):
-        await tune(machine=fake(), prior=lambda config, known: answer, budget=4, journal=tmp_path / "j")
+    with pytest.raises(UsageError, match=f"^prior .*{said}"):
+        await tune(machine=fake(), prior=prior, budget=4, journal=tmp_path / "j")
     assert replay(tmp_path / "j").header is not None
     await resume(tmp_path / "j", machine=fake(), prior=last_first)
     assert proposed(read(tmp_path / "j")) == [59, 58, 57, 56]
@@ -372,13 +381,6 @@ async def test_keep_without_a_prior_is_refused() -> None:
         await tune(machine=fake("c"), keep=4)
 
 
-@pytest.mark.parametrize("options", [{"prior": last_first}, {"keep": 40}, {"strategy": "prior"}])
-async def test_a_space_that_is_not_listed_takes_no_order_of_all_of_it(options: dict[str, Any]) -> None:
-    space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match=r"100,000,000 points .* which (a|your own) prior needs"):
-        await tune(machine=FakeMachine(space), budget=10, **options)
-
-
 class Known(Until):
     """Notes what it is told, and looks at nothing."""
 
@@ -403,66 +405,3 @@ async def test_what_the_survey_found_to_fail_counts_as_known_to_until() -> None:
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert told == [7, 2]
-
-
-# ---- large spaces
-
-LARGE = {f"d{i}": list(range(10)) for i in range(7)}
-
-
-def far(config: Mapping[str, Any]) -> int:
-    """Return how far a point is from the best, by steps along the axes."""
-    return sum(abs(value - 4) for value in config.values())
-
-
-def large(**script: Any) -> FakeMachine:
-    """Return a machine whose prior is right about 10^7 points, of which constraints admit half."""
-
-    def moved(config: Mapping[str, Any]) -> StaticFacts:
-        work = Work(reads=(Access(n_bytes=1e6 * (1 + far(config)), axes="x"),), threads=128)
-        return StaticFacts(smem_bytes=0, threads=128, grid=(1000, 1, 1), accumulators=8, work=work)
-
-    scripted = Script(**{"facts": moved, "latency_ms": lambda c: 1.0 + far(c), **script})
-    return FakeMachine(Space(LARGE, where=lambda d0, d1: d0 <= d1), scripted, target="sm_90a", workers=1)
-
-
-@pytest.fixture
-def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atune.engine.pool.POOL", 256)
-
-
-@pytest.mark.usefixtures("small_pool")
-@pytest.mark.parametrize("strategy", ["local", "evolution", "forest"])
-async def test_the_prior_finds_what_is_best_in_a_large_space(tmp_path: Path, strategy: str) -> None:
-    """Of 256 drawn points the best is some steps away; the neighbours of the best estimates lead to it."""
-    if strategy == "forest":
-        pytest.importorskip("sklearn")
-    journal = tmp_path / "j"
-    found = await tune(machine=large(), budget=10, strategy=strategy, journal=journal)
-    [surveyed] = kept(journal, SpaceSurveyed)
-    assert 256 < len(surveyed.indices) <= MOST and found.latency_ms == 1.0
-    assert all(record.config["d0"] <= record.config["d1"] for record in found.records)
-    without = await tune(machine=large(), budget=10, strategy=strategy, prior=False)
-    assert without.latency_ms is not None and without.latency_ms > 4.0
-
-
-@pytest.mark.usefixtures("small_pool")
-@pytest.mark.parametrize("strategy", ["local", "evolution"])
-async def test_a_large_space_with_a_prior_goes_on_as_the_uninterrupted_run(tmp_path: Path, strategy: str) -> None:
-    """What was surveyed is looked up again, and nothing is elaborated twice."""
-    journal, broken = tmp_path / "j", {0: ("elaborate", "lower")}
-    await tune(machine=large(fails=broken), budget=24, strategy=strategy, journal=journal)
-    whole = proposed(read(journal))
-    cut_before(journal, 3)
-    machine = large(fails=broken)
-    result = await resume(journal, machine=machine)
-    assert not machine.elaborated and len(kept(journal, SpaceSurveyed)) == 1 and result.measured == 24
-    assert proposed(read(journal))[:8] == whole[:8]
-
-
-@pytest.mark.usefixtures("small_pool")
-async def test_a_large_space_is_surveyed_the_same_each_time(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        await tune(machine=large(), budget=12, strategy="local", seed=2, journal=tmp_path / name)
-    one, two = (kept(tmp_path / name, SpaceSurveyed)[0] for name in ("one", "two"))
-    assert (one.indices, one.prior) == (two.indices, two.prior)

@@ -190,6 +190,7 @@ def test_a_users_prior_returns_finite_numbers(answer: Any) -> None:
 
 
 def test_a_users_prior_that_tells_nothing_apart_is_refused() -> None:
+    constant = prior.OwnPrior(lambda config, facts: 3)
     with pytest.raises(UsageError, match=r"returns 3\.0 for all 2 candidates"):
-        prior.asked(lambda config, facts: 3, CANDIDATES)
-    assert prior.asked(lambda config, facts: 3, {0: CANDIDATES[0]}) == {0: 3.0}
+        prior.check_answers(constant, prior.asked(constant.function, CANDIDATES))
+    prior.check_answers(constant, {0: 3.0})

@@ -54,6 +54,16 @@ def test_one_look_alone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play(list(range(60)), Until(CONFIGS, 0.02)) == until.FIRST + (1 + IN_A_ROW) * STEP
 
 
+def test_in_a_large_space_the_first_look_waits_for_a_share_of_it() -> None:
+    told = Until({i: {"x": i} for i in range(2000)}, 0.02)
+    looks = []
+    for index in range(100):
+        told.tell(index, 1.0)
+        if told.due:
+            looks.append(index + 1)
+    assert looks == [64, 72, 80, 88, 96]
+
+
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(until, "available", lambda: False)
     with pytest.raises(UsageError, match=r"pip install 'atune\[search\]'"):

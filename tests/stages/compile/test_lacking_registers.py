@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from stage_runs import session_of
+
+from atune.engine.screen import screen
+from atune.model.device import DeviceLimits
+from atune.stages.accelerators import registry
 from atune.stages.compile.facts import lacking_registers
+from atune.stages.compile.lowering import lower
+from atune.workload.workload import FileRef
 
 SOURCE = "__launch_bounds__(256, {}) f() {{ tl::warpgroup_reg_dealloc<24>(); tl::warpgroup_reg_alloc<240>(); }}"
 
@@ -11,3 +20,13 @@ def test_two_blocks_a_multiprocessor_leave_too_few_registers() -> None:
     """The second is a kernel that hung: each thread begins with 128 registers."""
     assert lacking_registers(SOURCE.format(1)) == 0 and lacking_registers(SOURCE.format(2)) == 128 * (240 + 24 - 256)
     assert lacking_registers("__launch_bounds__(256, 2) f() {}") == 0 == lacking_registers("f() {}")
+
+
+def test_a_product_that_never_returns_is_pruned_once_it_is_lowered(tmp_path: Path) -> None:
+    """On an H200 it hung with two blocks on a multiprocessor, and took 0.4 s the first time with one."""
+    with session_of(FileRef(str(Path(__file__).parents[2] / "work_kernels.py"), "CROWDED"), tmp_path) as candidates:
+        one, two = (lower(candidate, registry.compose(())).facts for candidate in candidates)
+    assert (one.threads, one.lacking_registers) == (256, 0) and screen(one, DeviceLimits()) == ("go", "")
+    assert two.lacking_registers == 128 * (240 + 24 - 256)
+    verdict, reason = screen(two, DeviceLimits())
+    assert verdict == "prune" and reason.startswith("setmaxnreg: a block waits for 1024 registers more")
