@@ -57,6 +57,8 @@ ELSEWHERE = {
     **{name: f"atune.Workload(…, {name}=…)" for name in inspect.signature(Workload).parameters},
     **{name: f"compile=CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
     **{name: f"benchmark=BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
+    **{name: f"@atune.autotune({name}=…)" for name in ("key", "do_not_specialize", "hints", "on_miss", "shipped", "cache")},
+    "where": "atune.Space(…, where=…)",
 }
 """How to write options that belong to another object, by name."""
 

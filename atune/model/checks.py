@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -40,9 +40,16 @@ if TYPE_CHECKING:
 else:
 
     class SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword of a settings class, and suggests the right one."""
+        """Refuses a wrong keyword of a settings class, and suggests the right one, of this class or another."""
+
+        classes: ClassVar[list[SettingsMeta]] = []
+
+        def __init__(cls, *made: Any, **options: Any) -> None:
+            super().__init__(*made, **options)
+            SettingsMeta.classes.append(cls)
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
-            refuse_unknown(cls.__name__, today, cls.__struct_fields__)
+            elsewhere = {name: f"{c.__name__}({name}=…)" for c in SettingsMeta.classes for name in c.__struct_fields__}
+            refuse_unknown(cls.__name__, today, cls.__struct_fields__, elsewhere)
             return super().__call__(*values, **today)

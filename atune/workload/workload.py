@@ -47,8 +47,8 @@ SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
 _OF_TUNE = (
-    "target", "devices", "strategy", "prior", "budget", "journal", "compile", "benchmark", "on_event", "log",
-    "progress",
+    "target", "devices", "strategy", "prior", "seed", "budget", "until", "keep", "audit", "pipeline", "warm", "shard",
+    "journal", "compile", "benchmark", "on_event", "log", "progress", "cluster",
 )  # fmt: skip
 _ELSEWHERE = {
     **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
