@@ -53,10 +53,13 @@ class TuneOptions(RunOptions, total=False):
     shard: str | Shard | None
 
 
+_OF_AUTOTUNE = ("key", "do_not_specialize", "hints", "on_miss", "shipped", "cache")
 ELSEWHERE = {
     **{name: f"atune.Workload(…, {name}=…)" for name in inspect.signature(Workload).parameters},
     **{name: f"compile=CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
     **{name: f"benchmark=BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
+    **{name: f"@atune.autotune({name}=…)" for name in _OF_AUTOTUNE},
+    "where": "atune.Space(…, where=…)",
 }
 """How to write options that belong to another object, by name."""
 

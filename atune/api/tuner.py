@@ -31,6 +31,7 @@ from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
+from atune.model.checks import path, whole
 from atune.model.device import device_names, parse_target
 from atune.model.former_names import RUN
 from atune.model.options import named_options
@@ -91,6 +92,8 @@ class Tuner:
         check_listener(on_event)
         check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
         parse_target(target)
+        whole("seed", seed)
+        path("journal", journal)
         accept, advise = check_parts(accept), adviser(warm)
         known = chosen_prior(prior)
         self._budget = Budget.parse(budget).having(until=until, keep=keep, audit=audit)

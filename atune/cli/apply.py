@@ -53,6 +53,8 @@ def apply_command(arguments: argparse.Namespace) -> int:
     if changes:
         say(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
         if arguments.write:
+            if not os.stat(ref.path).st_mode & 0o222:
+                raise UsageError(f"{ref.path} is read-only and was not written: make it writable (chmod u+w) first")
             if _read(ref.path) != data:
                 raise UsageError(f"{ref.path} changed during this command and was not written: run the command again")
             write_output(ref.path, edited.encode(encoding))
@@ -117,7 +119,8 @@ def _decoded(data: bytes, path: str) -> tuple[str, str]:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding), encoding
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be decoded with the encoding that it declares: {error}") from error
+        why = f"{path} is not in the encoding that it declares (without a declaration: UTF-8): {error}"
+        raise UsageError(f"{why}\nsave it as UTF-8, or declare its encoding in the first line") from error
 
 
 def _diff(before: str, after: str, path: str) -> str:

@@ -82,7 +82,7 @@ class ClusterCompileWorker:
         return elaborated
 
     async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        _, answer = await self._ask("rank", Ranking(prior.name, prior.shipped, dict(known)))
+        _, answer = await self._ask("rank", Ranking(prior.name, prior.pickled, dict(known)))
         ranks: dict[int, float] = answer
         return ranks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -106,7 +106,7 @@ class KeyRule:
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
+    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
     return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
@@ -11,6 +10,7 @@ from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
+from atune.decorator.checks import check_on_miss, check_options, constraints_of, listed, paths
 from atune.decorator.files import files_in
 from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.order import refuse_jit_above
@@ -18,11 +18,11 @@ from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
 from atune.journal.events import Event
 from atune.model.candidate import Config
-from atune.model.device import device_names, parse_target
+from atune.model.device import device_names
 from atune.model.former_names import AUTOTUNE
 from atune.model.options import named_options
 from atune.model.space import Space
-from atune.reporting.log import EventLog, event_log
+from atune.reporting.log import EventLog
 from atune.storage.result_cache import ResultCache
 from atune.workload.sealed import Sealed
 
@@ -129,16 +129,17 @@ def autotune(
 
     Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
-    if log is not None:
-        event_log(log)  # refuses a wrong logger now instead of at the first call
-    if concurrent not in ("wait", "tune"):
-        raise UsageError(f"concurrent: give 'wait' or 'tune', got {concurrent!r}")
-    check_on_miss(on_miss)
-    if target is not None:
-        parse_target(target)
+    check_options({
+        "inputs": inputs, "reference": reference, "check": check, "setup": setup, "tune_on": tune_on, "hints": hints,
+        "symbols": symbols, "out_idx": out_idx, "restore": restore, "zero": zero, "rtol": rtol, "atol": atol,
+        "max_mismatched_ratio": max_mismatched_ratio, "supply": supply, "flops": flops, "bytes": bytes,
+        "default": default, "name": name, "target": target, "cache": cache, "concurrent": concurrent,
+        "on_miss": on_miss, "journal": journal, "report": report, "progress": progress, "on_event": on_event,
+        "log": log,
+    })  # fmt: skip
     if isinstance(space, str) or not (callable(space) or hasattr(space, "__iter__") or _is_space(space)):
         raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
-    constraints = tuple(where) if isinstance(where, Sequence) else (where,)
+    constraints = constraints_of(where)
     if constraints and _is_space(space):
         raise SpaceError("where: give the constraints to the Space")
     hints = dict(hints or {})
@@ -148,7 +149,7 @@ def autotune(
     if isinstance(space, Mapping):
         space = Space(space, where=constraints)
     elif not callable(space) and not _is_space(space):
-        space = list(space)
+        space = listed(space)
     options = Options(
         space=space,
         where=() if _is_space(space) else constraints,
@@ -166,8 +167,8 @@ def autotune(
             "atol": atol,
             "max_mismatched_ratio": max_mismatched_ratio,
             "supply": supply,
-            "restore": tuple(restore),
-            "zero": tuple(zero),
+            "restore": tuple(restore or ()),
+            "zero": tuple(zero or ()),
             "flops": flops,
             "bytes": bytes,
             "default": default,
@@ -179,7 +180,7 @@ def autotune(
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
         concurrent=concurrent,
         on_miss=on_miss,
-        shipped=tuple(str(os.fspath(p)) for p in ([shipped] if isinstance(shipped, (str, os.PathLike)) else shipped)),
+        shipped=paths("shipped", shipped),
         files=files_in(journal, report),
     )
 
@@ -220,11 +221,6 @@ def clear_cache(kernel: Any = None, key: Any = None) -> int:
     for known in all_autotuned():
         known.forget()
     return ResultCache().clear()
-
-
-def check_on_miss(on_miss: str) -> None:
-    if on_miss not in ("tune", "default", "error"):
-        raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
 
 
 def _autotuned(what: str, kernel: Any) -> Autotuned:

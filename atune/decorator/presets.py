@@ -36,6 +36,8 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises `UsageError` for another name.
     """
+    if tuning is not None and not isinstance(tuning, (str, Mapping)):
+        raise UsageError(f"tuning: give a preset's name or a dict of options, such as {{'budget': 40}}, got {tuning!r}")
     given: dict[str, Any] = {"preset": tuning} if isinstance(tuning, str) else dict(tuning or {})
     preset = given.pop("preset", "default")
     if preset not in PRESETS:

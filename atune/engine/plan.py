@@ -5,7 +5,7 @@ A pure function from the journal's state and the current workload to a `Plan`. I
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -278,7 +278,7 @@ def differences(
 
 def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
     """Return `parts` as a tuple. Raises `UsageError` for a name that is not in `PARTS`."""
-    if isinstance(parts, str) or not all(part in PARTS for part in parts):
+    if isinstance(parts, (str, bytes)) or not isinstance(parts, Iterable) or not all(part in PARTS for part in parts):
         raise UsageError(f"accept: give some of {', '.join(PARTS)}, got {parts!r}")
     return tuple(parts)
 

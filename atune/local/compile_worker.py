@@ -108,7 +108,7 @@ class LocalCompileWorker:
         return [mishap.of(index)]
 
     async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        job = RankJob(prior=prior.shipped, candidates=dict(known))
+        job = RankJob(prior=prior.pickled, candidates=dict(known))
         try:
             reply = await self._call(RANK, msgspec.msgpack.encode(job))
         except WorkerTimeout as error:

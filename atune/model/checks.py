@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -19,6 +20,18 @@ def positive(where: str, name: str, value: float | None, *, optional: bool = Fal
     fits = isinstance(value, int if integral else (int, float)) and not isinstance(value, bool)
     if value is None or not fits or not math.isfinite(value) or value <= 0:
         raise UsageError(f"{where}: {name} must be a {kind} above zero, got {value!r}")
+
+
+def whole(name: str, value: object) -> None:
+    """Raise `UsageError` unless `value` is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, got {value!r}")
+
+
+def path(name: str, value: object) -> None:
+    """Raise `UsageError` unless `value` is a path as a text or a `Path`, or None."""
+    if value is not None and not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
+        raise UsageError(f"{name} must be a path, got {value!r}")
 
 
 SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -40,9 +53,16 @@ if TYPE_CHECKING:
 else:
 
     class SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword of a settings class, and suggests the right one."""
+        """Refuses a wrong keyword of a settings class, and suggests the right one, of this class or another."""
+
+        classes: ClassVar[list[SettingsMeta]] = []
+
+        def __init__(cls, *made: Any, **options: Any) -> None:
+            super().__init__(*made, **options)
+            SettingsMeta.classes.append(cls)
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
-            refuse_unknown(cls.__name__, today, cls.__struct_fields__)
+            elsewhere = {name: f"{c.__name__}({name}=…)" for c in SettingsMeta.classes for name in c.__struct_fields__}
+            refuse_unknown(cls.__name__, today, cls.__struct_fields__, elsewhere)
             return super().__call__(*values, **today)

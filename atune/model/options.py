@@ -15,16 +15,31 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MEANT: dict[str, tuple[str, ...]] = {
-    "callback": ("on_event",), "check_fn": ("check",), "compile_flags": ("flags",), "config": ("space",),
-    "configs": ("space",), "constraint": ("where",), "constraints": ("where",), "device": ("devices",),
-    "early_config_prune": ("where",), "iters": ("n_repeat",), "jobs": ("workers",), "listener": ("on_event",),
-    "logger": ("log",), "manual_check_prog": ("check",), "max_workers": ("workers",), "n_iters": ("n_repeat",),
-    "n_jobs": ("workers",), "n_repeats": ("n_repeat",), "n_workers": ("workers",), "num_workers": ("workers",),
-    "params": ("arguments",), "problem": ("arguments",), "ref": ("reference",), "ref_prog": ("reference",),
-    "rep": ("n_repeat", "rep_ms"), "repeat": ("n_repeat",), "repeats": ("n_repeat",), "reset_to_zero": ("zero",),
-    "restore_value": ("restore",), "search_space": ("space",), "settings": ("compile", "benchmark"),
-    "skip_check": ("check",), "space": ("configs",), "supply_prog": ("inputs",), "supply_type": ("supply",),
-    "time_limit": ("budget",), "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "topk": ("budget",),
+    "algorithm": ("strategy",), "arch": ("target",), "args": ("arguments",), "benchmark_method": ("method",),
+    "cache": ("store",), "callback": ("on_event",), "cflags": ("flags",), "check_fn": ("check",),
+    "compile_flags": ("flags",), "config": ("space",), "configs": ("space",), "constraint": ("where",),
+    "constraints": ("where",), "cores": ("workers",), "cost_model": ("prior",), "cuda_graph": ("method",),
+    "deadline": ("budget",), "device": ("devices",), "do_bench": ("method",), "early_config_prune": ("where",),
+    "early_stopping": ("until",), "execution_backend": ("backend",), "extra_cuda_flags": ("flags",),
+    "filter": ("where",), "finalists": ("n_final",), "golden": ("reference",), "gpu": ("devices",),
+    "gpus": ("devices",), "input_fn": ("inputs",), "inputs_fn": ("inputs",), "iters": ("n_repeat",),
+    "jobs": ("workers",), "listener": ("on_event",), "log_file": ("journal",), "log_level": ("log",),
+    "logger": ("log",), "make_inputs": ("inputs",), "manual_check_prog": ("check",), "max_candidates": ("budget",),
+    "max_configs": ("budget",), "max_time": ("budget",), "max_trials": ("budget",), "max_workers": ("workers",),
+    "n_candidates": ("budget",), "n_iters": ("n_repeat",), "n_jobs": ("workers",), "n_repeats": ("n_repeat",),
+    "n_threads": ("workers",), "n_trials": ("budget",), "n_workers": ("workers",), "num_threads": ("workers",),
+    "num_trials": ("budget",), "num_workers": ("workers",), "nvcc_flags": ("flags",), "opt_flags": ("flags",),
+    "optimizer": ("strategy",), "out": ("journal",), "out_file": ("journal",), "output": ("journal",),
+    "parallel": ("workers",), "params": ("arguments",), "path": ("journal",), "patience": ("until",),
+    "perf_model": ("prior",), "problem": ("arguments",), "processes": ("workers",), "prune": ("where",),
+    "prune_configs_by": ("where",), "quantiles": (), "random_seed": ("seed",), "random_state": ("seed",),
+    "ref": ("reference",), "ref_prog": ("reference",), "rep": ("n_repeat", "rep_ms"), "repeat": ("n_repeat",),
+    "repeats": ("n_repeat",), "reset_to_zero": ("zero",), "restore_value": ("restore",), "resume": ("journal",),
+    "sampler": ("strategy",), "save": ("journal",), "search": ("strategy",), "search_space": ("space",),
+    "seed_inputs": ("input_seed",), "settings": ("compile", "benchmark"), "skip_check": ("check",),
+    "space": ("configs",), "supply_prog": ("inputs",), "supply_type": ("supply",), "time_limit": ("budget",),
+    "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "tolerance": ("rtol", "atol"), "topk": ("budget",),
+    "trials": ("budget",), "tuner": ("strategy",), "use_cache": ("store",), "use_cuda_graph": ("method",),
     "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"), "warmups": ("n_warmup",),
 }  # fmt: skip
 """atune's names for options that other tuners have, or that users may guess."""
@@ -51,7 +66,7 @@ def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> lis
     alike = [option for option in (name, *MEANT.get(name, ())) if option in ways]
     if alike:
         return [ways[option] for option in alike if option in known] or [ways[option] for option in alike]
-    near = get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
+    near = [] if name in MEANT else get_close_matches(name.lower(), [*known, *elsewhere], n=1, cutoff=0.7)
     return [ways[option] for option in near]
 
 

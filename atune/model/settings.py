@@ -11,7 +11,7 @@ import msgspec
 from atune.errors import TargetError, UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
-from atune.model.checks import SettingsMeta, positive, switches
+from atune.model.checks import SettingsMeta, positive, switches, whole
 from atune.model.former_names import warn_former
 
 Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
@@ -134,8 +134,11 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
             raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {BACKENDS}")
         if self.backend not in get_args(Backend):
             raise TargetError(f"backend {self.backend!r} is unknown; use {BACKENDS}")
-        if self.target_host is not None and not (isinstance(self.target_host, str) and self.target_host.strip()):
-            raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {self.target_host!r}")
+        host = self.target_host
+        if host is not None and not (isinstance(host, str) and host.strip()):
+            raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {host!r}")
+        if host is not None and host.split()[0] not in ("c", "llvm") and not host.lstrip().startswith("{"):
+            raise UsageError(f"CompileSettings: target_host {host!r} is unknown: use 'c' or 'llvm'")
 
     @property
     def acceleration(self) -> Acceleration:
@@ -201,8 +204,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
-        if isinstance(self.input_seed, bool) or not isinstance(self.input_seed, int):
-            raise UsageError(f"{where}: input_seed must be a whole number, got {self.input_seed!r}")
+        whole(f"{where}: input_seed", self.input_seed)
         switches(self, "adaptive", "check", "cache_inputs", "mixed_devices", "energy")
         if self.standby is not None:
             switches(self, "standby")

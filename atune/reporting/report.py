@@ -57,15 +57,15 @@ def report(journal: str | Path) -> str:
 
 def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     """Return the page for a run's events, in order; `journal` is where they lie, for the reader of the page."""
-    state, lanes, clocks = State(), Lanes(), Clocks()
+    state, timeline, clocks = State(), Timeline(), Clocks()
     for event in events:
         state.apply(event)
-        lanes.add(event)
+        timeline.add(event)
         clocks.add(event)
     result = TuneResult(state, journal, replayed=True)
     page = (Path(__file__).with_name("report_page.html")).read_text(encoding="utf-8")
     # Only "<" can end a script element or begin a comment in it, and a journal may come from a stranger.
-    data = json.dumps(_data(result, lanes, clocks), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(_data(result, timeline, clocks), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "@TITLE@": escape(page_title(result)),
         "@BEFORE@": _before(result),
@@ -75,7 +75,7 @@ def page_of(events: Iterable[Event], journal: Path | None = None) -> str:
     return re.sub("|".join(parts), lambda place: parts[place[0]], page)  # one pass: texts may hold "@DATA@"
 
 
-class Lanes:
+class Timeline:
     """Collects the activities of each compile worker and device. Times are in seconds since the run's start."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ def _after(result: TuneResult, state: State) -> str:
     return candidates_section(result) + warnings_section(result) + environment_section(result, state)
 
 
-def _data(result: TuneResult, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
+def _data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:
     """Return what the page's script draws."""
     final = {entry.index for entry in result.final}
     records = [
@@ -206,7 +206,7 @@ def _data(result: TuneResult, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
     return {
         "reference_ms": result.reference_ms,
         "records": records,
-        "timeline": _timeline(lanes),
+        "timeline": _timeline(timeline),
         "clocks": clocks.data(),
     }
 
@@ -241,25 +241,25 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
     return {"lines": lines, "source": repr(result.best.config)}
 
 
-def _timeline(lanes: Lanes) -> dict[str, Any]:
-    def place(lane: tuple[str, list[Span]]) -> tuple[int, str]:
-        return len(lane[0]), lane[0]  # sorts compile-10 after compile-9
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    def place(row: tuple[str, list[Span]]) -> tuple[int, str]:
+        return len(row[0]), row[0]  # sorts compile-10 after compile-9
 
-    devices = [(f"device {name}", spans) for name, spans in lanes.device.items()]
-    rows = sorted(lanes.compile.items(), key=place) + sorted(devices, key=place)
+    devices = [(f"device {name}", spans) for name, spans in timeline.device.items()]
+    rows = sorted(timeline.compile.items(), key=place) + sorted(devices, key=place)
     n = sum(len(spans) for _, spans in rows)
     text = "Grey is lowering, blue compiling, orange measuring, green the final, red a failure on the device."
     if n > SPANS:
         lengths = sorted((span[2] - span[1] for _, spans in rows for span in spans), reverse=True)
         rows = [(name, [s for s in spans if s[2] - s[1] >= lengths[SPANS - 1]][:SPANS]) for name, spans in rows]
         text += f" Only the {SPANS} longest of {n} spans are shown."
-    measuring_s, both_s = lanes.overlap()
+    measuring_s, both_s = timeline.overlap()
     if measuring_s:
         text += (
             f" Devices measured for {measuring_s:.1f} s. Workers compiled in {both_s / measuring_s:.0%} of that time."
         )
     shown = [{"name": printable(name), "spans": spans} for name, spans in rows]
-    return {"lanes": shown, "parts": lanes.parts, "end_s": lanes.end_s, "text": text}
+    return {"rows": shown, "parts": timeline.parts, "end_s": timeline.end_s, "text": text}
 
 
 def _failures(result: TuneResult) -> list[dict[str, Any]]:

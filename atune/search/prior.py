@@ -31,7 +31,7 @@ class OwnPrior:
     """A user's prior as a run has it: the function, and that as workers load it."""
 
     function: Prior
-    shipped: bytes = b""
+    pickled: bytes = b""
 
     @property
     def name(self) -> str:

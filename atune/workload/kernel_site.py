@@ -63,6 +63,7 @@ def site_of(kernel: Any, name: str, names: Collection[str]) -> KernelSite:
     """Return the definition of `kernel`. `names` is as for `Sought`."""
     function, digest = function_of(kernel), kernel_fingerprint(kernel, without_defaults=names)
     name = name or str(getattr(function, "__name__", ""))
+    function = _taking(function, names)
     if not inspect.isfunction(function):
         return KernelSite(workload=name, kernel=digest, what=f"a {type(function).__qualname__}")
     code = function.__code__
@@ -71,3 +72,21 @@ def site_of(kernel: Any, name: str, names: Collection[str]) -> KernelSite:
     return KernelSite(
         workload=name, kernel=digest, path=code.co_filename, function=code.co_name, line=code.co_firstlineno
     )
+
+
+def _taking(function: Any, names: Collection[str]) -> Any:
+    """Return the function with parameters of those `names` under wrappers that pass all on, as `functools.wraps` marks.
+
+    `function` itself, if there is none.
+    """
+    found = function
+    while not set(names) <= _parameters(found):
+        found = getattr(found, "__wrapped__", None)
+        if found is None:
+            return function
+    return found
+
+
+def _parameters(function: Any) -> set[str]:
+    code = getattr(function, "__code__", None)
+    return set() if code is None else {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}

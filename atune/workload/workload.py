@@ -23,9 +23,9 @@ from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import function_of
 from atune.workload.listing import Candidates, Listing, check_names, listing
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
+from atune.workload.values import check_values, supply_name
 
 __all__ = [
-    "SUPPLIES",
     "FileRef",
     "Inputs",
     "PickleRef",
@@ -40,15 +40,11 @@ __all__ = [
     "ship",
 ]
 
-SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
-"""Names of tilelang's `TensorSupplyType`."""
-
-
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
 _OF_TUNE = (
-    "target", "devices", "strategy", "prior", "budget", "journal", "compile", "benchmark", "on_event", "log",
-    "progress",
+    "target", "devices", "strategy", "prior", "seed", "budget", "until", "keep", "audit", "pipeline", "warm", "shard",
+    "journal", "compile", "benchmark", "on_event", "log", "progress", "cluster",
 )  # fmt: skip
 _ELSEWHERE = {
     **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
@@ -146,23 +142,15 @@ class Workload:
                 "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
                 "the function under the decorator"
             )
-        if reference is not None and not callable(reference):
-            raise WorkloadError(f"Workload: reference must be a function of the inputs, got {reference!r}")
-        if check is not None and not callable(check):
-            raise WorkloadError(f"Workload: check must be a function of the outputs, got {check!r}")
-        if setup is not None and not callable(setup):
-            raise WorkloadError(f"Workload: setup must be a function of the inputs, got {setup!r}")
-        self.supply = None if supply is None else str(getattr(supply, "name", supply)).lower()
-        if self.supply not in (None, *SUPPLIES):
-            raise WorkloadError(f"Workload: supply {supply!r} is unknown: give {', '.join(SUPPLIES)}")
-        for label, positions in (("restore", restore), ("zero", zero)):
-            if isinstance(positions, str) or not all(type(i) is int for i in positions):
-                raise WorkloadError(f"Workload: {label} must be positions of parameters, got {positions!r}")
+        check_values("Workload", {
+            "arguments": arguments, "inputs": inputs, "reference": reference, "check": check, "setup": setup,
+            "out_idx": out_idx, "restore": restore, "zero": zero, "rtol": rtol, "atol": atol,
+            "max_mismatched_ratio": max_mismatched_ratio, "supply": supply, "flops": flops, "bytes": bytes,
+            "default": default, "name": name, "source": source,
+        })  # fmt: skip
+        self.supply = None if supply is None else supply_name(supply)
         self.flops, self.bytes = amount("flops", flops, arguments or {}), amount("bytes", bytes, arguments or {})
-        work = (("flops", self.flops), ("bytes", self.bytes))
-        for label, value in (("rtol", rtol), ("atol", atol), ("max_mismatched_ratio", max_mismatched_ratio), *work):
-            if value is not None and not value >= 0:
-                raise WorkloadError(f"Workload: {label} must be zero or more, got {value!r}")
+        check_values("Workload", {"flops": self.flops, "bytes": self.bytes})
         self.kernel = kernel
         self.space = space if isinstance(space, Space) else Space(space)
         self.name: str = name or str(getattr(function_of(kernel), "__name__", "kernel"))
@@ -178,7 +166,7 @@ class Workload:
         if self.out_idx is None:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
-        self.check, self.restore, self.zero = check, tuple(restore), tuple(zero)
+        self.check, self.restore, self.zero = check, tuple(restore or ()), tuple(zero or ())
         self.setup = setup
         self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
         self.default = dict(default) if default is not None else None

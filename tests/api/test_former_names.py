@@ -86,6 +86,22 @@ def test_the_fake_machine_has_its_former_name() -> None:
     assert former is FakeMachine
 
 
+def test_the_fake_machines_workers_have_their_former_name() -> None:
+    former: dict[str, Any] = {"lanes": 3}
+    with pytest.warns(DeprecationWarning, match="FakeMachine's lanes are called workers now") as caught:
+        machine = FakeMachine(4, **former)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert len(machine.compile_workers()) == 3
+
+
+def test_an_events_worker_has_its_former_name(tmp_path: Path) -> None:
+    seen: list[atune.Event] = []
+    atune.run(machine=FakeMachine(1), on_event=seen.append)
+    with pytest.warns(DeprecationWarning, match="an event's lane is called worker now") as caught:
+        assert seen[0].lane == seen[0].worker
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def judge(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
     return True
 

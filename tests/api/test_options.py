@@ -39,6 +39,10 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.run(WORK, warmup=3), "did you mean benchmark=BenchmarkSettings(n_warmup=…) or "),
         (lambda: atune.run(WORK, workers=3), "did you mean compile=CompileSettings(workers=…)?"),
         (lambda: atune.run(WORK, ref=kernel), "did you mean atune.Workload(…, reference=…)?"),
+        (lambda: atune.run(WORK, trials=9), "run: there is no option 'trials'; did you mean 'budget'?"),
+        (lambda: atune.run(WORK, key="M"), "did you mean @atune.autotune(key=…)?"),
+        (lambda: atune.run(WORK, early_config_prune=print), "did you mean atune.Space(…, where=…)?"),
+        (lambda: atune.run(WORK, quantiles=[0.5]), "there is no option 'quantiles'; there is target, devices,"),
         (lambda: atune.run(WORK, zzz=1), "there is no option 'zzz'; there is target, devices, strategy,"),
         (lambda: atune.Tuner(WORK, budgte=3), "Tuner: there is no option 'budgte'; did you mean 'budget'?"),
         (lambda: atune.run_resume("j", journl="x"), "run_resume: there is no option 'journl'"),
@@ -54,6 +58,8 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.compile_all(kernel, space=[{"block": 1}]), "no option 'space'; did you mean 'configs'?"),
         (lambda: atune.CompileSettings(worker=3), "CompileSettings: there is no option 'worker'; did you mean"),
         (lambda: atune.BenchmarkSettings(timeout=3), "did you mean 'benchmark_timeout_s'?"),
+        (lambda: atune.CompileSettings(n_warmup=3), "did you mean BenchmarkSettings(n_warmup=…)?"),
+        (lambda: atune.BenchmarkSettings(configs=[]), "there is no option 'configs'; there is n_warmup, n_repeat,"),
         (lambda: atune.Budget(candidate=3), "Budget: there is no option 'candidate'; did you mean 'candidates'?"),
     ],
 )  # fmt: skip
@@ -91,7 +97,7 @@ def test_all_ways_to_tune_take_the_same_options() -> None:
     """`Tuner` spells its options out; those of the others are typed once."""
     hints = get_type_hints(atune.Tuner.__init__)
     assert {**get_type_hints(TuneOptions)} == {n: t for n, t in hints.items() if n not in ("workload", "return")}
-    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "warm"}
+    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "warm", "shard"}
     for function in (atune.tune, atune.run):
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[TuneOptions]"
     for function in (atune.resume, atune.run_resume):

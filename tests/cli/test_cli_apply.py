@@ -285,6 +285,50 @@ def test_kernels_under_decorators(file: Path, capsys: Any, name: str) -> None:
         assert module.scale.best_config(64) == {"block": 64}
 
 
+WRAPPED = """\
+import functools
+
+import atune
+
+
+def counted(function):
+    @functools.wraps(function)
+    def call(*values, **named):
+        return function(*values, **named)
+
+    return call
+
+
+@counted
+def kernel(N, block=16, stages=1):
+    return N
+
+
+WORKLOAD = atune.Workload(kernel, atune.Space(block=[16, 64], stages=[1, 2]), arguments={"N": 64})
+"""
+
+
+def test_a_kernel_under_a_wrapper_that_passes_all_on_is_edited_itself(file: Path, capsys: Any) -> None:
+    file.write_text(WRAPPED)
+    assert main(["apply", journal_of(file), f"{file}:WORKLOAD", "--write"]) == 0
+    assert file.read_text() == WRAPPED.replace("block=16, stages=1):", "block=64, stages=2):")
+
+
+def test_a_read_only_file_stays_as_it_is(file: Path, capsys: Any) -> None:
+    """Also where the folder, or root's rights, would let it be replaced."""
+    journal = journal_of(file)
+    file.chmod(0o444)
+    assert main(["apply", journal, str(file)]) == 0
+    assert "is read-only and was not written: make it writable" in refused(capsys, journal, str(file), "--write")
+    assert file.read_text() == KERNEL
+
+
+def test_a_file_in_another_encoding_than_it_declares_says_what_to_do(file: Path, capsys: Any) -> None:
+    file.write_bytes(KERNEL.encode() + "# größe\n".encode("latin-1"))  # Python takes this in a comment
+    refusal = refused(capsys, journal_of(file), str(file))
+    assert "save it as UTF-8, or declare its encoding in the first line" in refusal
+
+
 def test_at_the_command_line_a_worker_loads_the_file(file: Path, run_cli: Callable[..., Any]) -> None:
     file.write_text(KERNEL.replace("import functools", "import functools\nimport os\nos.write(2, b'loaded')"))
     journal = journal_of(file)

@@ -15,10 +15,11 @@ import torch
 from guide_kernels import few_blocks, scaled
 from tilelang import tvm
 
-from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, TuningFailed, autotune, environment
+from atune.compat.tilelang import AutoTuner, CompatWarning, CompileArgs, autotune, environment
 from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import plan
+from atune.errors import UsageError
 from atune.local.server_env import server_env
 from atune.local.workers import process_folders
 from atune.system import tilelang_cache
@@ -186,7 +187,7 @@ def test_a_host_target_is_handed_to_the_engine_as_a_text(host: Any) -> None:
 
 def test_a_host_target_reaches_the_candidates() -> None:
     assert tuned(64, target_host={"kind": "c"}).tuning.measured == 2
-    with pytest.raises(TuningFailed, match="no_such_host"):
+    with pytest.raises(UsageError, match="target_host 'no_such_host' is unknown: use 'c' or 'llvm'"):
         tuned(64, target_host="no_such_host")
 
 

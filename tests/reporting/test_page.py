@@ -18,7 +18,7 @@ from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts, ranking
-from atune.reporting.report import Lanes, report
+from atune.reporting.report import Timeline, report
 from atune.reporting.ticks import linear_ticks, log_ticks
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
@@ -114,15 +114,15 @@ def test_the_environment_and_the_title_need_no_script() -> None:
 
 
 def test_the_final_is_on_the_device_s_line_of_time() -> None:
-    lanes = Lanes()
+    timeline = Timeline()
     events = read(LAYOUTS)
     for event in events:
-        lanes.add(event)
-    *before, (kind, since, until, note) = lanes.device["0"]
+        timeline.add(event)
+    *before, (kind, since, until, note) = timeline.device["0"]
     assert (kind, note) == ("final", "of 7 candidates") and since < until
-    ends = [spans[-1][2] for spans in lanes.compile.values()] + [before[-1][2]]
+    ends = [spans[-1][2] for spans in timeline.compile.values()] + [before[-1][2]]
     assert since == max(ends)
-    assert lanes.overlap()[0] < before[-1][2]  # a final is not measuring beside compiling
+    assert timeline.overlap()[0] < before[-1][2]  # a final is not measuring beside compiling
 
 
 def test_ticks_are_round() -> None:

@@ -29,7 +29,7 @@ def test_work_may_be_numbers_or_functions_of_the_arguments_that_they_name() -> N
         (lambda K: K, "'K', which is none of the arguments"),
         (lambda M: M / 0, "flops raised ZeroDivisionError"),
         (lambda M: "many", "must return a number, got 'many'"),
-        (lambda M: -1.0, "flops must be zero or more, got -1.0"),
+        (lambda M: -1.0, "flops must be a number, zero or more, or a function of arguments, got -1.0"),
     ],
 )
 def test_a_function_that_gives_no_amount_is_refused_by_name(flops: Any, says: str) -> None:

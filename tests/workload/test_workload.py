@@ -118,11 +118,11 @@ def problem(space: Any, **options: Any) -> Any:
         ),
         (lambda: Workload(5, Space(a=[1])), "kernel must be a function that returns a PrimFunc, got 5"),  # type: ignore[arg-type]
         (lambda: Workload(kernel, Space(block=[1]), reference=5), "reference must be a function"),  # type: ignore[arg-type]
-        (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be zero or more, got -1.0"),
-        (lambda: Workload(kernel, Space(block=[1]), atol=float("nan")), "atol must be zero or more, got nan"),
+        (lambda: Workload(kernel, Space(block=[1]), rtol=-1.0), "rtol must be a number, zero or more, got -1.0"),
+        (lambda: Workload(kernel, Space(block=[1]), atol=float("nan")), "atol must be a number, zero or more, got nan"),
         (
             lambda: Workload(kernel, Space(block=[1]), max_mismatched_ratio=-0.1),
-            "max_mismatched_ratio must be zero or more",
+            "max_mismatched_ratio must be a share, from 0 to 1",
         ),
         (lambda: problem([]), "Space is empty"),
         (lambda: parse_file_ref("nowhere.py:W"), "there is no file 'nowhere.py'; give FILE.py:NAME"),

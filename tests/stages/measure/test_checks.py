@@ -18,7 +18,8 @@ from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.effort import counts, still_wanted
 from atune.stages.measure.inputs import Arguments, drawn
 from atune.stages.measure.timer import CpuTimer, Timed
-from atune.workload.workload import SUPPLIES, FileRef, Workload, fingerprint
+from atune.workload.values import SUPPLIES
+from atune.workload.workload import FileRef, Workload, fingerprint
 
 X = KernelParam("float32", (4, 8))
 

@@ -1,0 +1,68 @@
+"""Checks of `autotune`'s options when the decorator is made, so that a first call fails for none of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from atune.api.options import check_listener, check_settings
+from atune.errors import SpaceError, UsageError
+from atune.model.checks import path
+from atune.model.device import parse_target
+from atune.reporting.log import event_log
+from atune.workload.values import check_values
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of `autotune`, by name. Raises `UsageError` and its branches."""
+    inputs = options["inputs"]
+    check_values("autotune", {**options, "inputs": None if isinstance(inputs, str) and inputs == "call" else inputs})
+    check_listener(options["on_event"])
+    check_settings(None, None, progress=options["progress"])
+    for name in ("journal", "report"):
+        path(name, options[name])
+    if not isinstance(options["cache"], bool):
+        path("cache", options["cache"])
+    if options["log"] is not None:
+        event_log(options["log"])
+    if options["concurrent"] not in ("wait", "tune"):
+        raise UsageError(f"concurrent: give 'wait' or 'tune', got {options['concurrent']!r}")
+    check_on_miss(options["on_miss"])
+    if options["target"] is not None:
+        parse_target(options["target"])
+
+
+def check_on_miss(on_miss: object) -> None:
+    """Raise `UsageError` unless `on_miss` says what to do where nothing is known."""
+    if on_miss not in ("tune", "default", "error"):
+        raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
+
+
+def listed(space: Iterable[Any]) -> list[Any]:
+    """Return the configurations of `space` as a list. Raises `SpaceError` if there is none, or one is no dict."""
+    found = [*space]
+    for config in found or [None]:
+        if not isinstance(config, Mapping):
+            raise SpaceError(f"space: give dicts, such as [{{'block': 32}}, {{'block': 64}}], got {space!r}")
+    return found
+
+
+def paths(name: str, given: object) -> tuple[str, ...]:
+    """Return one path, or several, as texts. Raises `UsageError`, naming the option, for anything else."""
+    one = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
+    several: list[Any] = [given] if one else list(cast(Iterable[Any], given))
+    for each in several:
+        if each is None:
+            raise UsageError(f"{name} must be a path, or a list of paths, got None")
+        path(name, each)
+    return tuple(os.fspath(each) for each in several)
+
+
+def constraints_of(where: Any) -> tuple[Any, ...]:
+    """Return the constraints of `where`, one or several. Raises `SpaceError` for what cannot be called."""
+    given = tuple(where) if isinstance(where, Sequence) and not isinstance(where, (str, bytes)) else (where,)
+    for constraint in given:
+        if not callable(constraint):
+            raise SpaceError(f"where: a constraint must be callable, got {constraint!r}")
+    return given
