@@ -17,7 +17,8 @@ from slurm import SCRIPT, allocation, job, stand_ins
 
 RAY = """
 echo "ray $* as $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $(sha256sum <<<"$RAY_AUTH_TOKEN" | cut -c 1-8)" >>"$CALLS"
-exec sleep 60
+trap 'echo "ended ray $2" >>"$CALLS"; exit' TERM
+while :; do sleep 0.02; done
 """
 PYTHON = """
 # Ends once all nodes have joined, as the script's own Python program does.
@@ -98,7 +99,7 @@ def test_a_first_job_starts_ray_on_all_nodes_and_then_tunes(allocated: Allocatio
         f"atune tune gemm.py:GEMM --journal {allocated.journal} --cluster auto --plain --budget 10% --seed 4$"
     )
     assert names < address < min(head, others) and max(head, others) < joined < tuned
-    assert tuned == len(allocated.calls()) - 1
+    assert allocated.calls()[tuned + 1 :] == ["ended ray --address=127.0.0.1:6379"] * 2 + ["ended ray --head"]
 
 
 def test_nodes_share_a_token_that_no_command_line_shows(allocated: Allocation) -> None:
@@ -131,7 +132,7 @@ def test_slurms_signal_ends_the_run_in_order_before_ray(allocated: Allocation) -
     wait_until(lambda: allocated.called("atune tune"), WITHIN_S, "the run has started")
     os.kill(process.pid, signal.SIGTERM)
     ended(process, 130)
-    assert allocated.calls()[-1] == "atune got SIGHUP"
+    assert allocated.calls()[-3:] == ["atune got SIGHUP", "ended ray --address=127.0.0.1:6379", "ended ray --head"]
     wait_until(lambda: not marked(allocated.mark), WITHIN_S, "Ray has ended on all nodes")
 
 
