@@ -184,6 +184,19 @@ def test_search() -> None:
     says("search", f"the best by {max(off):.0f} %")
 
 
+def test_cluster_sim() -> None:
+    def costs(name: str) -> list[str]:
+        return [f"{row['cpu_ms_per_candidate']:.2f}" for row in stored(f"cluster_sim/{name}.json")]
+
+    one, eight, many, most, _ = costs("cluster_sim")
+    says(
+        "cluster_sim",
+        f"{one}, {eight}, {many} and {most} ms",
+        f"{costs('million')[0]} ms with 64 devices and a million",
+    )
+    says("cluster_sim", f"{costs('before')[2]} ms with 64 devices")
+
+
 def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
     rows = stored("registers.json")["rows"]
     assert len(rows) == 20 and all(row["explain"] == row["ptxas"] for row in rows)
