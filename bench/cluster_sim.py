@@ -1,10 +1,16 @@
 """What the engine costs with more devices and candidates: CPU, queues, journal and memory, over fakes.
 
-    python bench/cluster_sim.py [--devices 1,8,64,512] [--candidates 20000] [--out FOLDER]
+    python bench/cluster_sim.py [--devices 1,8,64,512] [--candidates 20000] [--pace 0] [--out FOLDER]
 
-The engine, the journal and its syncs are real. Compilers and devices are the fakes of `atune.testing`, which take no
-time, so the engine is always the bottleneck: its CPU a candidate is the inverse of the rate at which it scales no more.
-Messages to other machines are not in it. Each row comes from a process of its own, so that peaks of memory do not mix.
+The engine, the journal and its syncs are real. Compilers and devices are the fakes of `atune.testing`. Their own work
+and the files that they write as libraries are in the figures. Messages to other machines are not. Each row comes from
+a process of its own, so that peaks of memory do not mix.
+
+With `--pace 0` fakes take no time. The engine is then always the bottleneck, and the inverse of its CPU a candidate is
+the rate above which it does not scale. With `--pace 1` they take as long as real ones might: 0.1 s to lower, 1 s for a
+library and 0.5 s for each member, 0.2 s to measure. Queues and workers are then as full as in a real run. Other paces
+scale these seconds. `load` is the share of the time in which the engine's thread ran, where 1 is all it can. Time in
+which other programs held the cores, `starved`, is left out of it. `--candidates` may list a number for each of devices.
 """
 
 from __future__ import annotations
@@ -24,67 +30,104 @@ from common import ROOT, options, report
 SAMPLED = 64
 """Queues are looked at after so many events."""
 HEAD = [
-    "devices", "workers", "candidates", "CPU ms", "wall s", "candidates/s", "proposals", "artifacts", "journal B",
-    "peak MB", "kB",
+    "devices", "workers", "pace", "candidates", "CPU ms", "wall s", "load", "starved", "candidates/s", "compilers busy",
+    "devices busy", "proposals", "artifacts", "journal B", "peak MB", "kB",
 ]  # fmt: skip
 
 
 def main() -> None:
     arguments = options(
-        __doc__ or "", 900.0, devices="1,8,64,512", candidates="20000", workers=2, one="", folder=tempfile.gettempdir()
-    )
+        __doc__ or "", 900.0,
+        devices="1,8,64,512", candidates="20000", workers=2, pace=0.0, one=0, folder=tempfile.gettempdir(),
+    )  # fmt: skip
+    devices, counts = ([int(part) for part in text.split(",")] for text in (arguments.devices, arguments.candidates))
     if arguments.one:
-        devices, candidates = map(int, arguments.one.split(","))
-        print(json.dumps(simulated(devices, candidates, arguments.workers, Path(arguments.folder))))
+        print(json.dumps(simulated(devices[0], counts[0], arguments)))
         return
-    results = [
-        measured(int(devices), int(candidates), arguments.workers, arguments.folder)
-        for candidates in arguments.candidates.split(",")
-        for devices in arguments.devices.split(",")
-    ]
+    each = counts if len(counts) == len(devices) else counts * len(devices)
+    results = [measured(*point, arguments) for point in zip(devices, each, strict=True)]
     report(arguments, "cluster_sim", [HEAD, *(list(row.values()) for row in results)], results)
 
 
-def measured(devices: int, candidates: int, workers: int, folder: str) -> dict[str, Any]:
+def measured(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
     """Return the figures of one run, from a new process."""
-    command = [sys.executable, __file__, "--one", f"{devices},{candidates}", "--workers", str(workers)]
-    done = subprocess.run(
-        [*command, "--folder", folder], stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    given = {"devices": devices, "candidates": candidates} | {
+        name: getattr(arguments, name) for name in ("workers", "pace", "limit", "folder")
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--one",
+        "1",
+        *(text for name in given for text in (f"--{name}", str(given[name]))),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(figures, flush=True)
     return figures
 
 
-def simulated(devices: int, candidates: int, workers: int, folder: Path) -> dict[str, Any]:
-    """Tune `candidates` on `devices` fakes with `workers` compile workers each; return the figures of a row."""
+def simulated(devices: int, candidates: int, arguments: Any) -> dict[str, Any]:
+    """Tune `candidates` on `devices` fakes with `arguments.workers` compile workers each; return a row's figures."""
     from atune.api.tuner import tune
-    from atune.testing import FakeMachine, InstantClock, Script
+    from atune.testing import FakeMachine, Script
 
+    pace, workers = arguments.pace, arguments.workers * devices
     script = Script(latency_ms=lambda c: 1.0 + (c["x"] * 7919 % candidates) / candidates)
-    machine = FakeMachine(candidates, script, workers=workers * devices, devices=devices, clock=InstantClock())
+    machine = FakeMachine(candidates, script, workers=workers, devices=devices, clock=clock_of(pace))
     depths = Depths()
-    with tempfile.TemporaryDirectory(dir=folder) as there:
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as there:
         path, before = Path(there) / "run.jsonl", peak_bytes()
-        started, worked = time.perf_counter(), time.process_time()
+        started, worked, looped = time.perf_counter(), time.process_time(), of_this_thread()
         with depths.watched():
             result = anyio.run(lambda: tune(machine=machine, journal=path, on_event=depths.look))
         seconds, worked = time.perf_counter() - started, time.process_time() - worked
+        ran, waited = (now - then for now, then in zip(of_this_thread(), looped, strict=True))
         assert result.measured == candidates
+        compiling, measuring = seconds_of_work(machine)
         peak = peak_bytes()
         return {
             "devices": devices,
-            "workers": workers * devices,
+            "workers": workers,
+            "pace": pace,
             "candidates": candidates,
             "cpu_ms_per_candidate": round(1e3 * worked / candidates, 3),
             "wall_s": round(seconds, 1),
-            "candidates_per_s": round(candidates / seconds),
-            "proposals": depths.text(0),
-            "artifacts": depths.text(1),
+            "load": round(ran / (seconds - waited), 3),
+            "starved": round(waited / seconds, 3),
+            "candidates_per_s": round(candidates / seconds, 1),
+            "compilers_busy": round(pace * compiling / workers / seconds, 3),
+            "devices_busy": round(pace * measuring / devices / seconds, 3),
+            "proposals": depths.figures(0),
+            "artifacts": depths.figures(1),
             "journal_bytes_per_candidate": round(path.stat().st_size / candidates),
             "peak_mb": round(peak / 1e6),
             "kb_per_candidate": round((peak - before) / candidates / 1e3, 2),
         }
+
+
+def of_this_thread() -> tuple[float, float]:
+    """Return the seconds that this thread, the engine's, had a core, and that it waited for one."""
+    ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def clock_of(pace: float) -> Any:
+    """Return a clock in which all sleep at once: `pace` real seconds a second."""
+    from atune.testing import InstantClock
+
+    class PacedClock(InstantClock):
+        async def sleep(self, seconds: float) -> None:
+            await anyio.sleep(seconds * pace)
+
+    return PacedClock() if pace else InstantClock()
+
+
+def seconds_of_work(machine: Any) -> tuple[float, float]:
+    """Return what compile workers and devices did, in seconds of the script."""
+    script, groups = machine.script, machine.groups
+    compiling = len(machine.lowered) * script.lower_s + len(groups) * script.library_s
+    return compiling + sum(map(len, groups)) * script.compile_s, machine.begun.total() * script.measure_s
 
 
 class Depths:
@@ -121,11 +164,11 @@ class Depths:
             for stream, seen in zip(self._streams, self._seen, strict=True):
                 seen.append(stream.statistics().current_buffer_used)
 
-    def text(self, number: int) -> str:
+    def figures(self, number: int) -> dict[str, float]:
         """Return the mean and the largest depth of a stream, and its bound."""
         seen = self._seen[number]
         bound = self._streams[number].statistics().max_buffer_size
-        return f"{sum(seen) / len(seen):.0f}, {max(seen)} of {bound:g}"
+        return {"mean": round(sum(seen) / len(seen), 1), "most": max(seen), "bound": bound}
 
 
 def peak_bytes() -> int:

@@ -95,18 +95,28 @@ class Compiling:
         """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
         """Candidates that lost a worker once, which is not held against them. A second loss is."""
+        self._idle = anyio.Lock(fast_acquire=True)
+        """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
 
     async def serve(self, worker: CompileWorker) -> None:
         """Do what the scheduler decides, until all is measured. An idle worker prepares the final."""
         while True:
-            self.look()
-            work = self._next(worker)
-            if work is not None:
-                await work()
-            elif self.state.finished and self.signals.measured.is_set():
+            work = self._look_for_work(worker)
+            if work is None:
+                async with self._idle:
+                    while (work := self._look_for_work(worker)) is None and not self._all_done:
+                        await self.signals.changed()
+            if work is None:
                 return
-            else:
-                await self.signals.changed()
+            await work()
+
+    def _look_for_work(self, worker: CompileWorker) -> Callable[[], Awaitable[None]] | None:
+        self.look()
+        return self._next(worker)
+
+    @property
+    def _all_done(self) -> bool:
+        return self.state.finished and self.signals.measured.is_set()
 
     async def ended(self) -> None:
         """Wait until everything is compiled and handed on, then report it."""

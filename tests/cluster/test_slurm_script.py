@@ -1,0 +1,151 @@
+"""What the Slurm script runs, in which order, with stand-ins for Slurm, Ray and atune."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import MARK, marked, new_mark, wait_until
+from slurm import SCRIPT, allocation, job, stand_ins
+
+RAY = """
+echo "ray $* as $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $(sha256sum <<<"$RAY_AUTH_TOKEN" | cut -c 1-8)" >>"$CALLS"
+trap 'echo "ended ray $2" >>"$CALLS"; exit' TERM
+while :; do sleep 0.02; done
+"""
+PYTHON = """
+# Ends once all nodes have joined, as the script's own Python program does.
+cat >/dev/null
+until (($(grep -c '^ray start' "$CALLS") == $2)); do sleep 0.02; done
+echo "joined $2 at $RAY_ADDRESS" >>"$CALLS"
+"""
+PYTHON_UNTIL_TOLD = """
+echo waits >>"$CALLS"
+until [[ -e $CALLS.go ]]; do sleep 0.02; done
+"""
+ATUNE = """
+echo "atune $*" >>"$CALLS"
+exit "${STATUS:-0}"
+"""
+ATUNE_UNTIL_SIGHUP = """
+trap 'echo "atune got SIGHUP" >>"$CALLS"; exit 130' HUP
+trap 'echo "atune got SIGTERM" >>"$CALLS"; exit 1' TERM
+echo "atune $*" >>"$CALLS"
+while :; do sleep 0.02; done
+"""
+WITHIN_S = 20.0
+
+
+class Allocation:
+    """The environment of a job, and what its script did."""
+
+    def __init__(self, folder: Path, jobs: ExitStack) -> None:
+        self.folder, self._jobs = folder, jobs
+        self.mark = new_mark()
+        self.commands = folder / "commands"
+        self.journal = folder / "gemm.jsonl"
+
+    def start(self, *, nodes: int = 2, atune: str = ATUNE, python: str = PYTHON, **more: str) -> Any:
+        stand_ins(self.commands, ray=RAY, python=python, atune=atune)
+        given = {"WORKLOAD": "gemm.py:GEMM", "JOURNAL": str(self.journal), MARK: self.mark, **more}
+        environment = allocation(self.commands, nodes, **given)
+        return self._jobs.enter_context(job({name: value for name, value in environment.items() if value}))
+
+    def calls(self) -> list[str]:
+        return (self.commands / "calls").read_text().splitlines()
+
+    def called(self, beginning: str) -> bool:
+        return (self.commands / "calls").exists() and any(call.startswith(beginning) for call in self.calls())
+
+    def call(self, pattern: str) -> int:
+        """Return the place of the only call that `pattern` matches."""
+        [place] = [number for number, call in enumerate(self.calls()) if re.match(pattern, call)]
+        return place
+
+
+@pytest.fixture
+def allocated(tmp_path: Path) -> Iterator[Allocation]:
+    with ExitStack() as jobs:
+        allocated = Allocation(tmp_path, jobs)
+        yield allocated
+    wait_until(lambda: not marked(allocated.mark), WITHIN_S, "all steps of the job have ended")
+
+
+def ended(process: Any, status: int) -> str:
+    output, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == status, output
+    return str(output)
+
+
+def test_bash_can_read_the_script() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True, timeout=WITHIN_S)
+
+
+def test_a_first_job_starts_ray_on_all_nodes_and_then_tunes(allocated: Allocation) -> None:
+    ended(allocated.start(nodes=3, OPTIONS="--budget 10% --seed 4"), 0)
+    names, own = allocated.call("scontrol show hostnames node1,node2,node3"), "--overlap --nodelist=node1"
+    address = allocated.call(f"srun --nodes=1 --ntasks=1 {own} hostname --ip-address")
+    head = allocated.call(f"srun --nodes=1 --ntasks=1 {own} ray start --head --node-ip-address=127.0.0.1 --port=6379 ")
+    others = allocated.call("srun --nodes=2 --ntasks=2 --overlap --exclude=node1 ")
+    joined = allocated.call("joined 3 at 127.0.0.1:6379")
+    tuned = allocated.call(
+        f"atune tune gemm.py:GEMM --journal {allocated.journal} --cluster auto --plain --budget 10% --seed 4$"
+    )
+    assert names < address < min(head, others) and max(head, others) < joined < tuned
+    assert allocated.calls()[tuned + 1 :] == ["ended ray --address=127.0.0.1:6379"] * 2 + ["ended ray --head"]
+
+
+def test_nodes_share_a_token_that_no_command_line_shows(allocated: Allocation) -> None:
+    ended(allocated.start(nodes=3), 0)
+    said = [call.partition(" as ")[2] for call in allocated.calls() if call.startswith("ray ")]
+    assert len(said) == 3 and len(set(said)) == 1 and said[0].startswith("token 64 ")
+    assert not any(re.search("[0-9a-f]{64}", call) for call in allocated.calls())
+
+
+@pytest.mark.parametrize(("port", "address"), [("", "127.0.0.1:6379"), ("7001", "127.0.0.1:7001")])
+def test_one_node_has_a_head_alone(allocated: Allocation, port: str, address: str) -> None:
+    ended(allocated.start(nodes=1, PORT=port), 0)
+    assert sum(call.startswith("ray start") for call in allocated.calls()) == 1
+    assert allocated.call(f"joined 1 at {address}")
+
+
+def test_a_later_job_goes_on_with_the_journal(allocated: Allocation) -> None:
+    allocated.journal.write_text("{}\n")
+    ended(allocated.start(OPTIONS="--budget 10%"), 0)
+    assert allocated.call(f"atune resume {allocated.journal} --workload gemm.py:GEMM --cluster auto --plain$")
+
+
+def test_a_job_ends_with_the_status_of_its_run(allocated: Allocation) -> None:
+    ended(allocated.start(STATUS="3"), 3)
+
+
+def test_slurms_signal_ends_the_run_in_order_before_ray(allocated: Allocation) -> None:
+    """SIGTERM reaches the script, SIGHUP the run, and Ray lives until the run has ended."""
+    process = allocated.start(atune=ATUNE_UNTIL_SIGHUP)
+    wait_until(lambda: allocated.called("atune tune"), WITHIN_S, "the run has started")
+    os.kill(process.pid, signal.SIGTERM)
+    ended(process, 130)
+    assert allocated.calls()[-3:] == ["atune got SIGHUP", "ended ray --address=127.0.0.1:6379", "ended ray --head"]
+    wait_until(lambda: not marked(allocated.mark), WITHIN_S, "Ray has ended on all nodes")
+
+
+def test_a_signal_before_the_run_starts_none(allocated: Allocation) -> None:
+    process = allocated.start(python=PYTHON_UNTIL_TOLD)
+    wait_until(lambda: allocated.called("waits"), WITHIN_S, "the script waits for nodes")
+    os.kill(process.pid, signal.SIGTERM)
+    (allocated.commands / "calls.go").touch()
+    ended(process, 130)
+    assert not allocated.called("atune")
+
+
+@pytest.mark.parametrize("name", ["WORKLOAD", "JOURNAL"])
+def test_what_the_script_needs_is_named(allocated: Allocation, name: str) -> None:
+    assert f"{name}: give " in ended(allocated.start(**{name: ""}), 1)
+    assert not allocated.called("")
