@@ -20,7 +20,7 @@ from atune.cluster.address import Cluster
 from atune.cluster.agent import facts_here
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, Library, error_of, raised
+from atune.cluster.messages import Answer, Library, Opening, error_of, raised
 from atune.cluster.nodes import Node, Shelf
 from atune.engine.interfaces import GroupFailed
 from atune.errors import MachineError, UsageError, WorkerError
@@ -256,3 +256,27 @@ def test_an_agent_claims_what_is_free_or_what_it_needs(
     free: dict[str, float], resource: str, workers: int | None, claim: dict[str, Any]
 ) -> None:
     assert ray_cluster._claim({"Free": free}, resource, workers) == claim
+
+
+def told(*free: float) -> Callable[[Any], list[dict[str, Any]]]:
+    """Return what stands for Ray's news of one node with 8 cores: how many are free, each time it is asked."""
+    left = list(free)
+
+    def nodes(ray: Any) -> list[dict[str, Any]]:
+        cores = left.pop(0) if len(left) > 1 else left[0]
+        return [{"Name": "a", "Resources": {"CPU": 8.0}, "Free": {"CPU": cores}}]
+
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "found"), [((0, 4, 8), None, 8), ((4, 8), 2, 4), ((4,), None, 4), ((2, 3), 8, 3)]
+)
+async def test_cores_that_an_ended_run_gives_back_late_are_waited_for(
+    free: tuple[float, ...], workers: int | None, found: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_nodes", told(*free))
+    monkeypatch.setattr(ray_cluster, "SETTLE_S", 0.5 if free[-1] < 8 else 30.0)
+    opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(workers=workers), QUICK, 0)
+    [node] = await ray_cluster._settled(None, opening, "")
+    assert node["Free"]["CPU"] == found
