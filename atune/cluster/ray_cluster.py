@@ -111,11 +111,16 @@ class Actor:
             try:
                 async with NodeAgent(opening) as self._agent:
                     opened.set_result(None)
-                    await self._leave.wait()
+                    ends = [asyncio.ensure_future(end) for end in (self._leave.wait(), self._agent.left())]
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    for end in ends:
+                        end.cancel()
             except BaseException as error:
                 if not opened.done():
                     opened.set_exception(error)
                 raise
+            if not self._leave.is_set():
+                os._exit(1)  # nobody is there who would end it
 
         self._ended = asyncio.create_task(serve())
         await opened

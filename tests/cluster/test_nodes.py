@@ -17,10 +17,10 @@ from atune.api.resume import resume
 from atune.api.tuner import tune
 from atune.cluster import nodes, ray_cluster
 from atune.cluster.address import Cluster
-from atune.cluster.agent import facts_here
+from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, Library, Opening, error_of, raised
+from atune.cluster.messages import Answer, Library, Opening, Question, error_of, raised
 from atune.cluster.nodes import Node, Shelf
 from atune.engine.interfaces import GroupFailed
 from atune.errors import MachineError, UsageError, WorkerError
@@ -111,6 +111,24 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
     assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
 
 
+async def test_an_agent_that_nobody_asks_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.cluster.agent.LEFT_S", 0.3)
+    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.0)
+    opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(), QUICK, 0)
+    agent = NodeAgent(msgspec.msgpack.encode(opening))
+    begun, asked = anyio.current_time(), anyio.Event()
+
+    async def ask() -> None:
+        await anyio.sleep(0.2)
+        await agent.call(1, msgspec.msgpack.encode(Question("notices", b"\xc0")))
+        asked.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await agent.left()
+    assert asked.is_set() and anyio.current_time() - begun >= 0.5
+
+
 async def test_a_cancelled_run_leaves_no_process_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = new_mark()
     monkeypatch.setenv(MARK, mark)
@@ -150,8 +168,6 @@ class Store:
         self.asked: list[str] = []
 
     async def ask(self, question: bytes) -> bytes:
-        from atune.cluster.messages import Question
-
         entry = msgspec.msgpack.decode(question, type=Question).entry
         self.asked.append(entry)
         if self.killed:
@@ -215,11 +231,13 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     assert "test_nodes.py" in there.detail
 
 
-def test_clusters_are_named_by_address_and_resource() -> None:
+def test_clusters_are_named_by_address_resource_and_model() -> None:
     assert Cluster.parse(None) is None
     assert Cluster.parse("auto") == Cluster()
     assert Cluster.parse("ray://head:10001,resource=XPU") == Cluster("ray://head:10001", "XPU")
-    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", 7):
+    assert Cluster.parse("auto, model=NVIDIA H200") == Cluster(model="NVIDIA H200")
+    assert Cluster.parse("head:6379,model=A,resource=XPU") == Cluster("head:6379", "XPU", "A")
+    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", "auto,model", "auto,model=A,model=B", 7):
         with pytest.raises(UsageError, match="cluster"):
             Cluster.parse(wrong)
 
