@@ -24,7 +24,7 @@ from typing import Any
 
 import anyio
 from common import ROOT, options, report
-from ray_nodes import IPS, Nodes, in_own_network, two_nodes
+from ray_nodes import IPS, Nodes, Spec, in_own_network, ray_nodes
 
 import atune
 from atune.api.resume import resume
@@ -34,6 +34,8 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 
 WORKLOAD = f"{ROOT / 'bench' / 'cluster_kernels.py'}:ON_CPU"
 CANDIDATES, LATER_S = 36, 5.0
+SPEC = Spec(tuple(sorted(os.sched_getaffinity(0)))[:2])
+"""Both nodes have the same two cores."""
 SETTINGS: Any = {
     "compile": CompileSettings(store=False),
     "benchmark": BenchmarkSettings(n_warmup=1, n_repeat=20, adaptive=False, n_final=2),
@@ -131,7 +133,7 @@ def gone_s(nodes: Nodes, within_s: float = 120.0) -> float | None:
 
 def struck(name: str) -> dict[str, Any]:
     """Tune beside a fault; return its row."""
-    with two_nodes(["--num-cpus=2"], ["--num-cpus=2"]) as nodes:
+    with ray_nodes(SPEC, SPEC, apart=True) as nodes:
         watch = Watch(nodes, FAULTS[name])
         begun = time.monotonic()
         atune.run(WORKLOAD, target="c", cluster=nodes.address, on_event=watch.listen, **SETTINGS)
@@ -145,7 +147,7 @@ def struck(name: str) -> dict[str, Any]:
 
 def cancelled() -> dict[str, Any]:
     """Cancel a run at the same moment; say how long that took, and count what a resumed run has measured."""
-    with two_nodes(["--num-cpus=2"], ["--num-cpus=2"]) as nodes, tempfile.TemporaryDirectory() as folder:
+    with ray_nodes(SPEC, SPEC, apart=True) as nodes, tempfile.TemporaryDirectory() as folder:
         watch, path = Watch(nodes, lambda nodes: None), Path(folder) / "journal.jsonl"
 
         async def run() -> float:

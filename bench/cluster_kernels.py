@@ -1,4 +1,7 @@
-"""Workloads of the clusters' benchmarks; loaded by the workers. Nothing is checked: nodes of one machine share cores."""
+"""Workloads of the clusters' benchmarks; loaded by the workers.
+
+Nothing is checked: nodes of one machine share cores, and none is to be excluded as slow.
+"""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Two Ray nodes on this machine that have a network between them, and the processes of each.
+"""Ray nodes on this machine, and the processes of each.
 
-Each node has a network namespace, joined by a pair of virtual interfaces. So a network that stalls is a real one: what
-is sent is dropped, and no connection is closed. `in_own_network` must be called first; it needs the programs `unshare`,
-`nsenter` and `ip`.
+Two nodes `apart` have a network namespace each, joined by a pair of virtual interfaces. So a network that stalls is a
+real one: what is sent is dropped, and no connection is closed. `in_own_network` must be called first; it needs the
+programs `unshare`, `nsenter` and `ip`. Other nodes share the loopback interface.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import NamedTuple
 
 from common import ROOT
 
@@ -43,13 +45,21 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
+class Spec(NamedTuple):
+    """A node's cores, to which it is bound, and the GPUs that it has, as in CUDA_VISIBLE_DEVICES."""
+
+    cores: tuple[int, ...]
+    gpus: str = ""
+
+
 class Nodes:
-    """Two nodes with `cpus` cores each. This program belongs to the first, `address` is its own."""
+    """Nodes of one cluster. This program belongs to the first, whose `address` is the cluster's."""
 
-    address = f"{IPS[0]}:{PORT}"
-
-    def __init__(self, options: Sequence[Sequence[str]]) -> None:
-        self._options = options
+    def __init__(self, specs: Sequence[Spec], apart: bool) -> None:
+        self._specs, self._apart = specs, apart
+        self._ips = IPS if apart else ("127.0.0.1",) * len(specs)
+        self.address = f"{self._ips[0]}:{PORT if apart else free_port()}"
+        self._enter: list[str] = []
         self._mark = uuid.uuid4().hex
         self._programs: list[subprocess.Popen[bytes]] = []
         self._folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
@@ -59,7 +69,16 @@ class Nodes:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
     def start(self) -> None:
-        """Join two namespaces, and start a node in each. Raises `RuntimeError` where that takes over a minute."""
+        """Start the nodes. Raises `RuntimeError` where that takes over a minute."""
+        if self._apart:
+            self._join_networks()
+        port = self.address.rpartition(":")[2]
+        self._ray(0, ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._folder}"])
+        self.wait(self._listening, "the head")
+        for number in range(1, len(self._specs)):
+            self._ray(number, [f"--address={self.address}"])
+
+    def _join_networks(self) -> None:
         other = self._program(["unshare", "--net", "sleep", "infinity"], "holder")
         self.wait(lambda: os.readlink(f"/proc/{other.pid}/ns/net") != os.readlink("/proc/self/ns/net"), "a network")
         self._enter = ["nsenter", "--net", "-t", str(other.pid)]
@@ -69,25 +88,31 @@ class Nodes:
             run(*enter, "ip", "addr", "add", f"{ip}/24", "dev", name)
             run(*enter, "ip", "link", "set", name, "up")
         run(*self._enter, "ip", "link", "set", "lo", "up")
-        self._ray(0, ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"])
-        self.wait(self._listening, "the head")
-        self._ray(1, [f"--address={self.address}"])
 
     def _ray(self, number: int, options: list[str]) -> None:
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={IPS[number]}"]
-        self._program([*(self._enter if number else []), *ray, *options, *self._options[number]], str(number))
+        cores, gpus = self._specs[number]
+        bound = ["taskset", "-c", ",".join(map(str, cores))]
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        own = [f"--node-ip-address={self._ips[number]}", f"--num-cpus={len(cores)}"]
+        own += [f"--num-gpus={gpus.count(',') + 1 if gpus else 0}"]
+        env = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        self._program([*(self._enter if number else []), *bound, *ray, *own, *options], str(number), env)
 
-    def _program(self, command: list[str], part: str) -> subprocess.Popen[bytes]:
-        env = {**os.environ, MARK: f"{self._mark}-{part}"}
-        log = (Path(self._folder) / f"{part}.log").open("wb")
-        program = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    def _program(
+        self, command: list[str], part: str, env: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
+        own = {**os.environ, **env, MARK: f"{self._mark}-{part}"}
+        with (Path(self._folder) / f"{part}.log").open("wb") as log:
+            program = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         self._programs.append(program)
         return program
 
     def _listening(self) -> bool:
-        return "raylet" in " ".join(self.processes(0).values()) and not os.system(
-            f"{sys.executable} -c 'import socket; socket.create_connection((\"{IPS[0]}\", {PORT}))' 2>/dev/null"
-        )
+        host, _, port = self.address.rpartition(":")
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), 1.0).close()
+            return any("raylet" in line for line in self.processes(0).values())
+        return False
 
     @staticmethod
     def wait(there: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
@@ -102,7 +127,10 @@ class Nodes:
         found = {}
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and f"{MARK}={self._mark}-{number}".encode() in (entry / "environ").read_bytes():
+                if (
+                    entry.name.isdigit()
+                    and f"{MARK}={self._mark}-{number}".encode() in (entry / "environ").read_bytes()
+                ):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     found[int(entry.name)] = command.strip() or (entry / "comm").read_text().strip()
         return found
@@ -155,17 +183,23 @@ def compiles(line: str) -> bool:
     return Path(line.partition(" ")[0]).name in {"g++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas"}
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextmanager
-def two_nodes(*options: Sequence[str]) -> Iterator[Any]:
-    """Start two nodes with `ray start`'s options of each, and join them with this program."""
-    nodes = Nodes(options)
+def ray_nodes(*specs: Spec, apart: bool = False) -> Iterator[Nodes]:
+    """Start nodes, and join them with this program."""
+    nodes = Nodes(specs, apart)
     try:
         nodes.start()
         import ray
 
-        ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address=IPS[0])
+        own_ip = nodes.address.rpartition(":")[0]
+        ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address=own_ip)
         try:
-            nodes.wait(lambda: sum(node["Alive"] for node in ray.nodes()) == len(IPS), "the second node")
+            nodes.wait(lambda: sum(node["Alive"] for node in ray.nodes()) == len(specs), "the last node")
             yield nodes
         finally:
             ray.shutdown()

@@ -40,6 +40,11 @@ SETTLE_S = 3.0
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
 """Environment of a cluster that is started here; what the user has set already stays."""
 LOCAL = "local"
+LOST = {
+    "ActorDiedError": "Ray says that its agent, or the node, died",
+    "ActorUnavailableError": "Ray says that its agent cannot be reached",
+}
+"""What the user reads of Ray's long messages about an agent that worked before."""
 
 
 class RayAgent:
@@ -55,6 +60,8 @@ class RayAgent:
         try:
             answer: bytes = await self.answered(self.actor.call.remote(number, question))
             return answer
+        except NodeLost as error:
+            raise NodeLost(LOST.get(type(error.__cause__).__name__) or str(error)) from error
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
                 await self.answered(self.actor.cancel.remote(number))

@@ -29,6 +29,7 @@ from atune.reporting.candidates import candidates_section
 from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.headline import default_line, latency_line, ties_line
+from atune.reporting.hosts import host_of
 from atune.reporting.page_parts import (
     environment_section,
     failures_section,
@@ -241,8 +242,8 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
 
 
 def _timeline(lanes: Lanes) -> dict[str, Any]:
-    def place(lane: tuple[str, list[Span]]) -> tuple[int, str]:
-        return len(lane[0]), lane[0]  # sorts compile-10 after compile-9
+    def place(lane: tuple[str, list[Span]]) -> tuple[str, int, str]:
+        return host_of(lane[0]), len(lane[0]), lane[0]  # sorts compile-10 after compile-9
 
     devices = [(f"device {name}", spans) for name, spans in lanes.device.items()]
     rows = sorted(lanes.compile.items(), key=place) + sorted(devices, key=place)
