@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -29,6 +32,7 @@ from atune.journal.reader import read
 from atune.model.artifact import Artifact, Lowered, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.progress import Progress
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +49,15 @@ def anyio_backend() -> str:
 
 def machine(connect: Any, **settings: Any) -> ClusterMachine:
     return ClusterMachine(connect, parse_file_ref(SCALED), target="c", **{**OWN, **settings})
+
+
+def shown_of(events: list[Event]) -> list[str]:
+    """Return the lines of a progress that is told `events`."""
+    out = io.StringIO()
+    with Progress(out) as progress:
+        for event in events:
+            progress.on_event(event)
+    return out.getvalue().splitlines()
 
 
 def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAgent, str], None]:
@@ -86,6 +99,9 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monk
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
+    shown = shown_of(events)
+    assert len([line for line in shown if "warning" in line and "node-1" in line]) == 1
+    assert "2 hosts: node-0" in shown[-1]
     wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
 
 
@@ -220,6 +236,26 @@ def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
     assert vars(there).get("detail") == vars(error).get("detail")
     assert vars(there).get("doubt") == vars(error).get("doubt")
     assert vars(there).get("outside") == vars(error).get("outside")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("ActorDiedError", "Ray says that its agent, or the node, died"), ("TaskError", "Traceback, first line")],
+)
+async def test_a_long_message_of_rays_about_a_lost_agent_is_a_short_one(kind: str, said: str) -> None:
+    class RayError(Exception):
+        pass
+
+    def call(number: int, question: bytes) -> Any:
+        failed: Future[bytes] = Future()
+        failed.set_exception(type(kind, (RayError,), {})("Traceback, first line\nthe second\nand a third"))
+        return SimpleNamespace(future=lambda: failed)
+
+    ray, actor = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError)), SimpleNamespace()
+    actor.call = SimpleNamespace(remote=call)
+    with pytest.raises(nodes.NodeLost) as lost:
+        await ray_cluster.RayAgent(ray, actor, "a", local=True).ask(b"")
+    assert str(lost.value) == said
 
 
 def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from event_streams import Stream, timing, write
 
-from atune.journal.events import CandidateMeasured, DeviceLost, DeviceReady, RunStarted, Warned
+from atune.journal.events import BenchmarkStarted, CandidateMeasured, DeviceLost, DeviceReady, RunStarted, Warned
 from atune.model.device import DeviceInfo
 from atune.reporting.hosts import by_host, measured_on
 from atune.reporting.progress import Progress
@@ -27,6 +27,7 @@ def on_hosts(*devices: str) -> Stream:
         stream.add(DeviceReady, device=DeviceInfo(device, "H200"))
     for index, device in enumerate(devices):
         stream.proposed(index, block=index).lowered(index).built(index)
+        stream.add(BenchmarkStarted, index=index, device=device)
         stream.add(CandidateMeasured, index=index, device=device, timing=timing(2.0 - index / 10), checked=True)
     return stream
 
