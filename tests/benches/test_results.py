@@ -172,10 +172,12 @@ def test_cluster_faults() -> None:
     rows = {row["fault"]: row for row in found["rows"]}
     assert {row["measured"] for row in rows.values()} == {found["candidates"]} and len(rows) == 6
     assert not any(row["orphans"] or row["twice"] for row in rows.values())
-    says("cluster_faults", f"all {found['candidates']} candidates were measured once", f"{found['orphans_after_s']:g} s")
+    says("cluster_faults", f"all {found['candidates']} candidates were measured once")
+    says("cluster_faults", f"{found['orphans_after_s']:g} s after its end")
     for name in ("a worker killed", "a node killed", "an agent hung", "a network that stalls"):
         row = rows[name]
-        says("cluster_faults", f"{name}: {row['noticed_s']:.2f} s until noticed, {row['again_s']:.2f} s until begun again")
+        noticed, again = f"{row['noticed_s']:.2f} s until noticed", f"{row['again_s']:.2f} s until begun again"
+        says("cluster_faults", f"{name}: {noticed}, {again}")
     says("cluster_faults", f"a cancelled run ended in {rows['cancelled, then resumed']['noticed_s']:.2f} s")
 
 
