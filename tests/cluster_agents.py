@@ -14,7 +14,9 @@ from anyio.abc import TaskGroup
 from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.messages import Opening, Question
 from atune.cluster.nodes import NodeLost
+from atune.model.device import DeviceInfo
 from atune.processes.background import background
+from atune.processes.messages import Discovery
 
 
 class LoopbackAgent:
@@ -71,11 +73,33 @@ class LoopbackAgent:
             self._end()
 
 
-class Loopback:
-    """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run."""
+class Posing(NodeAgent):
+    """An agent that says of its CPU that it is of another `model`."""
 
-    def __init__(self, count: int = 1, left_out: tuple[str, ...] = ()) -> None:
+    def __init__(self, opening: bytes, model: str) -> None:
+        super().__init__(opening)
+        self._model = model
+
+    async def _discover(self, worker: object, body: None) -> Discovery:
+        found = await super()._discover(worker, body)
+        return msgspec.structs.replace(found, devices=tuple(map(self._posed, found.devices)))
+
+    async def _start(self, worker: str, body: None) -> DeviceInfo:
+        return self._posed(await super()._start(worker, body))
+
+    def _posed(self, info: DeviceInfo) -> DeviceInfo:
+        return msgspec.structs.replace(info, name=self._model or info.name)
+
+
+class Loopback:
+    """What `ClusterMachine` takes: `count` nodes in this process. `agents`: those of the last run.
+
+    `models`: of the nodes' devices, in place of their own.
+    """
+
+    def __init__(self, count: int = 1, left_out: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> None:
         self.count, self.left_out = count, left_out
+        self.models = models or ("",) * count
         self.agents: list[LoopbackAgent] = []
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
@@ -93,7 +117,7 @@ class Loopback:
     async def _node(self, name: str, opening: Opening, *, task_status: Any) -> None:
         with anyio.CancelScope() as scope, suppress(BaseExceptionGroup):
             data = msgspec.msgpack.encode(msgspec.structs.replace(opening, cores=2))
-            async with background() as tasks, NodeAgent(data) as node:
+            async with background() as tasks, Posing(data, self.models[int(name[-1])]) as node:
                 agent = LoopbackAgent(name, node, tasks, scope.cancel)
                 agent.on_ask = lambda agent, entry: self.on_ask(agent, entry)
                 task_status.started(agent)

@@ -19,14 +19,15 @@ from atune.api.blocking import run_blocking
 from atune.api.options import budget_of, check_listener
 from atune.api.priors import chosen_prior, key_of
 from atune.api.tuner import tune
+from atune.cluster.address import Cluster
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.engine.strategies import strategy_name
-from atune.errors import JournalError, NoWinner, UsageError
-from atune.journal.events import SCHEMA, Event, RunStarted
+from atune.errors import JournalError, NoWinner, TargetError, UsageError
+from atune.journal.events import SCHEMA, DeviceReady, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
-from atune.model.device import DeviceInfo, Target, device_names
+from atune.model.device import DeviceInfo, Target, device_names, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
@@ -65,9 +66,9 @@ class Work:
         self.prior = chosen_prior(options.get("prior"), ship=False)
         self.budget = budget_of(options)
         self.spec: WorkloadSpec = describe(workload)
-        self.target, self.devices = discover(
-            options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
-        )
+        self.cluster = Cluster.parse(options.get("cluster"))
+        given = options.get("target", "auto"), options.get("devices", "all"), self.benchmark.mixed_devices
+        self.target, self.devices = discover(*given) if self.cluster is None else discover_there(self.cluster, *given)
         self.versions = installed_versions()
 
     @cached_property
@@ -193,6 +194,31 @@ def discover(target: str, devices: str | Sequence[str | int], mixed: bool = Fals
 _discovered: dict[bytes, Discovery] = {}
 
 
+def discover_there(
+    cluster: Cluster, target: str, devices: str | Sequence[str | int], mixed: bool
+) -> tuple[Target, list[DeviceInfo]]:
+    """Return the target and the devices that a run on `cluster` is expected to have, without a look at its nodes.
+
+    It has those of this machine, except that `Cluster.model` names their model. No devices: nothing tells. Raises
+    `UsageError` like `tune`.
+    """
+    known = parse_target(target)
+    if cluster.model and known is not None and (known.kind == "c" or known.arch):
+        return known, [DeviceInfo(id="all", name=cluster.model)]
+    try:
+        found, here = discover(target, devices, mixed)
+    except TargetError:  # this machine has no such devices
+        return known or Target("cuda"), []
+    return found, [msgspec.structs.replace(one, name=cluster.model or one.name) for one in here]
+
+
+def measured_on(key: ResultKey, events: Sequence[Event]) -> ResultKey:
+    """Return `key` with the target and the devices that a run on a cluster turned out to have."""
+    target = next((str(event.target) for event in events if isinstance(event, RunStarted)), key.target)
+    models = sorted({event.device.name for event in events if isinstance(event, DeviceReady)})
+    return msgspec.structs.replace(key, target=target, device=" + ".join(models) or key.device)
+
+
 async def tune_cached(
     workload: Workload,
     *,
@@ -296,7 +322,8 @@ async def _tune_and_keep(
     finally:
         if events:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(cache.put, key, list(events))
+                kept_as = key if work.cluster is None else measured_on(key, events)
+                await anyio.to_thread.run_sync(cache.put, kept_as, list(events))
     if journal is not None:
         result.journal = None
         journal.unlink(missing_ok=True)

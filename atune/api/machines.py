@@ -40,5 +40,12 @@ def machine_for(
 
     connect = connect_ray(cluster.address, cluster.resource)
     return ClusterMachine(
-        connect, reference, spec=spec, target=target, devices=devices, compile=compile, benchmark=benchmark
+        connect,
+        reference,
+        spec=spec,
+        target=target,
+        devices=devices,
+        compile=compile,
+        benchmark=benchmark,
+        model=cluster.model,
     )

@@ -29,6 +29,7 @@ from atune.cluster.messages import (
     Measuring,
     NodeFacts,
     Opening,
+    Part,
     Plan,
     Proving,
     Question,
@@ -52,6 +53,10 @@ from atune.system.versions import installed_versions
 NOTICE_S = 5.0
 """Seconds after which an agent that has nothing to say answers all the same: so the engine knows that it lives."""
 
+LEFT_S = 40.0
+"""Seconds without a question after which an agent counts as left. The engine asks for notices all the time, and has
+given the node up by then."""
+
 
 def facts_here() -> NodeFacts:
     """Return this node's facts."""
@@ -64,8 +69,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     def __init__(self, opening: bytes) -> None:
         self._opening = msgspec.msgpack.decode(opening, type=Opening)
         o = self._opening
+        benchmark = msgspec.structs.replace(o.benchmark, mixed_devices=True)  # the run decides, for all nodes
         self._machine = LocalMachine(
-            o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=o.benchmark, cores=o.cores
+            o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=benchmark, cores=o.cores
         )
         self._found: Discovery | None = None
         self._compilers: list[LocalCompileWorker] = []
@@ -77,6 +83,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         """Paths of libraries here, by digest."""
         self._new: list[str] = []
         self._noticed, self._changed = anyio.Event(), anyio.Event()
+        self._asked = 0.0
+        """When it was asked last, by the event loop's clock."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
@@ -85,6 +93,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def call(self, number: int, question: bytes) -> bytes:
         """Answer a question; `cancel` with its number ends it, and what it started. Raises nothing of its own."""
+        self._asked = anyio.current_time()
         scope, ended = anyio.CancelScope(), anyio.Event()
         self._calls[number] = scope, ended
         reply: Reply = Answer(b"")
@@ -97,6 +106,12 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             del self._calls[number]
             ended.set()
         return msgspec.msgpack.encode(reply)
+
+    async def left(self) -> None:
+        """Return once nobody has asked for `LEFT_S`: the engine's host is gone, or cannot be reached."""
+        self._asked = anyio.current_time()
+        while (rest_s := self._asked + LEFT_S - anyio.current_time()) > 0:
+            await anyio.sleep(rest_s)
 
     async def cancel(self, number: int) -> None:
         """End a call, and return once what it started is gone."""
@@ -153,6 +168,11 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _discover(self, worker: object, body: None) -> Discovery:
         await self._machine.discover()
         return self._machine.found
+
+    async def _take_part(self, worker: object, part: Part) -> Discovery:
+        """Have the target and the devices of `part` alone."""
+        self._machine.target_text, self._machine.device_names = part.target, part.devices
+        return await self._discover(worker, None)
 
     async def _plan(self, worker: object, plan: Plan) -> tuple[int, int]:
         machine = self._machine

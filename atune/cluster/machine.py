@@ -12,10 +12,11 @@ import msgspec
 
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.device_worker import ClusterDeviceWorker, named
-from atune.cluster.messages import Described, Known, Opening, Plan
+from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
+from atune.cluster.messages import Described, Known, Opening, Part, Plan
 from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
 from atune.engine.interfaces import CompileHints
-from atune.errors import MachineError, TargetError
+from atune.errors import MachineError
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
@@ -36,7 +37,8 @@ Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent],
 class ClusterMachine:
     """Compile workers and device workers of one run, on the nodes that `connect` finds.
 
-    The other parameters are those of `LocalMachine`. `CompileSettings.workers` and `devices` hold for each node.
+    `model`: the devices' model, where nodes have several. The other parameters are those of `LocalMachine`.
+    `CompileSettings.workers` and `devices` hold for each node.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class ClusterMachine:
         devices: Sequence[str] = ("all",),
         compile: CompileSettings | None = None,
         benchmark: BenchmarkSettings | None = None,
+        model: str = "",
     ) -> None:
-        self._connect, self.spec = connect, spec
+        self._connect, self.spec, self._model = connect, spec, model
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
@@ -96,7 +99,7 @@ class ClusterMachine:
         return found
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices. Raises `TargetError` where targets or architectures differ."""
+        """Ask every node for its devices, and choose those of the run. Raises `TargetError`: see `devices.parts`."""
         if self._known is None:
             await self.describe()
 
@@ -105,14 +108,8 @@ class ClusterMachine:
             node.found = await node.ask("discover")
 
         await self._everywhere(ask)
+        await self._share_out()
         found = [node.found for node in self._living]
-        for node in self._living:
-            if node.found.target != found[0].target:
-                raise TargetError(
-                    f"the cluster has several kinds of devices: {self._living[0].name} is for {found[0].target}, "
-                    f"{node.name} for {node.found.target}. Tune each by itself: give --target, which leaves the nodes "
-                    "of other devices to compile only, or start Ray on nodes of one kind"
-                )
         common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
         unused = {name: why for one in found for name, why in one.unused.items()}
         devices = [named(node, info) for node in self._living for info in node.found.devices]
@@ -120,18 +117,31 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.compile, self.benchmark)
-        self._one_model(devices)
         plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""), None)
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
-    def _one_model(self, devices: Sequence[DeviceInfo]) -> None:
-        models = sorted({device.name for device in devices})
-        if len(models) > 1 and not self.benchmark.mixed_devices:
-            raise TargetError(
-                f"the cluster has devices of several models ({', '.join(models)}), whose timings do not compare. Tune "
-                "each model by itself, on nodes that have no other, or give BenchmarkSettings(mixed_devices=True)"
-            )
+    async def _share_out(self) -> None:
+        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it."""
+        found = {node.name: node.found for node in self._living}
+        target, shares = parts(found, self._model, self.benchmark.mixed_devices)
+
+        async def share_out(node: Node) -> None:
+            ids = shares[node.name]
+            if node.found.target != target or tuple(device.id for device in node.found.devices) != ids:
+                node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
+                if not node.found.nvcc:
+                    self._leave_out(node, NO_NVCC)
+
+        for node in self._living:
+            if node.name not in shares:
+                self._leave_out(node, OTHER_CPU)
+        await self._everywhere(share_out)
+
+    def _leave_out(self, node: Node, why: str) -> None:
+        self.nodes.remove(node)
+        node.leave_out(why)
+        self._notice(node.lost)
 
     async def _plan(self, node: Node, plan: Plan) -> None:
         node.compilers, _ = await node.ask("plan", plan)

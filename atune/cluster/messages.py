@@ -54,6 +54,13 @@ class Described(msgspec.Struct, frozen=True):
     known: Known
 
 
+class Part(msgspec.Struct, frozen=True):
+    """What a node does in a run: the run's target, and the devices that it measures with."""
+
+    target: str
+    devices: tuple[str, ...]
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What the run decided once all nodes were known. `candidates`: how many this node will compile about."""
 
@@ -126,6 +133,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "adopt": (Known, None),
     "look_up": (list[int], list[Candidate | None]),
     "discover": (None, Discovery),
+    "take_part": (Part, Discovery),
     "plan": (Plan, tuple[int, int]),
     "lower": (Candidate, Lowered | Failure),
     "elaborate": (list[Candidate], list[Elaborated | Failure]),

@@ -158,6 +158,11 @@ class Node:
             self.agent.kill()
             self._on_loss(self)
 
+    def leave_out(self, why: str) -> None:
+        """Use the node no more, as the run has nothing for it to do."""
+        self.lost = f"node {self.name} is left out: {why}"
+        self.agent.kill()
+
     def state(self, device: str) -> DeviceState:
         """Return how a device's process was after its last call; dead where there was none, or the node is lost."""
         state = self._states.get(device, DeviceState(alive=False, took_over=False))

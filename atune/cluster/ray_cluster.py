@@ -35,9 +35,16 @@ REACH_S = 5.0
 """Seconds that connecting to a cluster's address may take."""
 CANCEL_S = 5.0
 """Seconds that a cancelled call may take to end on its node."""
+SETTLE_S = 3.0
+"""Seconds to wait for cores and GPUs that are taken: Ray tells late of those that an ended run gave back."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
 """Environment of a cluster that is started here; what the user has set already stays."""
 LOCAL = "local"
+LOST = {
+    "ActorDiedError": "Ray says that its agent, or the node, died",
+    "ActorUnavailableError": "Ray says that its agent cannot be reached",
+}
+"""What the user reads of Ray's long messages about an agent that worked before."""
 
 
 class RayAgent:
@@ -53,6 +60,8 @@ class RayAgent:
         try:
             answer: bytes = await self.answered(self.actor.call.remote(number, question))
             return answer
+        except NodeLost as error:
+            raise NodeLost(LOST.get(type(error.__cause__).__name__) or str(error)) from error
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeLost):
                 await self.answered(self.actor.cancel.remote(number))
@@ -109,11 +118,16 @@ class Actor:
             try:
                 async with NodeAgent(opening) as self._agent:
                     opened.set_result(None)
-                    await self._leave.wait()
+                    ends = [asyncio.ensure_future(end) for end in (self._leave.wait(), self._agent.left())]
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    for end in ends:
+                        end.cancel()
             except BaseException as error:
                 if not opened.done():
                     opened.set_exception(error)
                 raise
+            if not self._leave.is_set():
+                os._exit(1)  # nobody is there who would end it
 
         self._ended = asyncio.create_task(serve())
         await opened
@@ -148,7 +162,7 @@ async def ray_agents(
     agents: list[RayAgent] = []
     left_out: list[str] = []
     try:
-        nodes = await anyio.to_thread.run_sync(_nodes, ray)
+        nodes = await _settled(ray, opening, resource)
         async with anyio.create_task_group() as tasks:
             for node in nodes:
                 tasks.start_soon(_start, ray, node, opening, resource, agents, left_out)
@@ -220,6 +234,22 @@ def _differs(there: NodeFacts) -> str:
         pairs[name] = here.versions.get(name, "none"), there.versions.get(name, "none")
     other = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
     return f"it has {', '.join(other)}: install the same versions there" if other else ""
+
+
+async def _settled(ray: Any, opening: Opening, resource: str) -> list[dict[str, Any]]:
+    """Return the nodes, once what the run wants of each is free, or `SETTLE_S` have passed."""
+    nodes: list[dict[str, Any]] = []
+    with anyio.move_on_after(SETTLE_S):
+        while not nodes or any(_short(node, resource, opening.compile.workers) for node in nodes):
+            nodes = await anyio.to_thread.run_sync(_nodes, ray)
+            await anyio.sleep(0.1)
+    return nodes
+
+
+def _short(node: Mapping[str, Any], resource: str, workers: int | None) -> bool:
+    """Tell whether others hold something of `node` that an agent would claim."""
+    whole = {**node, "Free": node["Resources"]}
+    return _claim(node, resource, workers) != _claim(whole, resource, workers)
 
 
 def _claim(node: Mapping[str, Any], resource: str, workers: int | None) -> dict[str, Any]:

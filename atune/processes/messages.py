@@ -48,6 +48,8 @@ class Discovery(msgspec.Struct, frozen=True):
     """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
     """Why each other accelerator cannot be used, by name."""
+    nvcc: bool = True
+    """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):

@@ -70,5 +70,5 @@ def _bar(name: str, done: int, total: int) -> str:
 
 def _words(state: Progress) -> list[str]:
     failed = f"{state.failed:,} failed" if state.failed else ""
-    said = (state.best or "nothing measured yet", state.expected, failed, state.tried, state.proof)
+    said = (state.best or "nothing measured yet", state.expected, failed, state.tried, state.hosts, state.proof)
     return [text for text in said if text]

@@ -10,6 +10,7 @@ from typing import Any
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult
 from atune.journal.state import State
+from atune.reporting.hosts import by_host, measured_on
 
 GROUPS = 200
 """Most reasons for failures that the page has."""
@@ -27,7 +28,7 @@ def page_title(result: TuneResult) -> str:
 def head_section(result: TuneResult, cards: Sequence[tuple[str, str]], winner: Mapping[str, Any] | None) -> str:
     """Return the page's head: what was tuned and where, the figures as cards, and the winner."""
     header = result.header
-    where = f"{header.target if header else ''} on {', '.join(d.name for d in result.devices) or 'no device'}"
+    where = f"{header.target if header else ''} on {measured_on(result.devices)}"
     lines = [f"<h1>{breakable(page_title(result))}</h1>", f'<p class="soft">{breakable(where)}</p>']
     lines += ['<div class="cards">', *map(_card, cards), "</div>", '<h2 id="winner">Winner</h2>']
     if winner is None:
@@ -94,6 +95,7 @@ def _environment(result: TuneResult, state: State) -> list[tuple[str, str]]:
     header = result.header
     assert header is not None
     rows = [("journal", result.journal or "none"), ("workload", header.origin or header.workload)]
+    rows += [(f"host {host}", devices) for host, devices in by_host(result.devices)]
     rows += [(f"device {d.id}", ", ".join(filter(None, (d.name, d.arch, d.uuid)))) for d in result.devices]
     rows += [("target", str(header.target)), ("strategy", header.strategy), ("fingerprint", header.fingerprint)]
     rows += [(name, version) for name, version in sorted(header.versions.items())]

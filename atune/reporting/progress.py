@@ -14,6 +14,7 @@ from atune.journal.printing import describe_config, printable
 from atune.journal.state import State
 from atune.model.candidate import Config
 from atune.model.settings import Budget
+from atune.reporting.hosts import Hosts
 from atune.reporting.notebook_progress import NotebookBars, in_notebook
 
 
@@ -36,7 +37,7 @@ class Progress:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget = budget or Budget()
-        self._state = State()
+        self._state, self._hosts = State(), Hosts()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
         self._plain = plain
@@ -67,6 +68,7 @@ class Progress:
     def on_event(self, event: Event) -> None:
         """Record `event`, and update the display if the interval has passed."""
         self._state.apply(event)
+        self._hosts.on_event(event)
         self._mono = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # earlier time went into imports, not candidates
@@ -147,6 +149,11 @@ class Progress:
         return f"tried {self._state.settled:,} of {self._state.total:,}" if self._state.header is not None else ""
 
     @property
+    def hosts(self) -> str:
+        """What each host measured. Empty for a run on one."""
+        return self._hosts.text
+
+    @property
     def proof(self) -> str:
         """Whether the winner is proven to be tilelang's own code. Empty until the run finishes with a winner."""
         state = self._state
@@ -163,7 +170,7 @@ class Progress:
         text = (
             f"{self.compiled}/{self.total} compiled, {self.measured}/{self.to_measure} measured, {self.failed} failed"
         )
-        parts = (text, self.best or "nothing measured yet", self.expected, self.tried, self.proof)
+        parts = (text, self.best or "nothing measured yet", self.expected, self.tried, self.hosts, self.proof)
         text = "; ".join(filter(None, parts))
         if text != self._shown:
             self._shown = text
@@ -234,7 +241,7 @@ class _Bars:
             done, note = (state.finalists, "") if state.final_done else (0, "timed in turn")
             self._progress.update(self._final, completed=done, total=state.finalists, note=note)
         best = shortened(state.best, BEST_LINES * shutil.get_terminal_size().columns)
-        said = "; ".join(part for part in (best, state.expected, state.tried, state.proof) if part)
+        said = "; ".join(part for part in (best, state.expected, state.tried, state.hosts, state.proof) if part)
         self._live.update(self._group(self._progress, self._text(said)))
 
     def note(self, text: str) -> None:

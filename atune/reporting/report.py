@@ -30,6 +30,7 @@ from atune.reporting.candidates import candidates_section
 from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.headline import default_line, latency_line, ties_line
+from atune.reporting.hosts import host_of
 from atune.reporting.page_parts import (
     environment_section,
     failures_section,
@@ -242,8 +243,8 @@ def _winner(result: TuneResult) -> dict[str, Any] | None:
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
-    def place(row: tuple[str, list[Span]]) -> tuple[int, str]:
-        return len(row[0]), row[0]  # sorts compile-10 after compile-9
+    def place(row: tuple[str, list[Span]]) -> tuple[str, int, str]:
+        return host_of(row[0]), len(row[0]), row[0]  # sorts compile-10 after compile-9
 
     devices = [(f"device {name}", spans) for name, spans in timeline.device.items()]
     rows = sorted(timeline.compile.items(), key=place) + sorted(devices, key=place)

@@ -167,6 +167,27 @@ def test_loop_delay() -> None:
     says("loop_delay", f"that last one: {now[resumed]['p99_ms']:.1f} ms")
 
 
+def test_cluster_faults() -> None:
+    found = stored("cluster_faults/result.json")
+    rows = {row["fault"]: row for row in found["rows"]}
+    assert {row["measured"] for row in rows.values()} == {found["candidates"]} and len(rows) == 6
+    assert not any(row["orphans"] or row["twice"] for row in rows.values())
+    says("cluster_faults", f"all {found['candidates']} candidates were measured once")
+    says("cluster_faults", f"{found['orphans_after_s']:g} s after its end")
+    for name in ("a worker killed", "a node killed", "an agent hung", "a network that stalls"):
+        row = rows[name]
+        noticed, again = f"{row['noticed_s']:.2f} s until noticed", f"{row['again_s']:.2f} s until begun again"
+        says("cluster_faults", f"{name}: {noticed}, {again}")
+    says("cluster_faults", f"a cancelled run ended in {rows['cancelled, then resumed']['noticed_s']:.2f} s")
+
+
+def test_cluster_overhead() -> None:
+    ratios = stored("cluster_overhead/result.json")["ratios"]
+    for arm in ("one node", "two nodes"):
+        low, middle, high = sorted(ratios[arm])
+        says("cluster_overhead", f"{arm}: {middle:.2f} ({low:.2f}–{high:.2f})")
+
+
 def test_search() -> None:
     def after_start_s(name: str) -> float:
         events = read(RESULTS / f"search/{name}.jsonl.xz")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,10 +20,10 @@ from atune.api.resume import resume
 from atune.api.tuner import tune
 from atune.cluster import nodes, ray_cluster
 from atune.cluster.address import Cluster
-from atune.cluster.agent import facts_here
+from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, Library, error_of, raised
+from atune.cluster.messages import Answer, Library, Opening, Question, error_of, raised
 from atune.cluster.nodes import Node, Shelf
 from atune.engine.interfaces import GroupFailed
 from atune.errors import MachineError, UsageError, WorkerError
@@ -29,6 +32,7 @@ from atune.journal.reader import read
 from atune.model.artifact import Artifact, Lowered, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.progress import Progress
 from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +49,15 @@ def anyio_backend() -> str:
 
 def machine(connect: Any, **settings: Any) -> ClusterMachine:
     return ClusterMachine(connect, parse_file_ref(SCALED), target="c", **{**OWN, **settings})
+
+
+def shown_of(events: list[Event]) -> list[str]:
+    """Return the lines of a progress that is told `events`."""
+    out = io.StringIO()
+    with Progress(out) as progress:
+        for event in events:
+            progress.on_event(event)
+    return out.getvalue().splitlines()
 
 
 def at(entry: str, do: Callable[[LoopbackAgent], None]) -> Callable[[LoopbackAgent, str], None]:
@@ -86,6 +99,9 @@ async def test_what_a_lost_node_was_doing_is_done_by_the_others(entry: str, monk
     warned = [e.message for e in events if isinstance(e, Warned) and "was lost" in e.message]
     assert len(warned) == 1 and "node node-1 was lost: its power went off. 1 of 2 nodes are left" in warned[0]
     assert all(e.device.startswith("node-1/") for e in events if isinstance(e, DeviceLost))
+    shown = shown_of(events)
+    assert len([line for line in shown if "warning" in line and "node-1" in line]) == 1
+    assert "2 hosts: node-0" in shown[-1]
     wait_until(lambda: not marked(mark), 5, "the nodes' processes are gone")
 
 
@@ -109,6 +125,24 @@ async def test_a_node_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPat
     result = await tune(machine=machine(connect), on_event=events.append)
     assert result.measured and connect.agents[1].killed
     assert any(isinstance(e, Warned) and "node-1 was lost: it did not answer for 0.5 s" in e.message for e in events)
+
+
+async def test_an_agent_that_nobody_asks_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atune.cluster.agent.LEFT_S", 0.3)
+    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.0)
+    opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(), QUICK, 0)
+    agent = NodeAgent(msgspec.msgpack.encode(opening))
+    begun, asked = anyio.current_time(), anyio.Event()
+
+    async def ask() -> None:
+        await anyio.sleep(0.2)
+        await agent.call(1, msgspec.msgpack.encode(Question("notices", b"\xc0")))
+        asked.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await agent.left()
+    assert asked.is_set() and anyio.current_time() - begun >= 0.5
 
 
 async def test_a_cancelled_run_leaves_no_process_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +184,6 @@ class Store:
         self.asked: list[str] = []
 
     async def ask(self, question: bytes) -> bytes:
-        from atune.cluster.messages import Question
-
         entry = msgspec.msgpack.decode(question, type=Question).entry
         self.asked.append(entry)
         if self.killed:
@@ -206,6 +238,26 @@ def test_an_exception_arrives_as_what_it_is(error: Exception) -> None:
     assert vars(there).get("outside") == vars(error).get("outside")
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("ActorDiedError", "Ray says that its agent, or the node, died"), ("TaskError", "Traceback, first line")],
+)
+async def test_a_long_message_of_rays_about_a_lost_agent_is_a_short_one(kind: str, said: str) -> None:
+    class RayError(Exception):
+        pass
+
+    def call(number: int, question: bytes) -> Any:
+        failed: Future[bytes] = Future()
+        failed.set_exception(type(kind, (RayError,), {})("Traceback, first line\nthe second\nand a third"))
+        return SimpleNamespace(future=lambda: failed)
+
+    ray, actor = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError)), SimpleNamespace()
+    actor.call = SimpleNamespace(remote=call)
+    with pytest.raises(nodes.NodeLost) as lost:
+        await ray_cluster.RayAgent(ray, actor, "a", local=True).ask(b"")
+    assert str(lost.value) == said
+
+
 def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by zero")
@@ -215,11 +267,13 @@ def test_an_unknown_exception_is_a_worker_error_with_its_traceback() -> None:
     assert "test_nodes.py" in there.detail
 
 
-def test_clusters_are_named_by_address_and_resource() -> None:
+def test_clusters_are_named_by_address_resource_and_model() -> None:
     assert Cluster.parse(None) is None
     assert Cluster.parse("auto") == Cluster()
     assert Cluster.parse("ray://head:10001,resource=XPU") == Cluster("ray://head:10001", "XPU")
-    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", 7):
+    assert Cluster.parse("auto, model=NVIDIA H200") == Cluster(model="NVIDIA H200")
+    assert Cluster.parse("head:6379,model=A,resource=XPU") == Cluster("head:6379", "XPU", "A")
+    for wrong in ("", "auto,", "auto,gpu=2", "auto,resource=", "auto,model", "auto,model=A,model=B", 7):
         with pytest.raises(UsageError, match="cluster"):
             Cluster.parse(wrong)
 
@@ -256,3 +310,27 @@ def test_an_agent_claims_what_is_free_or_what_it_needs(
     free: dict[str, float], resource: str, workers: int | None, claim: dict[str, Any]
 ) -> None:
     assert ray_cluster._claim({"Free": free}, resource, workers) == claim
+
+
+def told(*free: float) -> Callable[[Any], list[dict[str, Any]]]:
+    """Return what stands for Ray's news of one node with 8 cores: how many are free, each time it is asked."""
+    left = list(free)
+
+    def nodes(ray: Any) -> list[dict[str, Any]]:
+        cores = left.pop(0) if len(left) > 1 else left[0]
+        return [{"Name": "a", "Resources": {"CPU": 8.0}, "Free": {"CPU": cores}}]
+
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "found"), [((0, 4, 8), None, 8), ((4, 8), 2, 4), ((4,), None, 4), ((2, 3), 8, 3)]
+)
+async def test_cores_that_an_ended_run_gives_back_late_are_waited_for(
+    free: tuple[float, ...], workers: int | None, found: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_nodes", told(*free))
+    monkeypatch.setattr(ray_cluster, "SETTLE_S", 0.5 if free[-1] < 8 else 30.0)
+    opening = Opening(parse_file_ref(SCALED), "c", (), CompileSettings(workers=workers), QUICK, 0)
+    [node] = await ray_cluster._settled(None, opening, "")
+    assert node["Free"]["CPU"] == found

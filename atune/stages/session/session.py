@@ -70,7 +70,8 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
 
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
-        return Discovery(target, (), _cuda_python())  # compile only
+        nvcc = target.kind == "c" or _find_nvcc()
+        return Discovery(target, (), _cuda_python(), nvcc=nvcc)  # compile only
     cpu = DeviceInfo(id="cpu", name=_cpu_name())
     if wanted == ("cpu",) and target is None:
         target = Target("c")

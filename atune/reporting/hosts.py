@@ -1,0 +1,70 @@
+"""The hosts of a run's devices: what progress, `watch` and the report say of them where there are several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from atune.journal.events import BenchmarkFailed, CandidateMeasured, DeviceLost, DeviceReady, Event, RunStarted
+from atune.model.device import DeviceInfo
+
+NAMED = 4
+"""Most hosts that progress names each; of more it counts."""
+
+
+def host_of(device: str) -> str:
+    """Return the host in a device's id, such as ``node-0`` of ``node-0/1``; empty on one machine."""
+    return device.rpartition("/")[0]
+
+
+class Hosts:
+    """Counts what each host measured. A host is lost once all its devices are given up."""
+
+    def __init__(self) -> None:
+        self._living: dict[str, set[str]] = {}
+        self._measured: Counter[str] = Counter()
+
+    def on_event(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case RunStarted():
+                for device in event.devices:
+                    self._living.setdefault(host_of(device), set()).add(device)
+            case DeviceReady():
+                self._living.setdefault(host_of(event.device.id), set()).add(event.device.id)
+            case DeviceLost(final=True):
+                self._living.setdefault(host_of(event.device), set()).discard(event.device)
+            case CandidateMeasured() | BenchmarkFailed():
+                self._measured[host_of(event.device)] += 1
+
+    @property
+    def text(self) -> str:
+        """The hosts with the candidates that each measured, failures included. Empty where there is one."""
+        if len(self._living) < 2:
+            return ""
+        lost = sorted(host for host, devices in self._living.items() if not devices)
+        if len(self._living) > NAMED:
+            named = ", ".join(lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
+            return f"{len(self._living)} hosts" + (f", {len(lost)} lost: {named}" if lost else "")
+        counts = (f"{host} {self._measured[host]}{' (lost)' * (host in lost)}" for host in sorted(self._living))
+        return f"{len(self._living)} hosts: {', '.join(counts)} measured"
+
+
+def measured_on(devices: Sequence[DeviceInfo]) -> str:
+    """Return the devices' models for a heading: each with its count, and on how many hosts where there are several."""
+    hosts = {host_of(device.id) for device in devices}
+    if len(hosts) < 2:
+        return ", ".join(device.name for device in devices) or "no device"
+    return f"{_counted(devices)}, on {len(hosts)} hosts"
+
+
+def by_host(devices: Iterable[DeviceInfo]) -> list[tuple[str, str]]:
+    """Return each host with its devices' models and their counts; nothing where there is one."""
+    hosts: dict[str, list[DeviceInfo]] = {}
+    for device in devices:
+        hosts.setdefault(host_of(device.id), []).append(device)
+    return [(host, _counted(there)) for host, there in sorted(hosts.items())] if len(hosts) > 1 else []
+
+
+def _counted(devices: Iterable[DeviceInfo]) -> str:
+    return ", ".join(f"{count} × {name}" for name, count in Counter(device.name for device in devices).items())

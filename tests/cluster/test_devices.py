@@ -1,0 +1,127 @@
+"""Devices of several models in one cluster: one run a model, and all nodes compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_agents import Loopback
+
+from atune.api.tuner import tune
+from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
+from atune.cluster.machine import ClusterMachine
+from atune.errors import TargetError
+from atune.journal.events import Event, Warned
+from atune.model.device import DeviceInfo, Target
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.processes.messages import Discovery
+from atune.workload.workload import parse_file_ref
+
+SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
+QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
+SM_90, SM_80, CPU = Target("cuda", "sm_90a"), Target("cuda", "sm_80"), Target("c")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def node(target: Target, *models: str) -> Discovery:
+    return Discovery(target, tuple(DeviceInfo(id=str(number), name=model) for number, model in enumerate(models)))
+
+
+def test_nodes_of_one_model_measure_with_all_they_have() -> None:
+    found = {"a": node(SM_90, "H200", "H200"), "b": node(SM_90, "H200")}
+    assert parts(found) == (SM_90, {"a": ("0", "1"), "b": ("0",)})
+
+
+def test_the_chosen_model_measures_and_all_nodes_compile_for_it() -> None:
+    found = {"a": node(SM_90, "H200", "H100"), "b": node(SM_80, "A100"), "c": node(CPU, "EPYC")}
+    assert parts(found, "H200") == (SM_90, {"a": ("0",), "b": (), "c": ()})
+    assert parts(found, "A100") == (SM_80, {"a": (), "b": ("0",), "c": ()})
+
+
+def test_a_node_without_gpus_compiles_for_those_that_have_some() -> None:
+    assert parts({"head": node(CPU, "EPYC"), "a": node(SM_90, "H200")}) == (SM_90, {"head": (), "a": ("0",)})
+
+
+def test_libraries_of_one_cpu_are_not_measured_on_another() -> None:
+    assert parts({"a": node(CPU, "EPYC"), "b": node(CPU, "Xeon")}, "Xeon") == (CPU, {"b": ("0",)})
+
+
+def test_nodes_that_only_compile_all_take_part() -> None:
+    assert parts({"a": node(SM_90), "b": node(SM_90)}) == (SM_90, {"a": (), "b": ()})
+
+
+def test_several_models_are_refused_with_the_way_to_tune_each() -> None:
+    found = {"a": node(SM_90, "NVIDIA H100"), "b": node(SM_90, "NVIDIA H200"), "c": node(SM_90, "NVIDIA H200")}
+    with pytest.raises(TargetError) as refused:
+        parts(found)
+    assert "NVIDIA H100 on a; NVIDIA H200 on b, c" in str(refused.value)
+    assert "--cluster 'ADDRESS,model=NVIDIA H100', or atune.Cluster(model='NVIDIA H100')" in str(refused.value)
+    assert parts(found, mixed=True)[1] == {"a": ("0",), "b": ("0",), "c": ("0",)}
+    with pytest.raises(TargetError, match="several models"):  # one library cannot be for both
+        parts({**found, "d": node(SM_80, "A100")}, mixed=True)
+
+
+def test_a_model_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(TargetError, match=r"no node has a device of model 'H200': there is A100 on a$"):
+        parts({"a": node(SM_80, "A100")}, "H200")
+
+
+def machine(connect: Any, model: str = "", **compile: Any) -> ClusterMachine:
+    settings = CompileSettings(**{"store": False, **compile})
+    reference = parse_file_ref(SCALED)
+    return ClusterMachine(connect, reference, target="c", compile=settings, benchmark=QUICK, model=model)
+
+
+@pytest.mark.anyio
+async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
+    events: list[Event] = []
+    connect = Loopback(3, models=("Xeon", "EPYC", "EPYC"))
+    result = await tune(machine=machine(connect, "EPYC"), budget=2, strategy="exhaustive", on_event=events.append)
+    assert {(device.id, device.name) for device in result.devices} <= {("node-1/cpu", "EPYC"), ("node-2/cpu", "EPYC")}
+    assert result.measured == 2
+    assert [e.message for e in events if isinstance(e, Warned)] == [f"node node-0 is left out: {OTHER_CPU}"]
+    assert connect.agents[0].killed and "build" not in connect.agents[0].asked
+
+
+@pytest.mark.anyio
+async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = Loopback(2)
+
+    async def take_part(self: Any, worker: object, part: Any) -> Discovery:
+        assert part.target == "sm_90a" and part.devices == ()
+        return Discovery(SM_90, (), nvcc=False)
+
+    async def discover(self: Any, worker: object, body: None) -> Discovery:
+        return node(SM_90, "H200") if self is connect.agents[0].agent else node(CPU, "EPYC")
+
+    async def plan(self: Any, node: Any, plan: Any) -> None:
+        pass
+
+    monkeypatch.setattr(ClusterMachine, "_plan", plan)
+    monkeypatch.setattr("cluster_agents.Posing._take_part", take_part, raising=False)
+    monkeypatch.setattr("cluster_agents.Posing._discover", discover)
+    nodes = machine(connect)
+    async with nodes.open():
+        target, devices = await nodes.discover()
+    assert (target, [device.id for device in devices]) == (SM_90, ["node-0/0"])
+    assert nodes._early == [f"node node-1 is left out: {NO_NVCC}"]
+
+
+@pytest.mark.anyio
+async def test_a_second_model_of_one_architecture_finds_the_first_ones_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path))
+    built: dict[str, int] = {}
+    for model in ("Xeon", "EPYC"):
+        connect = Loopback(2, models=("Xeon", "EPYC"))
+        own = machine(connect, model, store=True)
+        result = await tune(machine=own, budget=3, strategy="exhaustive")
+        assert result.measured == 3 and {device.name for device in result.devices} == {model}
+        built[model] = sum(agent.asked.count("build") for agent in connect.agents)
+    assert built["Xeon"] > 0 and built["EPYC"] == 0
