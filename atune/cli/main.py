@@ -14,12 +14,13 @@ from atune.cli.cache import add_cache_commands
 from atune.cli.completion import add_completion
 from atune.cli.explain import add_explain_command
 from atune.cli.journal import PLAIN, add_journal_commands, strategy_name
-from atune.cli.printing import OutputLost, complain, fitted, mutter, say
+from atune.cli.mistakes import NO_WINNER, USAGE, report_error
+from atune.cli.printing import OutputLost, complain, fitted, say
 from atune.cli.server import add_server_commands
 from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
 from atune.cluster.address import HELP as CLUSTER_HELP
-from atune.errors import AtuneError, UsageError, WorkerError
+from atune.errors import UsageError
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
 from atune.system.signals import Interrupts
@@ -29,7 +30,7 @@ from atune.version import __version__
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
 
-OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, INTERRUPTED = 0, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,24 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except Exception as error:
-            return report_error(error, debug=arguments is not None and arguments.debug)
-
-
-def report_error(error: BaseException, *, debug: bool) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake takes one line."""
-    if debug:
-        import traceback
-
-        mutter("".join(traceback.format_exception(error)))
-    error = _only_error(error)
-    if isinstance(error, AtuneError):
-        complain(str(error))
-        if isinstance(error, WorkerError) and error.detail:
-            mutter("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
-        return USAGE if isinstance(error, UsageError) else NO_WINNER
-    hint = "" if debug else "; add --debug to see where"
-    complain(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
-    return NO_WINNER
+            wanted = "--json" in (sys.argv if argv is None else argv) if arguments is None else arguments.json
+            return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
 
 
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
@@ -149,15 +134,6 @@ def summary_text(result: TuneResult) -> str:
 def _unfinished(result: TuneResult) -> str:
     on = "" if result.journal is None else f"; atune resume {shlex.quote(result.journal)} goes on"
     return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
-
-
-def _only_error(error: BaseException) -> BaseException:
-    """Return the error that a task group wrapped. If several failed at once, the caller's mistake comes first."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    inner = [_only_error(e) for e in error.exceptions]
-    ranks: tuple[type[BaseException], ...] = (UsageError, AtuneError, BaseException)
-    return next(e for kind in ranks for e in inner if isinstance(e, kind))
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
