@@ -15,7 +15,7 @@ from atune.cli.completion import add_completion
 from atune.cli.explain import add_explain_command
 from atune.cli.journal import PLAIN, add_journal_commands, strategy_name
 from atune.cli.mistakes import NO_WINNER, USAGE, report_error
-from atune.cli.printing import OutputLost, complain, fitted, say
+from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
 from atune.cli.server import add_server_commands
 from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
     if arguments.table:
-        say(result.table())
+        say(fitted_rows(result.table()))
     say(json.dumps(result.summary()) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 

@@ -29,6 +29,7 @@ from atune.reporting.candidates import candidates_section
 from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.headline import default_line, latency_line, ties_line
+from atune.reporting.layout_choices import layouts_section
 from atune.reporting.page_parts import (
     environment_section,
     failures_section,
@@ -191,7 +192,8 @@ def _before(result: TuneResult) -> str:
 
 def _after(result: TuneResult, state: State) -> str:
     """Return what stands behind the plots."""
-    return candidates_section(result) + warnings_section(result) + environment_section(result, state)
+    candidates = layouts_section(result) + candidates_section(result)
+    return candidates + warnings_section(result) + environment_section(result, state)
 
 
 def _data(result: TuneResult, lanes: Lanes, clocks: Clocks) -> dict[str, Any]:
