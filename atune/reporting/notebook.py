@@ -23,7 +23,7 @@ ROWS = 10
 VALUES = 24
 """Values of an axis that are shown."""
 CARD = "border: 1px solid #9aa3b5; border-radius: 6px; padding: .5em 1em; margin: .3em 0; display: inline-block"
-BREAKING = "overflow-wrap: anywhere"
+BREAKING = "overflow-wrap: break-word"
 """Long paths and names of types do not make the cell's output wider."""
 CELL = "text-align: left; padding: .1em .8em .1em 0"
 
@@ -102,8 +102,8 @@ def _ranked(result: TuneResult) -> str:
         values = [(column, column.read(record)) for column in titles]
         shown = ("–" if value is None else column.show(value) for column, value in values)
         rows.append("<tr>" + "".join(f'<td style="{CELL}">{escape(text)}</td>' for text in shown) + "</tr>")
-    region = 'tabindex="0" role="region" aria-label="candidates" style="overflow-x: auto"'
-    return f"<div {region}><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+    body = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f'<div tabindex="0" style="overflow-x: auto">{body}</div>'
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:
