@@ -145,7 +145,7 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
 
 
 def _failed(failures: list[Any], configs: list[Config]) -> int:
-    from atune.cli.main import NO_WINNER
+    from atune.cli.mistakes import NO_WINNER
     from atune.cli.printing import complain, mutter
     from atune.journal.result import describe_config, printable
 
