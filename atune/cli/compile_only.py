@@ -14,7 +14,8 @@ import anyio
 import msgspec
 
 from atune.api.compile_all import compiled
-from atune.cli.main import NO_WINNER, OK
+from atune.cli.main import OK
+from atune.cli.mistakes import NO_WINNER
 from atune.cli.printing import fitted, say
 from atune.errors import UsageError
 from atune.journal.printing import printable

@@ -46,9 +46,8 @@ def shell_of(name: str | None) -> str:
     """Return the shell that is named, or the user's own. Raises `UsageError` where there is no script for it."""
     shell = Path(os.environ.get("SHELL", "")).name if name is None else name
     if shell not in SHELLS:
-        raise UsageError(
-            f"there is no completion for the shell {shell or 'that SHELL names'!r}: give bash, zsh or fish"
-        )
+        said = f"there is no completion for the shell {shell!r}" if shell else "SHELL names no shell"
+        raise UsageError(f"{said}: give bash, zsh or fish")
     return shell
 
 
@@ -66,8 +65,12 @@ def install(parser: argparse.ArgumentParser, shell: str) -> str:
     except OSError as error:
         raise UsageError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
     write_output(str(path), script(parser, shell).encode() + b"\n", private=False)
-    hint = f"add this line to ~/.zshrc: source {path}" if shell == "zsh" else f"a new {shell} completes atune's options"
-    return f"completion {path}\n           {hint}"
+    hint = {
+        "bash": f"a new bash with the package bash-completion reads it; without, add to ~/.bashrc: source {path}",
+        "zsh": f"add this line to ~/.zshrc: source {path}",
+        "fish": "a new fish completes atune's options",
+    }
+    return f"completion {path}\n           {hint[shell]}"
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

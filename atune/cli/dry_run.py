@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 
 from atune.api.dry_run import DryRun, as_data, dry_run
-from atune.cli.main import OK, USAGE
+from atune.cli.main import OK
+from atune.cli.mistakes import USAGE
 from atune.cli.printing import complain, say
 from atune.journal.printing import describe_config, printable
 from atune.reporting.progress import duration

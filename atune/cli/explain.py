@@ -6,14 +6,12 @@ import argparse
 import ast
 import json
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.parsing import add_command, positive
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
-    from atune.journal.result import Record
     from atune.model.candidate import Config
     from atune.model.explained import Explained
     from atune.system.signals import Interrupts
@@ -127,6 +125,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
     from atune.api.resume import origin_of
     from atune.journal.replay import replay
+    from atune.reporting.layout_choices import choice_of
     from atune.workload.workload import parse_file_ref
 
     result = replay(path)
@@ -142,17 +141,8 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text, choices
 
 
-def choice_of(records: Sequence[Record], index: int) -> str:
-    """Return what the candidate `index` was passed over for or preferred to, in words; empty where nothing was."""
-    [record] = [record for record in records if record.index == index]
-    if record.instead is not None:
-        return f"passed over for candidate {record.instead}: {record.message.removeprefix('likely: ')}"
-    others = [str(one.index) for one in records if one.instead == index]
-    return f"preferred to candidates {', '.join(others)}" if others else ""
-
-
 def _failed(failures: list[Any], configs: list[Config]) -> int:
-    from atune.cli.main import NO_WINNER
+    from atune.cli.mistakes import NO_WINNER
     from atune.cli.printing import complain, mutter
     from atune.journal.printing import describe_config, printable
 

@@ -12,13 +12,14 @@ from atune.cli.cache import add_cache_commands
 from atune.cli.completion import add_completion
 from atune.cli.explain import add_explain_command
 from atune.cli.journal import add_journal_commands
+from atune.cli.mistakes import NO_WINNER, USAGE, report_error
 from atune.cli.parsing import add_command
-from atune.cli.printing import OutputLost, complain, fitted, mutter, say
+from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
 from atune.cli.server import add_server_commands
 from atune.cli.show import add_show_command
 from atune.cli.suggest import add_suggest_command
 from atune.cli.tune_options import add_tune_options
-from atune.errors import AtuneError, UsageError, WorkerError
+from atune.errors import UsageError
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
 from atune.version import __version__
@@ -26,7 +27,7 @@ from atune.version import __version__
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
 
-OK, NO_WINNER, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, INTERRUPTED = 0, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,24 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except Exception as error:
-            return report_error(error, debug=arguments is not None and arguments.debug)
-
-
-def report_error(error: BaseException, *, debug: bool) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake takes one line."""
-    if debug:
-        import traceback
-
-        mutter("".join(traceback.format_exception(error)))
-    error = _only_error(error)
-    if isinstance(error, AtuneError):
-        complain(str(error))
-        if isinstance(error, WorkerError) and error.detail:
-            mutter("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
-        return USAGE if isinstance(error, UsageError) else NO_WINNER
-    hint = "" if debug else "; add --debug to see where"
-    complain(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
-    return NO_WINNER
+            wanted = "--json" in (sys.argv if argv is None else argv) if arguments is None else arguments.json
+            return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
 
 
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
@@ -80,7 +65,7 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     from atune.cli.summary import summary_text
 
     if arguments.table:
-        say(result.table())
+        say(fitted_rows(result.table()))
     say(json.dumps(result.summary()) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 
@@ -94,15 +79,6 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
             kept = "" if result.journal is None else f"; atune replay {result.journal} shows the result"
             complain(f"{error}{kept}", kind="")
         return OK if result.best is not None else NO_WINNER
-
-
-def _only_error(error: BaseException) -> BaseException:
-    """Return the error that a task group wrapped. If several failed at once, the caller's mistake comes first."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    inner = [_only_error(e) for e in error.exceptions]
-    ranks: tuple[type[BaseException], ...] = (UsageError, AtuneError, BaseException)
-    return next(e for kind in ranks for e in inner if isinstance(e, kind))
 
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

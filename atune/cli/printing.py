@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -48,6 +49,18 @@ def fitted(text: str) -> str:
         wrapper.initial_indent = indent if line.startswith(" ") else ""
         lines += wrapper.wrap(line.lstrip(" ")) or [line]
     return "\n".join(lines)
+
+
+def fitted_rows(text: str) -> str:
+    """Return a table's rows; those that are wider than stdout's terminal are broken between words."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(columns, break_on_hyphens=False, break_long_words=False, subsequent_indent="  ")
+    rows = (
+        [row] if len(row) <= columns else wrapper.wrap(re.sub(r"(?<=\S) {2,}", "  ", row)) for row in text.split("\n")
+    )
+    return "\n".join(line for row in rows for line in row)
 
 
 def complain(message: str, kind: str = "error: ") -> None:

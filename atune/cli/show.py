@@ -22,9 +22,18 @@ def add_show_command(commands: Any, shown: argparse.ArgumentParser) -> None:
 
 
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.cli.printing import say
+    from atune.cli.printing import fitted, say
     from atune.reporting.candidate import candidate_story, story_data, story_lines
 
     story = candidate_story(arguments.journal, arguments.index)
-    say(json.dumps(story_data(story)) if arguments.json else "\n".join(story_lines(story)))
+    if arguments.json:
+        say(json.dumps(story_data(story)))
+        return 0
+    told = (line if _verbatim(line) else fitted(line) for line in story_lines(story))
+    say("\n".join(told))
     return 0
+
+
+def _verbatim(line: str) -> bool:
+    """Tell whether a line stands below a title as it was written, such as one of a traceback with its caret."""
+    return line.startswith("  ") and not line.startswith("  samples ")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from atune.cli.main import INTERRUPTED, NO_WINNER, report_error, show_kept
+from atune.cli.main import INTERRUPTED, show_kept
+from atune.cli.mistakes import NO_WINNER, report_error
 from atune.cli.printing import complain
 from atune.cluster.address import Cluster
 from atune.errors import NoWinner, UsageError
@@ -187,7 +188,8 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         if arguments.table or arguments.json:
             show_kept(ended.result, arguments)
         return NO_WINNER
-    return report_error(ended, debug=arguments.debug)
+    known = TuneResult(state, journal if os.path.exists(journal) else None)
+    return report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:

@@ -27,6 +27,7 @@ from atune.model.candidate import Config
 from atune.model.device import Target
 from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.listing import meant
 
 
 class Autotuned:
@@ -220,6 +221,7 @@ class Autotuned:
         if unknown := sorted(set(names) - self.parameters):
             raise SpaceError(
                 f"{self.__name__} takes no argument {unknown[0]!r}; it takes {', '.join(self.signature.parameters)}"
+                f"{meant(unknown[0], self.signature.parameters)}"
             )
 
     def missing(self, arguments: Mapping[str, Any], tunables: frozenset[str], tensors: Iterable[str]) -> list[str]:

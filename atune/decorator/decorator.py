@@ -17,7 +17,7 @@ from atune.decorator.order import refuse_jit_above
 from atune.decorator.presets import TUNING, tuning_options
 from atune.errors import SpaceError, UsageError
 from atune.journal.events import Event
-from atune.model.candidate import Config
+from atune.model.candidate import RESERVED, Config
 from atune.model.device import device_names
 from atune.model.former_names import AUTOTUNE
 from atune.model.options import named_options
@@ -42,7 +42,7 @@ def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> 
 def autotune(
     kernel: Any = None,
     *,
-    space: Any,
+    space: Any = None,
     where: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
     key: Any = None,
     do_not_specialize: str | Sequence[str] = (),
@@ -137,6 +137,8 @@ def autotune(
         "on_miss": on_miss, "journal": journal, "report": report, "progress": progress, "on_event": on_event,
         "log": log,
     })  # fmt: skip
+    if space is None:
+        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
     if isinstance(space, str) or not (callable(space) or hasattr(space, "__iter__") or _is_space(space)):
         raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
     constraints = constraints_of(where)
@@ -191,6 +193,7 @@ def autotune(
             )
         refuse_jit_above(kernel)
         autotuned = Autotuned(kernel, options)
+        autotuned.check_names((axes.keys() | hints.keys()) - RESERVED)
         warm_for(autotuned)
         return autotuned
 

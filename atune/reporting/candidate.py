@@ -20,6 +20,7 @@ from atune.model.artifact import StaticFacts, source_path
 from atune.model.explained import Explained
 from atune.model.measurement import Timing
 from atune.reporting.explanation import rows
+from atune.reporting.layout_choices import choice_of
 
 
 class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
     the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
-    `journal`: the path.
+    `journal`: the path. `choice`: what a run that chooses layouts passed it over for, or preferred it to.
     """
 
     record: Record
@@ -42,6 +43,7 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str = ""
     said: str = ""
     source: str = ""
+    choice: str = ""
     events: tuple[Event, ...] = ()
 
 
@@ -103,6 +105,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
         compiler="" if built is None else built.compiler,
         said="" if built is None else built.words,
         source=_source(result) if result.best_index in wanted else "",
+        choice=choice_of(result.records, record.index),
         events=tuple(events),
     )
 
@@ -167,6 +170,7 @@ def _fact_lines(story: CandidateStory) -> Iterator[str]:
         facts=record.facts or StaticFacts(),
         source="",
         machine=record.machine,
+        choice=story.choice,
     )
     told = rows(facts)
     width = max([9, *(len(name) for name, _ in told)])

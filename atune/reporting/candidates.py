@@ -28,11 +28,16 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def ranking(result: TuneResult) -> list[Record]:
-    """Return the records, the winner first, then by latency; then those without one, by index."""
+    """Return the records: the winner, the others of the final, those timed once, and those without a latency.
 
-    def place(record: Record) -> tuple[bool, bool, float, int]:
+    Finalists are in order of their final timing, those timed once in that of their first.
+    """
+    finalists = {entry.index for entry in result.final}
+
+    def place(record: Record) -> tuple[bool, bool, bool, float, int]:
         latency = float("inf") if record.latency_ms is None else record.latency_ms
-        return record.latency_ms is None, record.index != result.best_index, latency, record.index
+        final = (record.index if record.same_as is None else record.same_as) in finalists
+        return record.latency_ms is None, record.index != result.best_index, not final, latency, record.index
 
     return sorted(result.records, key=place)
 
@@ -72,7 +77,7 @@ def facts(result: TuneResult) -> list[Column]:
         Column("registers", of("machine", "registers")),
         Column("stack and spills, bytes", of("machine", "stack_bytes")),
         Column("shared memory, bytes", of("facts", "smem_bytes")),
-        Column("threads", of("facts", "threads")),
+        Column("threads a block", of("facts", "threads")),
         Column("occupancy, blocks", lambda record: resident_blocks(record, arch)),
         Column("fragment slots", layouts("slots")),
         Column("redundant iterations", layouts("redundant")),
@@ -116,7 +121,7 @@ def candidates_section(result: TuneResult) -> str:
     if not result.records:
         return ""
     shown, titles = ranking(result)[:ROWS], columns(result)
-    told = "The winner first, then by latency. A latency is the final's where the candidate was in the final."
+    told = "The winner first, then the others of the final by their final timing, then the rest by their first timing."
     if len(shown) < len(result.records):
         told += f" Shown are {len(shown):,} of {len(result.records):,}; <code>atune export --to csv</code> has all."
     return "\n".join(

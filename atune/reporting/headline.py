@@ -10,6 +10,8 @@ NAMED_TIES = 5
 """Candidates that are told by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still be told to be as fast."""
+MOVED = 0.1
+"""Share by which the ratio of two latencies may differ from the ratio round by round without a word about it."""
 
 
 def headline_lines(result: TuneResult) -> list[str]:
@@ -31,9 +33,23 @@ def latency_line(result: TuneResult) -> str:
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
         known = result.speedup_over_reference or (result.reference_ratio,) * 3
-        parts.append(f"{comparison(known, 'the reference')} ({result.reference_ms:.4g} ms)")
+        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known[1])})")
     told = ", ".join(parts)
     return f"{told}; {rate}" if (rate := _rate(result.roofline)) else told
+
+
+def _reference_latency(result: TuneResult, ratio: float) -> str:
+    """Return the reference's latency; beside it the winner's of its rounds, where all of the winner's tell otherwise.
+
+    The final's later rounds have the best alone, and the machine may have become faster since.
+    """
+    timing, reference = result.best.timing if result.best else None, result.reference_ms or 0.0
+    told = f"{reference:.4g} ms"
+    if not result.final or timing is None or not result.latency_ms:
+        return told
+    if abs(reference / result.latency_ms / ratio - 1) < MOVED:
+        return told
+    return f"{told}, and the winner {reference / ratio:.4g} ms in the same rounds"
 
 
 def default_line(result: TuneResult) -> str:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
+from atune.journal.failures import first_failure_lines
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult, failure_lines
 from atune.model.space import Space
 from atune.reporting.candidates import columns, ranking
+from atune.reporting.headline import default_line, latency_line, ties_line
 from atune.reporting.plot import rank_plot
 from atune.workload.workload import Workload
 
@@ -22,6 +24,8 @@ ROWS = 10
 VALUES = 24
 """Values of an axis that are shown."""
 CARD = "border: 1px solid #9aa3b5; border-radius: 6px; padding: .5em 1em; margin: .3em 0; display: inline-block"
+BREAKING = "overflow-wrap: break-word"
+"""Long paths and names of types do not make the cell's output wider."""
 CELL = "text-align: left; padding: .1em .8em .1em 0"
 
 
@@ -31,7 +35,9 @@ def result_html(result: TuneResult) -> str:
     if result.best is not None:
         parts += [_ranked(result), rank_plot(result).svg]
     parts += [f"<p>{escape(line)}</p>" for line in failure_lines(result, 3)]
-    return "<div>" + "".join(parts) + "</div>"
+    if result.best is None and (told := first_failure_lines(result)):
+        parts.append(f'<pre tabindex="0" style="overflow-x: auto">{escape(chr(10).join(told))}</pre>')
+    return f'<div style="{BREAKING}">{"".join(parts)}</div>'
 
 
 def record_html(record: Record) -> str:
@@ -77,11 +83,9 @@ def _card(result: TuneResult) -> str:
     name = printable(result.header.workload) if result.header else "no run"
     if result.best is None:
         return f'<div style="{CARD}"><b>{escape(name)}</b>: no candidate worked</div>'
-    latency = f"{result.latency_ms:.4g} ms"
-    if result.reference_ms is not None:
-        latency += f" (reference {result.reference_ms:.4g} ms)"
-    config = escape(describe_config(result.best.config))
-    return f'<div style="{CARD}"><b>{escape(name)}: {latency}</b><br>{config}</div>'
+    first, *rest = filter(None, (latency_line(result), default_line(result), ties_line(result)))
+    below = "".join(f"<br>{escape(line)}" for line in [describe_config(result.best.config), *rest])
+    return f'<div style="{CARD}"><b>{escape(name)}: {escape(first)}</b>{below}</div>'
 
 
 def _counts(result: TuneResult) -> str:
@@ -99,7 +103,8 @@ def _ranked(result: TuneResult) -> str:
         values = [(column, column.read(record)) for column in titles]
         shown = ("–" if value is None else column.show(value) for column, value in values)
         rows.append("<tr>" + "".join(f'<td style="{CELL}">{escape(text)}</td>' for text in shown) + "</tr>")
-    return f'<div style="overflow-x: auto"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    body = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f'<div tabindex="0" style="overflow-x: auto">{body}</div>'
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:

@@ -88,5 +88,6 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _svg(parts: list[str]) -> str:
     space = "xmlns='http://www.w3.org/2000/svg'"
-    head = f"<svg {space} width='{WIDTH}' height='{HEIGHT}' viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
+    size = f"width='{WIDTH}' height='{HEIGHT}' style='max-width: 100%; height: auto'"
+    head = f"<svg {space} {size} viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
     return f"{head} aria-label='latency against rank'>{''.join(parts)}</svg>"

@@ -114,6 +114,8 @@ class Progress:
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self._state.lowered, self.total) + self._state.settled
+        if self.hopeless:
+            return None
         if done >= work * 0.1:
             ends.append((self._mono - self._started_mono) / done * max(0, work - done))
         if self._budget.seconds is not None:

@@ -31,6 +31,7 @@ from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
 from atune.reporting.headline import default_line, latency_line, ties_line
 from atune.reporting.hosts import host_of
+from atune.reporting.layout_choices import layouts_section
 from atune.reporting.page_parts import (
     environment_section,
     failures_section,
@@ -193,7 +194,8 @@ def _before(result: TuneResult) -> str:
 
 def _after(result: TuneResult, state: State) -> str:
     """Return what stands behind the plots."""
-    return candidates_section(result) + warnings_section(result) + environment_section(result, state)
+    candidates = layouts_section(result) + candidates_section(result)
+    return candidates + warnings_section(result) + environment_section(result, state)
 
 
 def _data(result: TuneResult, timeline: Timeline, clocks: Clocks) -> dict[str, Any]:

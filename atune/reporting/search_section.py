@@ -32,8 +32,8 @@ def _over_time(result: TuneResult, steps: list[Improvement]) -> list[str]:
     last = steps[-1]
     return [
         "<h2>Best so far over time</h2>",
-        f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, with candidate '
-        f"{last.tried:,} of the {tried:,} that were tried. The space has {result.total:,}.</p>",
+        f'<p class="soft">By first timings. The last improvement came after {last.seconds:.1f} s, when '
+        f"{last.tried:,} of the {tried:,} candidates were tried. The space has {result.total:,}.</p>",
         curve(steps, result.wall_s),
     ]
 

@@ -63,9 +63,20 @@ def place_in(text: str) -> Place | None:
 def place_of(error: BaseException) -> Place | None:
     """Return the innermost place of the user's own code in `error`'s traceback, or None. Cannot fail."""
     try:
-        return _place_of(error)[0]
+        return _unparsed(error) if isinstance(error, SyntaxError) else _place_of(error)[0]
     except BaseException:
         return None
+
+
+def _unparsed(error: SyntaxError) -> Place | None:
+    """Return the place that Python could not parse; None where the error names none of the user's own."""
+    if not error.filename or not error.lineno or not is_users(error.filename):
+        return None
+    line = (error.text or "").rstrip()
+    source = line.lstrip()
+    column = (error.offset or 0) - 1 - (len(line) - len(source))
+    caret = " " * column + "^" if source and column >= 0 else ""
+    return Place(error.filename, error.lineno, "", source, caret)
 
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:

@@ -168,7 +168,7 @@ def why_not_held(default: Mapping[str, Any], points: Points) -> str:
     """Return why a space does not hold `default`, in words that say what was meant."""
     axes = points.axes
     if unknown := [name for name in default if name not in axes]:
-        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{_meant(unknown[0], axes)}"
+        return f"it has no axis {unknown[0]!r}; its axes are {', '.join(axes)}{meant(unknown[0], axes)}"
     if lacking := [name for name in axes if name not in default]:
         return f"the default has no {lacking[0]!r}; give a value of every axis"
     for name, value in default.items():
@@ -183,7 +183,7 @@ SHOWN_VALUES = 12
 """Values of an axis that a message lists."""
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the name that is most like `name`; empty where none is."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {near[0]!r}?)" if near else ""
@@ -207,7 +207,7 @@ class _Fit:
             if name not in parameters and not self._takes_any:
                 raise WorkloadError(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
-                    f"{_meant(name, parameters)}; a symbolic dimension (T.dynamic) has its size from inputs"
+                    f"{meant(name, parameters)}; a symbolic dimension (T.dynamic) has its size from inputs"
                 )
 
     @property
@@ -230,7 +230,7 @@ class _Fit:
         if unknown := sorted(wrong):
             raise SpaceError(
                 f"{where}: the kernel takes no argument {unknown[0]!r}; it takes "
-                f"{', '.join(n for n in self._parameters if n not in arguments)}{_meant(unknown[0], self._parameters)}"
+                f"{', '.join(n for n in self._parameters if n not in arguments)}{meant(unknown[0], self._parameters)}"
             )
 
     def _check_names(self, config: Config, where: str) -> None:

@@ -25,6 +25,7 @@ import msgspec
 
 from atune.errors import SpaceError, UsageError, WorkloadError, message_of, name_and_message
 from atune.system.paths import working_folder
+from atune.system.places import located
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import annotation_names, function_of, functions_of, parts_of
 from atune.workload.packing import Packed, pack, unpack
@@ -311,5 +312,6 @@ def _run_file(path: str) -> ModuleType:
         if isinstance(error, (SpaceError, WorkloadError)):
             raise
         hint = _RELATIVE if isinstance(error, ImportError) and "relative import" in message_of(error) else ""
-        raise WorkloadError(f"{path} cannot be loaded: {name_and_message(error)}{hint}") from error
+        said = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
+        raise WorkloadError(located(said, error)) from error
     return module

@@ -7,6 +7,7 @@ tilelang reads the source of every kernel, even of one typed into a notebook.
 from __future__ import annotations
 
 import importlib
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -136,7 +137,9 @@ class Workload:
         if pass_configs is not None and (why := why_no_pass_configs(pass_configs)):
             raise WorkloadError(f"Workload: {why}")
         if not callable(kernel):
-            raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {kernel!r}")
+            made = type(kernel).__name__
+            got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
+            raise WorkloadError(f"Workload: kernel must be a function that returns a PrimFunc, got {got}")
         if getattr(kernel, "is_autotuned", False):
             raise WorkloadError(
                 "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "

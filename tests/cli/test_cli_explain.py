@@ -7,15 +7,18 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from event_streams import Stream, write
 
-from atune.cli.explain import choice_of, parse_config
+from atune.cli.explain import parse_config
 from atune.cli.main import main
 from atune.errors import UsageError
+from atune.journal.events import CandidatePruned
 from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
 from atune.model.explained import Explained
 from atune.model.layouts import Picture
 from atune.reporting.explanation import difference_lines, differing_rows, rows
+from atune.reporting.layout_choices import choice_of
 from atune.reporting.layout_picture import svg
 
 ROOT = Path(__file__).parents[2]
@@ -85,9 +88,21 @@ def test_a_layout_says_what_it_was_preferred_to_or_passed_over_for() -> None:
         Record(index=2, **about, status="measured"),
     ]
     said = [choice_of(records, index) for index in range(3)]
-    assert said == ["passed over for candidate 2: too much", "", "preferred to candidates 0"]
+    assert said == ["passed over for candidate 2: too much", "", "preferred to candidate 0"]
     found = Explained(config={}, target="c", facts=StaticFacts(), source="", choice=said[0])
     assert found.as_data()["choice"] == said[0] and ("choice", said[0]) in rows(found)
+
+
+def test_a_candidate_is_shown_with_the_layout_that_was_preferred(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=2).candidate(0, 1.0, x=1, loop="own").proposed(1, x=1, loop="wide").lowered(1)
+    stream.add(CandidatePruned, index=1, reason="likely: more registers", likely=True, instead=0).finished()
+    path = str(write(tmp_path / "j", stream.events))
+    for index, said in (("0", "preferred to candidate 1"), ("1", "passed over for candidate 0: more registers")):
+        assert main(["show", path, index]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("choice")]
+        assert line.split(maxsplit=1)[1] == said
 
 
 def a_kernel(threads: int, source: str) -> Explained:

@@ -62,11 +62,63 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
 def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     name: str, said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--journal", str(tmp_path / "j")]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    journal = str(tmp_path / "j")
+    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--json", "--journal", journal]) == 2
+    out, err = capsys.readouterr()
+    lines, told = err.splitlines(), json.loads(out.splitlines()[-1])
     assert said in lines[0]
+    assert told["error"]["kind"] == "WorkloadError" and said in told["error"]["message"]
+    where = told["error"]["where"]
+    assert (where["file"], where["line"], where["source"][:10]) == (str(KERNELS), line_of(line), line[:10])
+    assert set(where["caret"].strip()) == {"^"} and told["best_config"] is None and told["journal"] == journal
     assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
     assert lines[2].strip().startswith(line.strip()) and set(lines[3].strip()) == {"^"}
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "below"),
+    [
+        ("import atune\ndef f(:\n    pass\n", 2, ["def f(:", "      ^"]),
+        ("import atune\nimport no_such_module\n", 2, ["import no_such_module", ""]),
+    ],
+    ids=["no Python", "a missing module"],
+)
+def test_a_file_that_cannot_be_loaded_is_shown_with_its_line(
+    source: str, line: int, below: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    command = ["tune", f"{file}:WORKLOAD", "--target", "c", "--quiet", "--json", "--journal", str(tmp_path / "j")]
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    first, second, *rest = err.splitlines()
+    assert first.startswith(f"atune: error: {file} cannot be loaded: ") and f'File "{file}", line {line}' in second
+    assert rest == [f"    {text}" for text in below if text]
+    where = json.loads(out.splitlines()[-1])["error"]["where"]
+    assert [where["line"], where["source"], where["caret"]] == [line, *below]
+
+
+@pytest.mark.parametrize("command", [["show", "none.jsonl"], ["tune", "none.py"], ["tune", "f.py", "--no-such-option"]])
+def test_a_mistake_in_the_call_is_told_as_json_too(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--json"]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["where"] is None and err == f"atune: error: {error['message']}\n"
+
+
+def test_a_candidate_is_shown_between_words_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(total=1).proposed(0)
+    detail = 'Traceback (most recent call last):\n  File "/home/me/a/long/folder/kernel.py", line 3, in main'
+    stream.add(BuildFailed, index=0, kind="lower", message="a reason of more words than fit", detail=detail)
+    path = str(write(tmp_path / "j", stream.finished().events))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["show", path]) == 0
+    told = capsys.readouterr().out
+    assert "reason     lower: a reason of\n  more words than fit\n" in told
+    assert '\n    File "/home/me/a/long/folder/kernel.py", line 3, in main\n' in told  # as it was written
 
 
 def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

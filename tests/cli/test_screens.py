@@ -14,7 +14,7 @@ from event_streams import Stream, write
 
 from atune.cli.compile_only import Compiled, lines_of
 from atune.cli.main import main
-from atune.cli.printing import fitted
+from atune.cli.printing import fitted, fitted_rows
 
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 BROKEN = """
@@ -52,6 +52,18 @@ def test_lines_are_broken_between_words_on_a_narrow_terminal(monkeypatch: pytest
     assert lines[-1].strip() == "/a/" + "long" * 20  # what is copied stays whole
     monkeypatch.setenv("COLUMNS", "60")
     assert fitted(text).splitlines()[1] == "           (0.1758 ms)"
+
+
+def test_rows_of_a_table_are_broken_only_where_they_are_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "latency ms  config  note\n    0.2524  block_M=4, block_N=16, block_K=4     winner, final timing"
+    assert fitted_rows(text) == text  # no terminal
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert fitted_rows(text).splitlines() == [
+        "latency ms  config  note",
+        "    0.2524  block_M=4, block_N=16,",
+        "  block_K=4  winner, final timing",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +162,13 @@ def test_completion_is_installed_where_the_shell_looks(
     assert main(["--install-completion"]) == 0
     assert "complete -c atune" in (tmp_path / "config/fish/completions/atune.fish").read_text()
     assert main(["--install-completion", "bash"]) == 0
+    assert "without, add to ~/.bashrc: source" in capsys.readouterr().out
     assert "-F _atune atune" in (tmp_path / "data/bash-completion/completions/atune").read_text()
     capsys.readouterr()
     assert main(["--install-completion", "zsh"]) == 0
     assert f"add this line to ~/.zshrc: source {tmp_path}/data/atune/completion.zsh" in capsys.readouterr().out
     assert main(["--install-completion", "tcsh"]) == 2
     assert "no completion for the shell 'tcsh': give bash, zsh or fish" in capsys.readouterr().err
+    monkeypatch.delenv("SHELL")
+    assert main(["--install-completion"]) == 2
+    assert "SHELL names no shell: give bash, zsh or fish" in capsys.readouterr().err

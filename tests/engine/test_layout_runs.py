@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.layout_choice import CONTAINED
 from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import Budget, CompileSettings
+from atune.reporting.report import page_of
 from atune.testing import FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +47,19 @@ async def test_one_layout_of_each_configuration_is_compiled_and_the_rest_says_wh
     assert run.measured() == [2, 5, 8] and run.result.best_config == {"x": 1, "loop": "vector8"}
     passed = {e.index: (e.instead, e.reason, e.likely) for e in run.of(CandidatePruned)}
     assert passed == {index: (index // 3 * 3 + 2, f"likely: {CONTAINED}", True) for index in (0, 1, 3, 4, 6, 7)}
+
+
+async def test_the_report_says_which_layouts_were_preferred_and_why() -> None:
+    page = html.unescape(page_of((await finish(machine(), compile=ONE)).events).replace("<wbr>", ""))
+    [section] = re.findall(r'<section id="layouts">.*?</section>', page, flags=re.DOTALL)
+    assert "Of 3 configurations" in section and "6 were passed over" in section
+    first, second, third = re.findall(r"<tr>(.*?)</tr>", section)[1:4]
+    assert [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td>(.*?)</td>", first)] == [
+        "x=1", "2", "loop='vector8'", "0", "0", "preferred, 1 ms"
+    ]  # fmt: skip
+    assert "loop='compiler'" in second and "<td>12</td>" in second and f"passed over: {CONTAINED}" in second
+    assert "loop='vector2'" in third and "<td>4</td>" in third
+    assert '<section id="layouts">' not in page_of((await finish(machine())).events)
 
 
 async def test_the_top_few_are_measured_where_so_many_are_asked_for() -> None:

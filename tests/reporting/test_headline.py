@@ -38,6 +38,16 @@ def test_a_winner_slower_than_the_reference_is_told_to_be() -> None:
     assert result.summary()["reference_ratio"] == 0.4
 
 
+def test_latencies_that_seem_to_contradict_the_ratio_are_explained() -> None:
+    """The reference was in the final's first rounds alone, and the machine became twice as fast after them."""
+    stream = Stream(total=1).ready(4.0).candidate(0, 5.0)
+    moved = folded(stream.final({0: [5.0] * 9 + [2.0] * 20}, [4.0] * 9).finished())
+    assert latency_line(moved) == (
+        "2 ms, 1.25 times slower than the reference (4 ms, and the winner 5 ms in the same rounds)"
+    )
+    assert "same rounds" not in latency_line(final_of(2.5))
+
+
 def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:
     assert comparison((0.99, 1.02, 1.05), "the reference") == "not to be told from the reference"
     assert comparison((0.999, 1.001, 1.003), "the reference") == "as fast as the reference"

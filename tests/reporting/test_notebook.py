@@ -19,6 +19,7 @@ from event_streams import Stream
 
 import atune
 from atune.errors import UsageError
+from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.reporting.notebook import ROWS
@@ -45,7 +46,8 @@ def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
     result = replay(LAYOUTS)
     html = result._repr_html_()
     words = text_of(html)
-    assert "scaled rows of 2560: 0.0135 ms (reference 0.02902 ms)" in words and "held='compiler'" in words
+    assert "scaled rows of 2560: 0.0135 ms, 2.15 times faster than the reference (0.02902 ms)" in words
+    assert "held='compiler'" in words and "the default configuration" in words
     assert "24 measured, 4 failed, 44 duplicates of 72 candidates" in words
     assert "4 × lower: ValueError: layout: 256 threads" in words and "registers" in words
     body = parsed(html)
@@ -57,6 +59,11 @@ def test_a_result_without_a_winner_says_so() -> None:
     result = TuneResult.from_events(Stream(total=1).proposed(0).build_failed(0).finished().events)
     words = text_of(result._repr_html_())
     assert "toy : no candidate worked" in words and "1 × compile: g++ said no" in words
+    where = 'File "/home/me/kernel.py", line 3, in main'
+    detail = f"Traceback (most recent call last):\n  {where}\n    a + q\n        ^\nNameError: q"
+    stream = Stream(total=1).proposed(0).add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail)
+    broken = TuneResult.from_events(stream.finished().events)._repr_html_()
+    assert "\n".join(["block=0", f"  {where}", "    a + q", "        ^"]) in "".join(parsed(broken).itertext())
     assert "No candidate was measured." in result.plot().svg
 
 

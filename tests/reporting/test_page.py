@@ -52,7 +52,7 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
     assert {
         "registers",
         "stack and spills, bytes",
-        "threads",
+        "threads a block",
         "occupancy, blocks",
         "fragment slots",
         "code, bytes",
@@ -67,6 +67,12 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
     assert rows[0]["registers"] == str(best.machine.registers)
     assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:.4g}"
     assert rows[0]["of the memory, %"] == f"{100 * (best.roofline.memory_share or 0):.1f}"
+
+
+def test_the_table_does_not_rank_first_timings_among_final_ones() -> None:
+    stream = Stream(total=3).candidate(0, 2.0).candidate(1, 1.0).candidate(2, 1.5)
+    result = TuneResult.from_events(stream.final({1: [1.1], 0: [1.9]}).finished().events)
+    assert [record.index for record in ranking(result)] == [1, 0, 2]
 
 
 def test_an_axis_of_one_value_is_no_column() -> None:
@@ -231,4 +237,4 @@ def test_facts_that_are_not_known_differ_from_none() -> None:
     stream = Stream(total=2).candidate(0, 1.0).candidate(1, 2.0).finished()
     result = TuneResult.from_events(stream.events)
     assert result.records[0].facts == StaticFacts(threads=128)
-    assert "threads" not in {c.title for c in columns(result)}
+    assert "threads a block" not in {c.title for c in columns(result)}

@@ -183,6 +183,14 @@ def test_failures_are_red_and_so_are_the_bars_of_a_run_in_which_all_fails(monkey
     assert "\x1b[31m" not in good
 
 
+def test_a_run_in_which_all_fails_has_nothing_left_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that fails to compile was lowered by no event, so that half of its work seems to be left."""
+    stream = Stream(total=2).ready()
+    for index in range(2):
+        stream.proposed(index).build_failed(index)
+    assert "left" not in bars(stream.finished(), monkeypatch)[-1]
+
+
 def test_a_long_configuration_takes_two_lines_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {f"axis_number_{k}": k for k in range(20)}
     last = bars(Stream(total=1).ready().candidate(0, 1.0, **config), monkeypatch, columns=60)[-1]
