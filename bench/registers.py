@@ -42,9 +42,8 @@ def explained(workload: str, config: str) -> dict[str, Any]:
     """Return what `atune explain --json --source` says of a configuration."""
     command = [sys.executable, "-m", "atune", "explain", workload, "--target", "sm_90a", "--json", "--source"]
     command += ["--config", config] if config else []
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{workload} {config}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -148,7 +148,8 @@ class ClusterMachine:
         self._slots.add(node)
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        return accelerators_for(candidates, self._compilers, self.compile.acceleration, self._discovery)
+        asked, prove = self.compile.acceleration, self.compile.prove
+        return accelerators_for(candidates, self._compilers, asked, self._discovery, prove=prove)
 
     def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
         return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
