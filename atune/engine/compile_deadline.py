@@ -10,7 +10,7 @@ from atune.journal.state import State
 from atune.model.artifact import Lowered
 
 LEAST = 8
-"""Number of libraries that must have been compiled before a compile can be hopeless."""
+"""Number of candidates that must have been compiled before a compile can be hopeless."""
 QUANTILE = 0.95
 FACTOR = 10.0
 """A compile may take this many times the quantile of the others' times."""
@@ -28,7 +28,7 @@ def hopeless(limit_s: float) -> str:
 def compile_deadline_s(state: State, group: Sequence[Lowered], most_s: float) -> float | None:
     """Return the seconds that compiling `group` may take; None if the user's limit `most_s` applies.
 
-    A pure function of the events so far, namely of the seconds for each candidate in each compiled library. The limit
+    A pure function of the events so far, namely of each compiled candidate's share of its library's seconds. The limit
     grows with the number of members. Many accumulators multiply it by the factor that such compiles take longer.
 
     The space's default configuration has the user's limit, because every result is compared with it. In a group it has

@@ -11,7 +11,7 @@ from atune.engine.compile_deadline import FLOOR_S, hopeless
 from atune.engine.interfaces import CompileWorker, GroupFailed
 from atune.model.artifact import Built, Failure, Lowered
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 """Seconds between two looks at the compiles under way."""
 
 DeadlineOf = Callable[[Sequence[Lowered]], float | None]
@@ -31,7 +31,7 @@ class _Compile:
 
 
 class CompileWatch:
-    """Looks at all compiles every second, and cancels hopeless ones, which kills them.
+    """Looks at all compiles twice a second, and cancels hopeless ones, which kills them.
 
     Ages are counted in looks. So time in which this program is stopped does not count, nor does time in which a call
     waits for memory, for a free place or for a process. `sleep` lets the machine's time pass.

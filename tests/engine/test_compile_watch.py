@@ -62,8 +62,8 @@ class Watched:
 
     async def look(self, times: int) -> None:
         for _ in range(times):
-            await self._may_look.send(None)
-            await wait_all_tasks_blocked()
+            await self._may_look.send(None)  # received once the look before has ended
+        await wait_all_tasks_blocked()
 
 
 @asynccontextmanager
