@@ -136,9 +136,6 @@ class _Collected:
     async def built(self, worker: str, members: Sequence[tuple[Lowered, Artifact]], reason: str) -> None:
         self.answers.update((artifact.index, artifact) for _, artifact in members)
 
-    def deadline_s(self, group: Sequence[Lowered]) -> float | None:
-        return None  # the caller asked for all libraries
-
     def settled(self, index: int) -> bool:
         return index in self.answers
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import socket
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -77,6 +78,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._calls: dict[int, tuple[anyio.CancelScope, anyio.Event]] = {}
+        self._turns = defaultdict[int, anyio.Lock](anyio.Lock)
+        """Held by each compile worker's call. A cancelled one may still be ending when the next arrives."""
         self._cancelled = set[int]()
         """Calls whose cancellation came and that were not running: they had ended, or are still to come."""
         self._libraries: dict[str, str] = {}
@@ -128,12 +131,19 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             await anyio.to_thread.run_sync(self._receive, question.libraries)
             body = None if given is None else msgspec.msgpack.decode(question.body, type=given)
             paths = {artifact.path: self._here(artifact.path) for artifact in artifacts_of(body)}
-            value = await getattr(self, f"_{question.entry}")(question.worker, with_paths(body, paths))
+            value = await self._answered(question, with_paths(body, paths))
             libraries, digests = await anyio.to_thread.run_sync(self._send, artifacts_of(value))
             encoded = b"" if answers is None else msgspec.msgpack.encode(with_paths(value, digests))
             return Answer(encoded, tuple(libraries), _state(device))
         except Exception as error:
             return raised(error, _state(device))
+
+    async def _answered(self, question: Question, body: Any) -> Any:
+        answer = getattr(self, f"_{question.entry}")
+        if not isinstance(question.worker, int):
+            return await answer(question.worker, body)
+        async with self._turns[question.worker]:
+            return await answer(question.worker, body)
 
     def _here(self, digest: str) -> str:
         if (path := self._libraries.get(digest)) is None:
@@ -199,7 +209,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _build(self, worker: int, body: Group) -> Any:
         while self._machine.service.soon:  # building will be cheaper then
             await self._changed.wait()
-        return await self._compilers[worker].build(body.members, body.limit_s)
+        return await self._compilers[worker].build(body.members)
 
     async def _build_exact(self, worker: int, body: ExactGroup) -> Any:
         return await self._compilers[worker].build_exact(body.candidates, body.known)

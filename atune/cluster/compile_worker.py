@@ -68,6 +68,8 @@ class ClusterCompileWorker:
 
     def __init__(self, name: str, slots: Slots) -> None:
         self.name, self._slots = name, slots
+        self._calls = 0
+        self.compiling = 0
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
         node, answer = await self._ask("lower", candidate)
@@ -93,7 +95,7 @@ class ClusterCompileWorker:
         artifact: Artifact | None = found
         return artifact
 
-    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group`; those that only a node's store has come from there."""
         answers: dict[int, Built] = {}
         kept = [lowered for lowered in group if not lowered.blob]
@@ -109,7 +111,7 @@ class ClusterCompileWorker:
             else:
                 fresh.append(again)
         if fresh:
-            _, built = await self._ask("build", Group(tuple(fresh), limit_s))
+            _, built = await self._ask("build", Group(tuple(fresh)))
             answers.update((one.index, one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
@@ -137,7 +139,11 @@ class ClusterCompileWorker:
         """Ask a node; return it with its answer. Raises what was raised there, and `MachineError` without a node."""
         while True:
             async with self._slots.taken(wanted) as (node, number):
+                self._calls += 1
+                self.compiling = self._calls if entry == "build" else 0
                 try:
                     return node, await node.ask(entry, body, number)
                 except NodeLost:
                     continue
+                finally:
+                    self.compiling = 0

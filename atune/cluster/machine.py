@@ -165,6 +165,9 @@ class ClusterMachine:
         shared = any(bare(name) == "swizzle_lowering" for name in self._discovery.accelerators)
         return CompileHints(row=NEIGHBOURS if shared and self._discovery.target.kind != "c" else 1)
 
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
     def on_change(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 

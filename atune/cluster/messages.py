@@ -91,7 +91,6 @@ class Group(msgspec.Struct, frozen=True):
     """Candidates to compile into one library."""
 
     members: tuple[Lowered, ...]
-    limit_s: float | None
 
 
 class ExactGroup(msgspec.Struct, frozen=True):

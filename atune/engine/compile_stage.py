@@ -17,11 +17,13 @@ from atune.engine.interfaces import CompileHints, CompileWorker, GroupFailed
 from atune.engine.run_state import Signals
 from atune.engine.scheduler import CompileState, Job, Lower, halves
 from atune.engine.screen import Verdict
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 
 Ahead = Callable[[CompileWorker], Awaitable[None]]
 """Work for an idle worker."""
+Build = Callable[[CompileWorker, Sequence[Lowered]], Awaitable[list[Built]]]
+"""Has a worker compile a group."""
 
 
 class Answers(Protocol):
@@ -55,10 +57,6 @@ class Answers(Protocol):
         """Record a library of `members`, and hand them on as soon as the artifact stream has room."""
         ...
 
-    def deadline_s(self, group: Sequence[Lowered]) -> float | None:
-        """Return the seconds after which compiling `group` is hopeless; None if the user's deadline applies."""
-        ...
-
     def settled(self, index: int) -> bool:
         """Tell whether a candidate needs no more work, in any stage."""
         ...
@@ -72,7 +70,8 @@ class Compiling:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
     `hints` returns the compilers' hints for a number of measuring devices. `ahead` returns optional work for an idle
-    worker. `codes`: candidates by the key of their code, as earlier parts of the run found them.
+    worker. `codes`: candidates by the key of their code, as earlier parts of the run found them. `build`: how groups
+    are compiled, see `CompileWatch`.
     """
 
     def __init__(
@@ -85,9 +84,10 @@ class Compiling:
         hints: Callable[[int], CompileHints],
         ahead: Callable[[], Ahead | None] = lambda: None,
         codes: Mapping[str, int] = {},
+        build: Build = lambda worker, group: worker.build(group),
     ) -> None:
         self.signals, self.state, self.answers = signals, state, answers
-        self._proposals, self._hints, self._ahead = proposals, hints, ahead
+        self._proposals, self._hints, self._ahead, self._build_with = proposals, hints, ahead, build
         self._codes = dict(codes)
         self._likely: set[int] = set()
         """Likely winners that were not measured at the last look."""
@@ -231,7 +231,7 @@ class Compiling:
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
         try:
-            built = await worker.build(group, self.answers.deadline_s(group))
+            built = await self._build_with(worker, group)
         except GroupFailed as failed:
             if self._again(worker, [lowered.index for lowered in group], failed.doubt):
                 self.state.queues.retry.append(group)

@@ -22,6 +22,7 @@ from atune.engine.asking import Asking
 from atune.engine.audit import Audit
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
+from atune.engine.compile_watch import CompileWatch
 from atune.engine.ending import Ending, until_of
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
@@ -163,14 +164,16 @@ class Engine:
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
         )  # fmt: skip
+        watch = CompileWatch(answers.deadline_s, machine.sleep)
         compiling = Compiling(
             run, scheduled, proposals, answers,
-            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes,
+            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes, build=watch.build,
         )  # fmt: skip
         measuring = Measuring(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
+            syncing.start_soon(watch.serve)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
                 tasks.start_soon(ending.watch)
                 tasks.start_soon(proposing.serve, compile_workers, scheduled, propose, audit)

@@ -31,6 +31,9 @@ class CompileWorker(Protocol):
     """One compile worker. It takes one call at a time; cancelling a call kills what the call started."""
 
     name: str
+    compiling: int
+    """While `build` compiles: the number of that call of its process, counted from 1. Otherwise 0, also while `build`
+    waits for memory, for a free place or for a process."""
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
         """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
@@ -56,10 +59,8 @@ class CompileWorker(Protocol):
         """Return the artifact of the same code from the artifact store; None if there is none."""
         ...
 
-    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group` into one library. Returns an answer for each member, in order.
-
-        `limit_s`: a deadline below the user's; past it, the compile counts as hopeless.
 
         Raises `GroupFailed` if a group of several fails as a whole; the engine builds it again in parts.
         """
@@ -161,6 +162,10 @@ class Machine(Protocol):
         """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
         ...
 
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` of the machine's time pass, in which its deadlines are counted."""
+        ...
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Register `wake`, to be called when `hints` may have changed."""
         ...
@@ -194,12 +199,3 @@ class GroupFailed(Exception):
         self.message = message
         self.doubt = doubt
         """Why no member may be at fault, so that the whole group is built again; empty if a member is."""
-
-
-HOPELESS = "hopeless: compiling ran past "
-"""The message of a compile that was ended before the user's deadline begins so. An audit may compile it anyway."""
-
-
-def hopeless(limit_s: float) -> str:
-    """Return why a compile was ended before the user's deadline."""
-    return f"{HOPELESS}{limit_s:g} s, far longer than the others' compiles took"

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.audit import Audit
-from atune.engine.compile_deadline import compile_deadline_s
+from atune.engine.compile_deadline import HOPELESS, compile_deadline_s
 from atune.engine.finalists import Finalists
-from atune.engine.interfaces import HOPELESS
 from atune.engine.layout_choice import LayoutChoice
 from atune.engine.run_state import Run
 from atune.engine.screen import LIKELY, Verdict, screen
@@ -115,6 +114,7 @@ class Recorded:
             await self._deliver.send(artifact)
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
+        """Return the seconds after which compiling `group` is hopeless; None if only the user's deadline applies."""
         tried = self._audit is not None and not all(self._audit.skips(one.index) for one in group)
         if tried or not self._end_hopeless:
             return None

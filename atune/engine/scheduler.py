@@ -191,7 +191,7 @@ class CompileState:
         return self.workers > FEW_WORKERS and accumulators(lowered) >= HEAVY_REGISTERS
 
     def _put_long_ones_last(self) -> None:
-        """Defer candidates whose source is far longer than their neighbours', until nothing else can start."""
+        """Defer candidates that compile far longer than their neighbours, until nothing else can start."""
         queues = self.queues
         if self.group_size is None and any(map(self.work.is_long, queues.ready)):
             queues.deferred += [one for one in queues.ready if self.work.is_long(one)]
@@ -201,7 +201,9 @@ class CompileState:
         """Take the longest known compiles first, so that none of them is the last."""
         deferred = self.queues.deferred
         deferred.sort(key=lambda lowered: (-weight(lowered), -accumulators(lowered)))
-        reason = "a long source, alone" if self.work.is_long(deferred[0]) else "deferred by the screen"
+        reason = "deferred by the screen"
+        if self.work.is_long(deferred[0]):
+            reason = f"a long {'source' if self.work.has_long_source(deferred[0]) else 'loop'}, alone"
         return self._build(deferred, self.group_size or self._share(), reason)
 
     def _row(self) -> int:

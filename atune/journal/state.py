@@ -61,7 +61,7 @@ class State:
         self.surveyed: SpaceSurveyed | None = None
         """Facts of the space for the strategy, if the space was surveyed."""
         self.compile_s: list[float] = []
-        """Seconds per candidate of each compiled library, in order of size; reused libraries do not count."""
+        """Seconds of each compiled candidate, in order of size: its share of its library. Reused ones do not count."""
         self.devices: dict[str, DeviceInfo] = {}
         self.references: dict[str, Timing] = {}
         """The reference's first timing, by device."""
@@ -268,7 +268,9 @@ class State:
         found = dict(zip(event.indices, event.machine, strict=False))
         fresh = not any(self.first(index).built for index in event.indices)  # else an earlier part reported it
         if fresh and event.seconds > 0 and event.reason != "compiled before":
-            bisect.insort(self.compile_s, event.seconds / max(1, len(event.indices)))
+            each_s = event.seconds / max(1, len(event.indices))
+            at = bisect.bisect(self.compile_s, each_s)
+            self.compile_s[at:at] = [each_s] * len(event.indices)
         for index in event.indices:
             self._made(index)
             entry = self.first(index)

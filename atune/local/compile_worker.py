@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed, hopeless
+from atune.engine.interfaces import GroupFailed
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE, RANK
@@ -71,6 +71,8 @@ class LocalCompileWorker:
         self.context, self.name, self.cpus = context, name, cpus
         self._worker: Worker | None = None
         self._libraries = 0
+        self._calls = 0
+        self.compiling = 0
 
     async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
         limit, index = self._limit_s, candidate.index
@@ -128,7 +130,7 @@ class LocalCompileWorker:
             self.context.service.saw(lowered, self.context.session.target)  # only its first call decides
         return found
 
-    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group`. An earlier run lowered the members without a blob; these come from the store."""
         answers: dict[int, Built] = {}
         for lowered in group:
@@ -136,7 +138,7 @@ class LocalCompileWorker:
                 gone = _Mishap("codegen", "its library vanished from the artifact store; tune again", "")
                 answers[lowered.index] = await self.context.store.find(lowered) or gone.of(lowered.index)
         if fresh := [lowered for lowered in group if lowered.blob]:
-            built = await self._compile(fresh, limit_s=limit_s)
+            built = await self._compile(fresh)
             explain = self.context.service.explain
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
@@ -186,13 +188,11 @@ class LocalCompileWorker:
                 await store.keep_proof(measured)
         return proof
 
-    async def _compile(
-        self, group: Sequence[Lowered], *, exact: bool = False, limit_s: float | None = None
-    ) -> list[Built]:
+    async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
         """Compile `group` into one library and store it. Raises `GroupFailed` if a group of several fails."""
         service = self.context.service.ready
         job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
-        reply = await self._try(BUILD, msgspec.msgpack.encode(job), limit_s)
+        reply = await self._try(BUILD, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):
             if len(group) > 1:
                 raise GroupFailed(reply.message, reply.doubt)
@@ -209,13 +209,11 @@ class LocalCompileWorker:
                     await store.keep_lowered(lowered)
         return built
 
-    async def _try(self, entry: str, job: bytes, limit_s: float | None = None) -> bytes | _Mishap:
+    async def _try(self, entry: str, job: bytes) -> bytes | _Mishap:
         """Have the worker compile. Return its answer, or the reason for a missing one."""
         try:
-            return await self._call(entry, job, limit_s)
+            return await self._call(entry, job)
         except WorkerTimeout as error:
-            if limit_s is not None:
-                return _Mishap("timeout", hopeless(limit_s), error.detail)
             return _Mishap("timeout", f"compiling ran past compile_timeout_s={self._limit_s:g}", error.detail)
         except WorkerLost as error:
             return _lost("compiling", error)
@@ -249,6 +247,8 @@ class LocalCompileWorker:
             context = self.context
             self._worker = await context.workers.loaded(self.name, context.session, cpus=self.cpus, nice=COMPILE_NICE)
         steps = 2 if entry == PROVE else 1  # a proof lowers and compiles
+        self._calls += 1
+        self.compiling = self._calls if entry == BUILD else 0
         try:
             return await self._worker.call(entry, payload, steps * (limit_s or self._limit_s))
         except RemoteError as error:
@@ -261,6 +261,8 @@ class LocalCompileWorker:
             if not error.outside and space_is_short(self.context.session.run_dir):  # such as SIGBUS in a mapped file
                 raise RemoteError(f"space: {error}", error.detail, ShortOf.__name__) from error
             raise
+        finally:
+            self.compiling = 0
 
     @property
     def _limit_s(self) -> float:

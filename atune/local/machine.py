@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -254,6 +255,9 @@ class LocalMachine:
             builds=builds,
             resting=0 if self._cores_left is None else max(0, measuring - self._cores_left),
         )
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self.service.wake = wake

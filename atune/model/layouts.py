@@ -85,6 +85,11 @@ class Layouts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return sum(fragment.registers for fragment in self.fragments)
 
     @property
+    def iterations(self) -> int:
+        """Iterations of all parallel loops of each thread."""
+        return sum(loop.slots for loop in self.loops)
+
+    @property
     def redundant(self) -> int:
         """Iterations of all parallel loops that a thread does beyond an even share."""
         return sum(loop.redundant for loop in self.loops)

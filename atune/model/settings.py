@@ -83,7 +83,8 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
     `compile_timeout_s`: seconds that one lowering, or one codegen call of a group, may take. Then its processes are
     killed.
-    `end_hopeless`: kill a compile earlier that takes far longer than the run's others, but not within 10 s.
+    `end_hopeless`: kill a compile earlier that takes far longer than the run's others, but not within 10 s, and not
+    the default configuration's.
     `flags`: flags of the device compiler, one per text, such as ``("-O2", "-g")``. None takes the target's default,
     `-O3 -march=native` on the CPU; given flags replace it. A candidate's own `compile_flags` take precedence.
     `accelerate`: accelerators that may be used: ``auto`` (those that pay), ``off``, names such as

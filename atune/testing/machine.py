@@ -199,6 +199,9 @@ class FakeMachine:
     def hints(self, measuring: int) -> CompileHints:
         return CompileHints()
 
+    async def sleep(self, seconds: float) -> None:
+        await self.take(seconds)
+
     def on_change(self, wake: Callable[[], None]) -> None:
         pass
 

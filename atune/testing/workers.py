@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from atune.engine.interfaces import GroupFailed, hopeless
+from atune.engine.interfaces import GroupFailed
 from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
@@ -31,6 +32,8 @@ class FakeCompileWorker:
 
     def __init__(self, machine: FakeMachine, name: str) -> None:
         self.machine, self.name = machine, name
+        self.compiling = 0
+        self._compiles = 0
 
     async def lower(self, candidate: Candidate) -> Lowered | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
@@ -79,24 +82,23 @@ class FakeCompileWorker:
     async def find(self, lowered: Lowered) -> Artifact | None:
         return None
 
-    async def build(self, group: Sequence[Lowered], limit_s: float | None = None) -> list[Built]:
+    async def build(self, group: Sequence[Lowered]) -> list[Built]:
         machine, script = self.machine, self.machine.script
         limit = machine.compile.compile_timeout_s
         indices = tuple(member.index for member in group)
         machine.groups.append(indices)
         seconds = script.library_s + sum(seconds_of(script.compile_s, machine.config_of(i)) for i in indices)
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
-        with machine.running_as("build"):
-            if not await machine.take(
-                math.inf if any(script.hangs.get(i) == "build" for i in indices) else seconds, limit_s or limit
-            ):
+        hangs = any(script.hangs.get(i) == "build" for i in indices)
+        with machine.running_as("build"), self._compile():
+            if not await machine.take(math.inf if hangs else seconds, limit):
                 kinds = ["timeout"]
         if any(machine.killed(i, "build") for i in indices):
             if len(group) > 1:
                 raise GroupFailed(KILLED, KILLED)
             return [Failure(indices[0], "worker_lost", KILLED, doubt=KILLED)]
         if kinds:
-            past = f"compiling ran past compile_timeout_s={limit:g}" if limit_s is None else hopeless(limit_s)
+            past = f"compiling ran past compile_timeout_s={limit:g}"
             message = past if kinds[0] == "timeout" else f"scripted to fail: {kinds[0]}"
             if len(group) > 1:
                 raise GroupFailed(message)
@@ -109,6 +111,15 @@ class FakeCompileWorker:
             )
             for m in group
         ]  # fmt: skip
+
+    @contextmanager
+    def _compile(self) -> Generator[None, None, None]:
+        self._compiles += 1
+        self.compiling = self._compiles
+        try:
+            yield
+        finally:
+            self.compiling = 0
 
     async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
         machine, script = self.machine, self.machine.script

@@ -18,7 +18,7 @@ from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.messages import Answer, Library, Opening, Question, Reply, raised
 from atune.cluster.nodes import Node, Shelf
 from atune.errors import WorkerError
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, Lowered, StaticFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -119,12 +119,47 @@ def test_a_library_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.M
     assert seen[0] == [] and all(not name.endswith(".so") for names in seen for name in names)
 
 
+def opening() -> bytes:
+    settings = CompileSettings(), BenchmarkSettings()
+    return msgspec.msgpack.encode(Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1))
+
+
 async def test_a_cancellation_that_overtakes_its_call_ends_it() -> None:
     """A question with libraries is long; the cancellation behind it may come first."""
-    settings = CompileSettings(), BenchmarkSettings()
-    opening = Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
-    agent = NodeAgent(msgspec.msgpack.encode(opening))
+    agent = NodeAgent(opening())
     await agent.cancel(7)
     question = msgspec.msgpack.encode(Question("notices", msgspec.msgpack.encode(None)))
     with anyio.fail_after(2):  # it would wait for a notice, and answer
         assert msgspec.msgpack.decode(await agent.call(7, question), type=Answer).body == b""
+
+
+async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -> None:
+    """The engine waits only for a while for a cancelled call, which hopeless compiles are."""
+    agent, order = NodeAgent(opening()), list[str]()
+    may_end, begun = anyio.Event(), anyio.Event()
+
+    class Compiler:
+        async def find(self, lowered: Any) -> None:
+            order.append("begins")
+            if begun.is_set():
+                return
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await may_end.wait()
+                order.append("has ended")
+
+    agent._compilers = [Compiler()]  # type: ignore[list-item]
+    lowered = Lowered(0, "c", "", (), StaticFacts(), 0.0, b"")
+    question = msgspec.msgpack.encode(Question("find", msgspec.msgpack.encode(lowered), 0))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.call, 1, question)
+        await begun.wait()
+        tasks.start_soon(agent.cancel, 1)
+        tasks.start_soon(agent.call, 2, question)
+        await anyio.wait_all_tasks_blocked()
+        before = list(order)
+        may_end.set()
+    assert before == ["begins"] and order == ["begins", "has ended", "begins"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 from event_streams import Stream
-from fake_runs import finish
+from fake_runs import finish, tuned
 
-from atune.engine.compile_deadline import FACTOR, FLOOR_S, LEAST, compile_deadline_s
+from atune.engine.compile_deadline import FACTOR, FLOOR_S, HOPELESS, LEAST, compile_deadline_s
 from atune.engine.compile_work import HEAVY_REGISTERS
-from atune.engine.interfaces import HOPELESS
-from atune.journal.events import ArtifactBuilt, BuildFailed
+from atune.journal.events import ArtifactBuilt, BuildFailed, CandidateAliased, GroupSplit
 from atune.journal.state import State
 from atune.model.artifact import Lowered, StaticFacts
 from atune.model.settings import Budget, CompileSettings
@@ -22,9 +21,20 @@ def lowered(index: int = 99, accumulators: int | None = None) -> Lowered:
     return Lowered(index, f"c{index}", "", (), StaticFacts(accumulators=accumulators), 0.0, b"")
 
 
-def seen(*libraries: tuple[int, float], reason: str = "", times: int = 1) -> State:
-    """Fold libraries, each of so many candidates and built in so many seconds; all of them so many `times`."""
-    stream = Stream(total=1000)
+def seen(
+    *libraries: tuple[int, float],
+    reason: str = "",
+    times: int = 1,
+    default: int | None = None,
+    same_as: int | None = None,
+) -> State:
+    """Fold libraries, each of so many candidates and built in so many seconds; all of them so many `times`.
+
+    `default`: the default configuration, and `same_as` the candidate that has its code.
+    """
+    stream = Stream(total=1000, default=default)
+    if default is not None and same_as is not None:
+        stream.add(CandidateAliased, index=default, same_as=same_as)
     for _ in range(times):
         first = 0
         for size, seconds in libraries:
@@ -69,20 +79,65 @@ def test_one_slow_compile_among_many_leaves_the_deadline_as_it_was() -> None:
     assert compile_deadline_s(seen(*[(1, 2.0)] * 39, (1, 100.0)), [lowered()], 120.0) == FACTOR * 2.0
 
 
-async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline() -> None:
-    settings = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
-    machine = FakeMachine(20, Script(hangs={15: "build"}), compile=settings)
-    run = await finish(machine, compile=settings)
-    [failed] = run.of(BuildFailed)
-    assert (failed.index, failed.kind) == (15, "timeout") and failed.message.startswith(HOPELESS)
-    assert run.result.measured == 19 and run.result.wall_s < 200
+@pytest.mark.parametrize("same_as", [None, 900])
+def test_the_default_configuration_has_the_users_deadline(same_as: int | None) -> None:
+    """Also where another candidate is compiled for it, because that has its code."""
+    state = seen(*[(1, 2.0)] * LEAST, default=900 if same_as is None else 901, same_as=same_as)
+    assert compile_deadline_s(state, [lowered(900)], 120.0) is None
+    assert compile_deadline_s(state, [lowered(902)], 120.0) == FACTOR * 2.0
 
 
-async def test_the_first_compiles_have_the_users_deadline() -> None:
-    settings = CompileSettings(compile_timeout_s=500, group_size=1, workers=1)
-    run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=settings), compile=settings)
+def test_a_group_with_the_default_configuration_has_that_of_its_members() -> None:
+    """It is split, and compiles the default again alone."""
+    state = seen(*[(1, 2.0)] * LEAST, default=900)
+    assert compile_deadline_s(state, [lowered(900), lowered(901)], 120.0) == 2 * FACTOR * 2.0
+
+
+ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
+
+
+@pytest.mark.parametrize("index", [0, 15])
+async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline(index: int) -> None:
+    """Also the first of all, about which the others tell while it runs."""
+    machine = FakeMachine(20, Script(hangs={index: "build"}), compile=ALONE)
+    run = await tuned(machine, compile=ALONE)
+    [(ended_s, failed)] = [(s, e) for s, e in run.events if isinstance(e, BuildFailed)]
+    assert (failed.index, failed.kind, failed.hopeless) == (index, "timeout", True)
+    assert failed.message.startswith(f"{HOPELESS}15 s")  # ten times the second and a half of the others
+    assert 15 <= ended_s < 40 and machine.cancelled["build"] == 1 and run.result.measured == 19
+
+
+@pytest.mark.parametrize("hangs", [3, 4])
+async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) -> None:
+    """Its limit is that of four; each half then has its own."""
+    settings = CompileSettings(compile_timeout_s=1000, group_size=4)
+    machine = FakeMachine(40, Script(hangs={hangs: "build"}), compile=settings)
+    run = await tuned(machine, compile=settings)
+    [split, half] = run.of(GroupSplit)
+    assert hangs in half.indices and len(split.indices) == 4 and len(half.indices) == 2
+    assert all(event.message.startswith(HOPELESS) for event in (split, half))
     [failed] = run.of(BuildFailed)
-    assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=500"
+    assert failed.index == hangs and failed.hopeless and run.result.measured == 39
+
+
+async def test_the_default_configuration_is_compiled_however_long_that_takes() -> None:
+    """Everything is compared with it. Another one that takes as long is ended."""
+    script = Script(compile_s=lambda config: 200.0 if config["x"] in (0, 1) else 0.5)
+    run = await finish(FakeMachine(20, script, workers=3, compile=ALONE, default=0), compile=ALONE)
+    [failed] = run.of(BuildFailed)
+    assert failed.index == 1 and failed.hopeless and 0 in run.measured()
+
+
+async def test_the_users_deadline_counts_for_the_default_configuration() -> None:
+    run = await finish(FakeMachine(20, Script(hangs={0: "build"}), compile=ALONE, default=0), compile=ALONE)
+    [failed] = run.of(BuildFailed)
+    assert failed.message == "compiling ran past compile_timeout_s=1000" and not failed.hopeless
+
+
+async def test_too_few_others_end_no_compile_before_the_users_deadline() -> None:
+    run = await finish(FakeMachine(LEAST, Script(hangs={0: "build"}), compile=ALONE), compile=ALONE)
+    [failed] = run.of(BuildFailed)
+    assert failed.index == 0 and failed.message == "compiling ran past compile_timeout_s=1000"
 
 
 async def test_no_compile_is_hopeless_where_that_is_switched_off() -> None:

@@ -28,6 +28,7 @@ from atune.engine.scheduler import (
     halves,
 )
 from atune.model.artifact import Lowered, StaticFacts
+from atune.model.layouts import Layouts, LoopFacts
 
 
 def lowered(index: int, merge_key: str = "", compile_key: str = "") -> Lowered:
@@ -426,6 +427,74 @@ def test_a_far_longer_source_is_no_exception_to_a_group_size_asked_for() -> None
     assert indices(one.next_job()) == [0, 1, 2, 3]
 
 
+def with_loops(one: Lowered, *iterations: int, registers: int | None = None) -> Lowered:
+    loops = tuple(LoopFacts((4, 4096), slots) for slots in iterations)
+    return msgspec.structs.replace(one, facts=StaticFacts(accumulators=registers, layouts=Layouts(loops=loops)))
+
+
+def test_far_longer_loops_stand_alone_and_all_begin_at_once_the_longest_first() -> None:
+    """Once nothing else can start, though others are still compiled."""
+    one = state(proposing=False, workers=16, busy=4, building=4, groups=4)
+    for index, iterations in enumerate([64, 4096, 32, 10_240, 128, 2560, 64]):
+        one.add(with_loops(lowered(index), iterations // 2, iterations // 2))
+    groups = []
+    while (job := one.next_job()) is not None:
+        one.counts.busy += 1
+        one.counts.building += 1
+        groups.append(indices(job))
+    assert groups == [[0], [2], [4], [6], [3], [1], [5]] and one.counts.busy < 16
+
+
+def test_long_loops_wait_for_no_lowering_under_way() -> None:
+    one = state(proposing=False, workers=8, lowering=3, busy=3, groups=1)
+    for index, iterations in enumerate([64, 64, 4096, 4096]):
+        one.add(with_loops(lowered(index), iterations))
+    one.queues.ready = one.queues.ready[2:]
+    assert [indices(one.next_job()), indices(one.next_job())] == [[2], [3]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_the_default_among_the_first_two_is_alone_if_its_loops_are_far_longer(workers: int) -> None:
+    """It is lowered first. A group of two for a waiting device would hold the other up."""
+    one = state(workers=workers, total=72, waiting=9)
+    one.add(with_loops(lowered(0), 4096))
+    one.add(with_loops(lowered(1), 64))
+    one.add(with_loops(lowered(2), 64))
+    assert indices(one.next_job()) == [1, 2]
+    one.queues.waiting, one.proposing = 0, False
+    assert indices(one.next_job()) == [0]
+
+
+def test_of_candidates_with_long_loops_alone_none_is_last_but_each_has_its_library() -> None:
+    one = state(proposing=False, devices=0)
+    for index in range(4):
+        one.add(with_loops(lowered(index), 4096))
+    assert not any(map(one.work.is_long, one.queues.ready))
+    assert [indices(one.next_job()) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("iterations", "median"), [(1000, 16), (4096, 1100)])
+def test_loops_that_are_short_or_as_their_neighbours_do_not_wait(iterations: int, median: int) -> None:
+    one = state(proposing=False, devices=0, workers=1)
+    for index in range(5):
+        one.add(with_loops(lowered(index), iterations if index == 1 else median))
+    assert indices(one.next_job())[0] == 0 and not one.work.is_long(with_loops(lowered(1), iterations))
+
+
+def test_where_layouts_are_not_known_compiles_weigh_as_before() -> None:
+    one = state(proposing=False, devices=0)
+    for index in range(4):
+        one.add(with_accumulators(lowered(index), 256 * (index % 2)))
+    assert [one.work.of(lowered(9)), *map(one.work.of, one.queues.ready)] == [1.0, 1.0, 2.5, 1.0, 2.5]
+
+
+def test_the_iterations_of_all_loops_count_as_work() -> None:
+    one = state()
+    for index, iterations in enumerate([(64,), (1024,), (2048, 2048), (10_240,)]):
+        one.add(with_loops(lowered(index), *iterations, registers=HEAVY_REGISTERS if index == 1 else None))
+    assert [one.work.of(candidate) for candidate in one.queues.ready] == [1.0, 16.0, 64.0, 160.0]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
 def test_halves_keep_everything_in_order(size: int) -> None:
     group = [lowered(i) for i in range(size)]
@@ -448,6 +517,7 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
     accumulators = [rng.choice([None, 64, 256, 512, 1024]) for _ in range(total)]  # by relatives
     row = rng.choice([1, 2])
     lengths = [rng.choice([None, 2_000, 40_000, 500_000]) for _ in range(total)]  # by relatives, too
+    iterations = [rng.choice([None, 64, 1024, 9000]) for _ in range(total)]  # by relatives, too
     one = CompileState(workers, devices, total, group_size, pipeline=rng.random() < 0.8)
     proposals = list(range(total))
     buffer: list[int] = []
@@ -500,7 +570,9 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 if index not in dropped:
                     key = f"f{index // relatives}" if rng.random() < 0.9 else ""
                     registers, length = accumulators[index // relatives], lengths[index // relatives]
-                    facts = StaticFacts(accumulators=registers, source_bytes=length)
+                    slots = iterations[index // relatives]
+                    layouts = None if slots is None else Layouts(loops=(LoopFacts((slots,), slots),))
+                    facts = StaticFacts(accumulators=registers, source_bytes=length, layouts=layouts)
                     candidate = msgspec.structs.replace(lowered(index, str(index % keys), key), facts=facts)
                     one.add(candidate, deferred=index in deferred)
         else:

@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,16 @@ def packed(scale: float) -> bytes:
     return struct.pack(f"{N}f", *(scale * i for i in range(1, N + 1)))
 
 
+def compiling_slowly() -> list[str]:
+    """Return the slow compilers of this module that run, by their process's number."""
+    path, found = f"PATH={os.environ['PATH']}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"sleep\0"):
+                found += [entry.name] if path in (entry / "environ").read_bytes().split(b"\0") else []
+    return found
+
+
 def processes(group: int) -> list[str]:
     """Return the live processes of a process group."""
     found = []
@@ -393,6 +403,30 @@ async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moo
         await worker.build([slow, ok])
     [artifact] = await worker.build([ok])
     assert isinstance(artifact, Artifact)
+
+
+async def test_a_cancelled_compile_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
+    """The engine cancels hopeless compiles. While one runs, the worker tells that it does."""
+    if moody.kind == "cuda":
+        pytest.skip(reason="the slow compiler stands in for g++")
+    slow, ok = await moody.lowered("slow", "ok")
+    worker, scope = moody.compiler, anyio.CancelScope()
+
+    async def build() -> None:
+        with scope:
+            await worker.build([slow])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(build)
+        with anyio.fail_after(20):
+            while not worker.compiling or (moody.kind != "fake" and not compiling_slowly()):
+                await anyio.sleep(0.02)
+        started = time.monotonic()
+        scope.cancel()
+    assert scope.cancelled_caught and time.monotonic() - started < 1.3
+    assert not worker.compiling and not compiling_slowly()
+    [artifact] = await worker.build([ok])
+    assert isinstance(artifact, Artifact) and not worker.compiling
 
 
 async def test_lowering_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:
