@@ -168,10 +168,11 @@ class Measuring:
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             try:
                 answer = await worker.measure(artifact, min(self._fastest.values(), default=None))
+            except ServerLost as error:
+                answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
+                self._repeated.discard(index)  # an earlier repetition had another reason
             except WorkerLost as error:  # lost while it made the inputs
                 answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
-                if isinstance(error, ServerLost):
-                    self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:
