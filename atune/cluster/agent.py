@@ -125,11 +125,13 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         device = self._devices.get(str(question.worker)) if isinstance(question.worker, str) else None
         try:
             given, answers = ENTRIES[question.entry]
-            await anyio.to_thread.run_sync(self._receive, question.libraries)
+            if question.libraries:  # else no thread: a sign of life waits for none
+                await anyio.to_thread.run_sync(self._receive, question.libraries)
             body = None if given is None else msgspec.msgpack.decode(question.body, type=given)
             paths = {artifact.path: self._here(artifact.path) for artifact in artifacts_of(body)}
             value = await getattr(self, f"_{question.entry}")(question.worker, with_paths(body, paths))
-            libraries, digests = await anyio.to_thread.run_sync(self._send, artifacts_of(value))
+            built = artifacts_of(value)
+            libraries, digests = await anyio.to_thread.run_sync(self._send, built) if built else ((), {})
             encoded = b"" if answers is None else msgspec.msgpack.encode(with_paths(value, digests))
             return Answer(encoded, tuple(libraries), _state(device))
         except Exception as error:

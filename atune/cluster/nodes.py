@@ -64,7 +64,9 @@ class Shelf:
         """Digests of libraries by their paths here."""
 
     async def put(self, libraries: tuple[Library, ...]) -> dict[str, str]:
-        """Keep `libraries`; return their paths by digest."""
+        """Keep `libraries`; return their paths by digest. Without libraries it needs no thread."""
+        if not libraries:
+            return {}
 
         def write() -> dict[str, str]:
             folder = made_folder(self.run_dir, "libraries")
