@@ -107,6 +107,8 @@ class Node:
         self._states: dict[str, DeviceState] = {}
         self._heard = anyio.Event()
         """Set, and replaced, at each sign of life."""
+        self._calls: set[anyio.CancelScope] = set()
+        """Those under way."""
 
     async def ask(self, entry: str, body: Any = None, worker: int | str = "") -> Any:
         """Have the agent do something; return its answer. Raises `NodeLost`, and what was raised there."""
@@ -114,12 +116,7 @@ class Node:
             raise NodeLost(self.lost)
         digests, libraries = await self._shelf.get(artifacts_of(body), self._sent)
         question = Question(entry, msgspec.msgpack.encode(with_paths(body, digests)), worker, tuple(libraries))
-        try:
-            data = await self.agent.ask(msgspec.msgpack.encode(question))
-        except NodeLost as error:
-            self.lose(str(error))
-            raise NodeLost(self.lost) from error
-        reply: Reply = msgspec.msgpack.decode(data, type=Reply)
+        reply: Reply = msgspec.msgpack.decode(await self._answered(msgspec.msgpack.encode(question)), type=Reply)
         if reply.device is not None:
             self._states[str(worker)] = reply.device
         if not isinstance(reply, Answer):
@@ -129,6 +126,22 @@ class Node:
         self._sent |= paths.keys()
         answers = ENTRIES[entry][1]
         return None if answers is None else with_paths(msgspec.msgpack.decode(reply.body, type=answers), paths)
+
+    async def _answered(self, question: bytes) -> bytes:
+        """Return the agent's reply. Raises `NodeLost`, and does not wait for the way to a node that is lost."""
+        cause: NodeLost | None = None
+        if not self.lost:
+            with anyio.CancelScope() as call:
+                self._calls.add(call)
+                try:
+                    return await self.agent.ask(question)
+                except NodeLost as error:
+                    cause = error
+                finally:
+                    self._calls.discard(call)
+        if cause is not None:
+            self.lose(str(cause))
+        raise NodeLost(self.lost) from cause
 
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`.
@@ -159,6 +172,8 @@ class Node:
             self.lost = f"node {self.name} was lost: {why}"
             self.agent.kill()
             self._on_loss(self)
+            for call in list(self._calls):
+                call.cancel()
 
     def leave_out(self, why: str) -> None:
         """Use the node no more, as the run has nothing for it to do."""
