@@ -27,8 +27,9 @@ class Slots:
         """Candidates, by index, that only one node's artifact store has a library of."""
 
     def add(self, node: Node) -> None:
-        """Use the compile workers of a further node."""
-        self._free[node] = deque(range(node.compilers))
+        """Use the compile workers of a further node, unless it was lost meanwhile."""
+        if not node.lost:
+            self._free[node] = deque(range(node.compilers))
 
     def lose(self, node: Node) -> None:
         """Have nobody wait for a node."""
