@@ -126,8 +126,8 @@ class ClusterCompileWorker:
 
     async def _lowered_elsewhere(self, lowered: Lowered) -> Lowered | Artifact | Failure:
         """Lower a candidate again whose only library was on a node that was lost, or was removed there."""
+        _, candidate = self._slots.homes[lowered.index]
         while True:
-            _, candidate = self._slots.homes.pop(lowered.index)
             again = await self.lower(candidate)
             if isinstance(again, Failure) or again.blob:
                 return again

@@ -182,12 +182,17 @@ class Store:
         self.name, self.kept, self.library = name, kept, library
         self.killed = False
         self.asked: list[str] = []
+        self.failing = 0
+        """How many groups fail to compile."""
 
     async def ask(self, question: bytes) -> bytes:
         entry = msgspec.msgpack.decode(question, type=Question).entry
         self.asked.append(entry)
         if self.killed:
             raise nodes.NodeLost("gone")
+        if entry == "build" and self.failing:
+            self.failing -= 1
+            return msgspec.msgpack.encode(raised(GroupFailed("another member does not compile", "")))
         lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"" if self.kept else b"blob")
         artifact = Artifact(0, self.library.digest, "main", (), "c")
         answers: dict[str, Any] = {"lower": lowered, "find": artifact if self.kept else None, "build": [artifact]}
@@ -217,6 +222,11 @@ async def test_a_library_that_only_a_lost_node_had_is_built_elsewhere(tmp_path: 
     members[0].lose("its disk broke")
     [built] = await worker.build([lowered])
     assert isinstance(built, Artifact) and other.asked == ["find", "lower", "build"]
+    other.failing = 1
+    with pytest.raises(GroupFailed):
+        await worker.build([lowered])
+    [built] = await worker.build([lowered])  # what the engine does with each half of the group
+    assert isinstance(built, Artifact)
 
 
 @pytest.mark.parametrize(
