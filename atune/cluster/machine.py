@@ -66,6 +66,9 @@ class ClusterMachine:
         """Warnings from before anybody listened."""
         self._found: Discovery | None = None
         self._known: Known | None = None
+        self._whole = False
+        """Whether a node was asked for the whole space."""
+        self._describing = anyio.Lock()
         self._wake: Callable[[], None] = lambda: None
 
     @asynccontextmanager
@@ -86,12 +89,14 @@ class ClusterMachine:
             shutil.rmtree(run_dir, ignore_errors=True)
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
-        if self.spec is None or not self.spec.configs or self._known is None:
-            described: Described = await self._first(lambda node: node.ask("describe", whole))
-            self._known = described.known
-            if self.spec is None or not self.spec.configs:
-                self.spec = described.spec
-            self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+        async with self._describing:  # `discover` asks at the same time
+            listed = self.spec is not None and self.spec.configs
+            if self._known is None or (whole and not self._whole and not listed):
+                described: Described = await self._first(lambda node: node.ask("describe", whole))
+                self._known, self._whole = described.known, whole
+                self.spec = self.spec if self.spec is not None and listed else described.spec
+                self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+        assert self.spec is not None
         return self.spec
 
     async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:

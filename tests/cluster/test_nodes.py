@@ -78,6 +78,7 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert result.measured == 3 and result.best_config is not None
     assert {event.device.id for event in read(tmp_path / "j") if hasattr(event, "start_s")} >= {"node-0/cpu"}
     asked = {agent.name: set(agent.asked) for agent in connect.agents}
+    assert connect.agents[0].asked.count("describe") == 1  # which loads the user's file
     assert "adopt" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
     whole = await resume(tmp_path / "j", machine=machine(Loopback(1)), budget=5)
     assert whole.measured == 5
