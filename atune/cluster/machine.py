@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.messages import Described, Known, Opening, Part, Plan
 from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
 from atune.engine.interfaces import CompileHints
-from atune.errors import MachineError
+from atune.errors import MachineError, TargetError
 from atune.local.discovery import accelerators_for, bare, check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
@@ -104,16 +104,23 @@ class ClusterMachine:
         return found
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices, and choose those of the run. Raises `TargetError`: see `devices.parts`."""
+        """Ask every node for its devices, and choose those of the run.
+
+        A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
+        """
         if self._known is None:
             await self.describe()
+        without: dict[str, TargetError] = {}
 
         async def ask(node: Node) -> None:
             await node.ask("adopt", self._known)
-            node.found = await node.ask("discover")
+            try:
+                node.found = await node.ask("discover")
+            except TargetError as error:
+                without[node.name] = error
 
         await self._everywhere(ask)
-        await self._share_out()
+        await self._share_out(without)
         found = [node.found for node in self._living]
         common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
         unused = {name: why for one in found for name, why in one.unused.items()}
@@ -126,20 +133,30 @@ class ClusterMachine:
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
-    async def _share_out(self) -> None:
-        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it."""
-        found = {node.name: node.found for node in self._living}
+    async def _share_out(self, without: Mapping[str, TargetError]) -> None:
+        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it.
+
+        `without`: why nodes do not have the target's devices. Raises the first one's error if none has any.
+        """
+        found = {node.name: node.found for node in self._living if node.name not in without}
+        if not found:
+            raise without[min(without)]
         target, shares = parts(found, self._model, self.benchmark.mixed_devices)
 
         async def share_out(node: Node) -> None:
-            ids = shares[node.name]
-            if node.found.target != target or tuple(device.id for device in node.found.devices) != ids:
-                node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
-                if not node.found.nvcc:
-                    self._leave_out(node, NO_NVCC)
+            ids = shares.get(node.name, ())
+            if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
+                return
+            node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
+            if not node.found.nvcc:
+                self._leave_out(node, NO_NVCC)
+            elif node.name in without:
+                self._notice(f"node {node.name} only compiles: {without[node.name]}")
 
         for node in self._living:
-            if node.name not in shares:
+            if node.name in without and target.kind != "cuda":
+                self._leave_out(node, str(without[node.name]))
+            elif node.name not in shares and node.name not in without:
                 self._leave_out(node, OTHER_CPU)
         await self._everywhere(share_out)
 
