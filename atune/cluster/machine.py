@@ -17,7 +17,7 @@ from atune.cluster.messages import Described, Known, Opening, Part, Plan
 from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
 from atune.engine.interfaces import CompileHints
 from atune.errors import MachineError, TargetError
-from atune.local.discovery import accelerators_for, bare, check_discovery
+from atune.local.discovery import bare, check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
 from atune.model.candidate import Candidate
@@ -170,7 +170,8 @@ class ClusterMachine:
         self._slots.add(node)
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        return accelerators_for(candidates, self._compilers, self.compile.acceleration, self._discovery)
+        """Return those that all nodes have, and the reason against each other one: nodes use them for any number."""
+        return self._discovery.accelerators, dict(self._discovery.unused)
 
     def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
         return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cluster_agents import Loopback
 
 from atune.api.tuner import tune
+from atune.cluster.agent import NodeAgent
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.machine import ClusterMachine
 from atune.errors import TargetError
@@ -144,6 +146,24 @@ async def test_a_node_that_can_do_nothing_for_the_target_is_left_out(monkeypatch
 async def test_without_the_devices_on_any_node_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match="no CUDA GPU is there"):
         await found_by(Loopback(2), monkeypatch, *[TargetError("target cuda: no CUDA GPU is there")] * 2)
+
+
+@pytest.mark.anyio
+async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
+    """Nodes have theirs before the run knows how many candidates there are: few ones change nothing."""
+    connect = Loopback(1)
+
+    async def discover(self: Any, worker: object, body: None) -> Discovery:
+        found = await NodeAgent._discover(self, worker, body)
+        return msgspec.structs.replace(found, accelerators=("haste@2",), unused={"cicc": "it has no nvcc"})
+
+    nodes = machine(connect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cluster_agents.Posing._discover", discover)
+        async with nodes.open():
+            await nodes.discover()
+            assert connect.agents[0].agent._machine._accelerators == ("haste",)
+            assert nodes.accelerators(1) == (("haste@2",), {"cicc": "it has no nvcc"})
 
 
 @pytest.mark.anyio
