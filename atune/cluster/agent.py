@@ -174,6 +174,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _take_part(self, worker: object, part: Part) -> Discovery:
         """Have the target and the devices of `part` alone."""
         self._machine.target_text, self._machine.device_names = part.target, part.devices
+        self._machine.service.reconsider()
         return await self._discover(worker, None)
 
     async def _plan(self, worker: object, plan: Plan) -> tuple[int, int]:

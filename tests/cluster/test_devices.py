@@ -13,8 +13,10 @@ from atune.api.tuner import tune
 from atune.cluster.agent import NodeAgent
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.machine import ClusterMachine
+from atune.cluster.messages import Part
 from atune.errors import TargetError
 from atune.journal.events import Event, Warned
+from atune.local.service_state import Idle, Unused
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
@@ -164,6 +166,29 @@ async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
             await nodes.discover()
             assert connect.agents[0].agent._machine._accelerators == ("haste",)
             assert nodes.accelerators(1) == (("haste@2",), {"cicc": "it has no nvcc"})
+
+
+@pytest.mark.anyio
+async def test_a_node_whose_target_changes_decides_anew_about_its_compile_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone it would tune for its CPU, where there is nothing to decide."""
+    gpu = Discovery(SM_90, (), accelerators=("cicc@1",))
+    connect = Loopback(1)
+    nodes = machine(connect)
+    async with nodes.open():
+        own = connect.agents[0].agent
+        await own._discover("", None)
+        assert isinstance(own._machine.service.state, Unused)
+
+        async def ask_once(role: str, entry: str, payload: bytes) -> bytes:
+            return msgspec.msgpack.encode(gpu)
+
+        monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
+        own._machine.server.facts.clear()
+        found = await own._take_part("", Part("sm_90a", ()))
+        assert found.target == SM_90 and isinstance(own._machine.service.state, Idle)
+        own._machine.server.facts.clear()
 
 
 @pytest.mark.anyio
