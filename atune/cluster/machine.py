@@ -222,9 +222,8 @@ class ClusterMachine:
         """Go on without a node, and say so in one line."""
         self._slots.lose(node)
         left = len(self._living)
-        self._notice(
-            f"{node.lost}. {left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
-        )
+        rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
+        self._notice(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:
