@@ -56,6 +56,8 @@ NOTICE_S = 5.0
 LEFT_S = 40.0
 """Seconds without a question after which an agent counts as left. The engine asks for notices all the time, and has
 given the node up by then."""
+FIRST_S = 120.0
+"""The same before the first question, which comes once every node's agent has started or was given up."""
 
 
 def facts_here() -> NodeFacts:
@@ -83,8 +85,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         """Paths of libraries here, by digest."""
         self._new: list[str] = []
         self._noticed, self._changed = anyio.Event(), anyio.Event()
-        self._asked = 0.0
-        """When it was asked last, by the event loop's clock."""
+        self._leaves = 0.0
+        """When it counts as left unless it is asked before, by the event loop's clock."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
@@ -93,7 +95,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def call(self, number: int, question: bytes) -> bytes:
         """Answer a question; `cancel` with its number ends it, and what it started. Raises nothing of its own."""
-        self._asked = anyio.current_time()
+        self._leaves = anyio.current_time() + LEFT_S
         scope, ended = anyio.CancelScope(), anyio.Event()
         self._calls[number] = scope, ended
         reply: Reply = Answer(b"")
@@ -109,9 +111,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def left(self) -> None:
         """Return once nobody has asked for `LEFT_S`: the engine's host is gone, or cannot be reached."""
-        self._asked = anyio.current_time()
-        while (rest_s := self._asked + LEFT_S - anyio.current_time()) > 0:
-            await anyio.sleep(rest_s)
+        self._leaves = anyio.current_time() + FIRST_S
+        while (rest_s := self._leaves - anyio.current_time()) > 0:
+            await anyio.sleep(min(rest_s, LEFT_S))
 
     async def cancel(self, number: int) -> None:
         """End a call, and return once what it started is gone."""
