@@ -17,6 +17,7 @@ from atune.workload.workload import parse_file_ref
 
 pytestmark = pytest.mark.anyio
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
+TUNABLE = f"{Path(__file__).parents[1] / 'space_kernels.py'}:TUNABLE"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
 
 
@@ -25,10 +26,24 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def machine(connect: Any) -> ClusterMachine:
+def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
     return ClusterMachine(
-        connect, parse_file_ref(SCALED), target="c", compile=CompileSettings(store=False), benchmark=QUICK
+        connect, parse_file_ref(workload), target="c", compile=CompileSettings(store=False), benchmark=QUICK
     )
+
+
+async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
+    """Only the first node was asked for the space; the others have not described it."""
+    connect = Loopback(2)
+
+    def on_ask(agent: LoopbackAgent, entry: str) -> None:
+        if agent.name == "node-0" and entry == "look_up" and "look_up" in agent.asked[:-1]:
+            agent.die("its power went off")
+
+    connect.on_ask = on_ask
+    result = await tune(machine=machine(connect, TUNABLE), strategy="random", budget=20)
+    assert connect.agents[0].killed and "look_up" in connect.agents[1].asked
+    assert result.measured + result.duplicates == 20
 
 
 async def test_a_candidate_is_measured_elsewhere_whose_node_is_lost_when_it_is_repeated(
