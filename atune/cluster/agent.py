@@ -182,11 +182,15 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _plan(self, worker: object, plan: Plan) -> tuple[int, int]:
         machine = self._machine
         machine.use(plan.accelerators, plan.no_service)
-        self._compilers = machine.compile_workers(plan.candidates)
+        self._compilers = machine.compile_workers()
         self._devices = {device.info.id: device for device in machine.device_workers()}
         machine.on_change(self._wake)
         machine.on_warning(self._notice)
         return len(self._compilers), len(self._devices)
+
+    async def _expect(self, worker: object, candidates: int) -> None:
+        """Know about how many candidates are compiled here, on which the compile service's use depends."""
+        self._machine.service.expect(candidates, len(self._compilers))
 
     async def _lower(self, worker: int, body: Any) -> Any:
         return await self._compilers[worker].lower(body)

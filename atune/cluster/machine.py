@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.device_worker import ClusterDeviceWorker, named
@@ -70,6 +72,7 @@ class ClusterMachine:
         """Whether a node was asked for the whole space."""
         self._describing = anyio.Lock()
         self._wake: Callable[[], None] = lambda: None
+        self._tasks: TaskGroup
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
@@ -80,6 +83,7 @@ class ClusterMachine:
                 self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
                 for why in left_out:
                     self._notice(why)
+                self._tasks = tasks
                 for node in self.nodes:
                     tasks.start_soon(node.watch, self._notice)
                 try:
@@ -129,7 +133,7 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.compile, self.benchmark)
-        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""), None)
+        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""))
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
@@ -174,7 +178,14 @@ class ClusterMachine:
         return self._discovery.accelerators, dict(self._discovery.unused)
 
     def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
+        for node in self._living:
+            self._tasks.start_soon(self._expect, node, math.ceil((candidates or 0) * node.compilers / self._compilers))
         return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
+
+    @staticmethod
+    async def _expect(node: Node, candidates: int) -> None:
+        with suppress(NodeLost):
+            await node.ask("expect", candidates)
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
