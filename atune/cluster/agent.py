@@ -186,7 +186,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._devices = {device.info.id: device for device in machine.device_workers()}
         machine.on_change(self._wake)
         machine.on_warning(self._notice)
-        return len(self._compilers), len(self._devices)
+        resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
+        return max(1, len(self._compilers) - resting), len(self._devices)
 
     async def _expect(self, worker: object, candidates: int) -> None:
         """Know about how many candidates are compiled here, on which the compile service's use depends."""

@@ -14,8 +14,10 @@ from atune.cluster.agent import NodeAgent
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.machine import ClusterMachine
 from atune.cluster.messages import Part
+from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.journal.events import Event, Warned
+from atune.local.machine import LocalMachine
 from atune.local.service_state import Idle, Unused
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
@@ -166,6 +168,19 @@ async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
             await nodes.discover()
             assert connect.agents[0].agent._machine._accelerators == ("haste",)
             assert nodes.accelerators(1) == (("haste@2",), {"cicc": "it has no nvcc"})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("workers", "resting", "used"), [(3, 1, 2), (3, 0, 3), (1, 1, 1)])
+async def test_a_node_keeps_a_core_free_for_each_gpu_that_measures(
+    workers: int, resting: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
+    monkeypatch.setattr(LocalMachine, "hints", lambda self, measuring: CompileHints(resting=resting * measuring))
+    nodes = machine(Loopback(1), workers=workers)
+    async with nodes.open():
+        await nodes.discover()
+        assert len(nodes.compile_workers(8)) == used
 
 
 @pytest.mark.anyio
