@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 
 from atune.cluster.messages import ExactGroup, Group, Proving, Ranking
-from atune.cluster.nodes import Node, NodeLost
-from atune.errors import MachineError
+from atune.cluster.nodes import Node, NodeLost, none_left
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.search.prior import OwnPrior
@@ -22,6 +21,8 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[Node, deque[int]] = {}
+        self._causes: list[str] = []
+        """Why nodes were lost."""
         self._changed = anyio.Event()
         self.homes: dict[int, tuple[Node, Candidate]] = {}
         """Candidates, by index, that only one node's artifact store has a library of."""
@@ -34,6 +35,7 @@ class Slots:
     def lose(self, node: Node) -> None:
         """Have nobody wait for a node."""
         self._free.pop(node, None)
+        self._causes.append(node.lost)
         self._wake()
 
     @asynccontextmanager
@@ -54,7 +56,7 @@ class Slots:
 
     def _next(self, wanted: Node | None) -> tuple[Node, int] | None:
         if not self._free:
-            raise MachineError("every node was lost. What was measured stays, and `atune resume JOURNAL` goes on")
+            raise none_left(self._causes)
         nodes = [wanted] if wanted in self._free else list(self._free)
         node = max(nodes, key=lambda one: len(self._free[one]))
         return (node, self._free[node].popleft()) if self._free[node] else None

@@ -16,9 +16,9 @@ from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.device_worker import ClusterDeviceWorker, named
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.messages import Described, Known, Opening, Part, Plan
-from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
+from atune.cluster.nodes import Agent, Node, NodeLost, Shelf, none_left
 from atune.engine.interfaces import CompileHints
-from atune.errors import MachineError, TargetError
+from atune.errors import TargetError
 from atune.local.discovery import bare, check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
@@ -244,7 +244,7 @@ class ClusterMachine:
                 return await ask(living[0])
             except NodeLost:
                 continue
-        raise _none_left(self.nodes)
+        raise none_left(node.lost for node in self.nodes)
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
         """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""
@@ -264,9 +264,4 @@ class ClusterMachine:
         if errors:
             raise errors[min(errors)]
         if not self._living:
-            raise _none_left(self.nodes)
-
-
-def _none_left(nodes: Sequence[Node]) -> MachineError:
-    causes = "; ".join(node.lost for node in nodes)
-    return MachineError(f"every node was lost: {causes}. What was measured stays, and `atune resume JOURNAL` goes on")
+            raise none_left(node.lost for node in self.nodes)

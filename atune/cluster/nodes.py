@@ -22,7 +22,7 @@ from atune.cluster.messages import (
     error_of,
     with_paths,
 )
-from atune.errors import AtuneError
+from atune.errors import AtuneError, MachineError
 from atune.model.artifact import Artifact
 from atune.processes.background import background
 from atune.processes.messages import Discovery
@@ -35,6 +35,13 @@ STALL_S = 30.0
 
 class NodeLost(AtuneError):
     """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
+
+
+def none_left(causes: Iterable[str]) -> MachineError:
+    """Return the error of a run that has lost all its nodes: why, and how to go on."""
+    return MachineError(
+        f"every node was lost: {'; '.join(causes)}. What was measured stays, and `atune resume JOURNAL` goes on"
+    )
 
 
 class Agent(Protocol):
@@ -120,7 +127,11 @@ class Node:
         if reply.device is not None:
             self._states[str(worker)] = reply.device
         if not isinstance(reply, Answer):
-            raise error_of(reply)  # perhaps of writing the libraries: they are sent again
+            error = error_of(reply)  # perhaps of writing the libraries: they are sent again
+            if isinstance(error, MachineError):  # it lacks disk or memory, which other nodes may have
+                self.lose(str(error))
+                raise NodeLost(self.lost) from error
+            raise error
         self._sent |= {library.digest for library in libraries}
         paths = await self._shelf.put(reply.libraries)
         self._sent |= paths.keys()

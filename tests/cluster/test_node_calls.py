@@ -160,6 +160,20 @@ async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatc
             freed.set()
 
 
+async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
+    async def answer(question: Question) -> Reply:
+        return raised(MachineError("the disk is full"))
+
+    slots = Slots()
+    node = Node(Scripted(answer), Shelf(), slots.lose)
+    node.compilers = 1
+    slots.add(node)
+    with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
+        await ClusterCompileWorker("compile-0", slots).lower(Candidate(0, "0", {}))
+    with pytest.raises(NodeLost, match="the disk is full"):
+        await node.ask("notices")
+
+
 async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() -> None:
     """What they asked for is done elsewhere then. The way to the node may hang for much longer."""
     node, ends = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None), list[str]()
