@@ -79,7 +79,7 @@ async def compared(name: str, n: int, load: LocalMachine) -> list[dict[str, Any]
         artifact = await one_artifact(machine)
         [worker] = machine.device_workers()
         await worker.start()
-        await worker.prepare(artifact)
+        await worker.prepare(artifact.params)
         rows = []
         idle = {"atune": await measured(worker, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
         spec = await load.describe()

@@ -42,32 +42,36 @@ def explained(workload: str, config: str) -> dict[str, Any]:
     """Return what `atune explain --json --source` says of a configuration."""
     command = [sys.executable, "-m", "atune", "explain", workload, "--target", "sm_90a", "--json", "--source"]
     command += ["--config", config] if config else []
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{workload} {config}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def of_ptxas(source: str) -> dict[str, int]:
-    """Return the same figures from nvcc's own run over `source`."""
+def binary(source: str) -> tuple[bytes, str]:
+    """Return the binary that nvcc makes of `source` for sm_90a, and what ``ptxas -v`` says meanwhile."""
     import tilelang
     from tilelang.contrib.nvcc import get_nvcc_compiler
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
     assert tilelang
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.cu")
+        file, made = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         file.write_text(source)
         command = [get_nvcc_compiler(), "-cubin", "-O3", "-std=c++17", "-lineinfo", "-w", "-Xptxas=-v", "-gencode"]
         command += ["arch=compute_90a,code=sm_90a", f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
-        command += [str(file), "-o", f"{folder}/kernel.cubin"]
-        done = subprocess.run(command, capture_output=True, text=True)
-    said = done.stderr + done.stdout
-    if done.returncode != 0:
-        raise RuntimeError(said[-2000:])
+        done = subprocess.run([*command, str(file), "-o", str(made)], capture_output=True, text=True)
+        said = done.stderr + done.stdout
+        if done.returncode != 0:
+            raise RuntimeError(said[-2000:])
+        return made.read_bytes(), said
+
+
+def of_ptxas(source: str) -> dict[str, int]:
+    """Return the same figures from nvcc's own run over `source`."""
+    _, said = binary(source)
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
     return dict(zip(NAMES, (registers, *map(int, max(frames))), strict=True))

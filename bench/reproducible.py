@@ -36,7 +36,7 @@ async def true_latencies() -> list[float]:
         artifacts = await built(machine, machine.compile_workers(N_BEST), N_BEST)
         [worker] = machine.device_workers()
         await worker.start()
-        await worker.prepare(artifacts[0])
+        await worker.prepare(artifacts[0].params)
         found, _ = await worker.final(artifacts, TRUE_ROUNDS)
         entries = [entry for entry in found if isinstance(entry, FinalEntry)]
         return [entry.timing.latency_ms for entry in sorted(entries, key=lambda entry: entry.index)]

@@ -89,7 +89,7 @@ async def prepared(workers: Sequence[DeviceWorker], artifact: Artifact) -> dict[
 
     async def ready(worker: DeviceWorker) -> None:
         await worker.start()
-        timing = await worker.prepare(artifact)
+        timing = await worker.prepare(artifact.params)
         if timing is not None:
             references[worker.name] = timing.latency_ms
         await worker.measure(artifact)

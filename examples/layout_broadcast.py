@@ -30,16 +30,16 @@ def scaled(
     loop: str = layout.COMPILER,
     coalesced: int = 0,
 ) -> Any:
-    """Out[r, c] = X[r, c] * s[r] in float16; a block holds `block_rows` whole rows, and their s in a fragment."""
+    """Out[r, c] = X[r, c] * s[r], s in float32; a block holds `block_rows` whole rows, and their s in a fragment."""
 
     @T.prim_func
     def main(
         X: T.Tensor((rows, columns), "float16"),
-        S: T.Tensor((rows,), "float16"),
+        S: T.Tensor((rows,), "float32"),
         Out: T.Tensor((rows, columns), "float16"),
     ):
         with T.Kernel(T.ceildiv(rows, block_rows), threads=threads) as block:
-            s = T.alloc_fragment((block_rows,), "float16")
+            s = T.alloc_fragment((block_rows,), "float32")
             layout.hold(held, s, threads=threads)
             T.copy(S[block * block_rows], s)
             for r, c in layout.parallel(loop, block_rows, columns, threads=threads, coalesced_width=coalesced):
@@ -49,7 +49,7 @@ def scaled(
 
 
 def reference(X: torch.Tensor, S: torch.Tensor) -> torch.Tensor:
-    return X * S[:, None]
+    return (X * S[:, None]).to(X.dtype)
 
 
 def workload(columns: int) -> atune.Workload:
@@ -66,7 +66,7 @@ def workload(columns: int) -> atune.Workload:
         arguments={"rows": ROWS, "columns": columns},
         reference=reference,
         name=f"scaled rows of {columns}",
-        bytes=2 * ROWS * (2 * columns + 1),
+        bytes=4 * ROWS * (columns + 1),
     )
 
 
@@ -78,7 +78,7 @@ async def main() -> None:
     for work, columns in ((WIDE, 4096), (UNEVEN, 2560)):
         result = await atune.tune(work, target="cuda", progress=True)
         print(result.table())
-        X, S = torch.randn(ROWS, columns, device="cuda").half(), torch.randn(ROWS, device="cuda").half()
+        X, S = torch.randn(ROWS, columns, device="cuda").half(), torch.randn(ROWS, device="cuda")
         torch.testing.assert_close(result.kernel(X, S), reference(X, S))
 
 

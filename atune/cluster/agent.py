@@ -44,7 +44,7 @@ from atune.errors import WorkerError
 from atune.local.compile_worker import LocalCompileWorker
 from atune.local.device_worker import LocalDeviceWorker
 from atune.local.machine import LocalMachine
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.processes.messages import Discovery
 from atune.search.prior import OwnPrior
 from atune.system.folders import made_folder
@@ -220,7 +220,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _start(self, worker: str, body: None) -> Any:
         return await self._devices[worker].start()
 
-    async def _prepare(self, worker: str, body: Artifact) -> Any:
+    async def _prepare(self, worker: str, body: tuple[KernelParam, ...]) -> Any:
         return await self._devices[worker].prepare(body)
 
     async def _measure(self, worker: str, body: Measuring) -> Any:

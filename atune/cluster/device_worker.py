@@ -10,7 +10,7 @@ import msgspec
 from atune.cluster.messages import Finalists, Measuring, Timed
 from atune.cluster.nodes import Node, NodeLost
 from atune.errors import ServerLost, WorkerError
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
 
@@ -39,8 +39,8 @@ class ClusterDeviceWorker:
         self.info = named(self.node, info)
         return self.info
 
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        timing: Timing | None = await self._ask("prepare", artifact)
+    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
+        timing: Timing | None = await self._ask("prepare", tuple(params))
         return timing
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:

@@ -11,7 +11,17 @@ import msgspec
 
 from atune import errors
 from atune.engine.interfaces import GroupFailed
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts, source_path
+from atune.model.artifact import (
+    Artifact,
+    Built,
+    Elaborated,
+    Failure,
+    KernelParam,
+    Lowered,
+    Proof,
+    StaticFacts,
+    source_path,
+)
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -143,7 +153,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "build_exact": (ExactGroup, list[Built]),
     "prove": (Proving, Proof | Failure),
     "start": (None, DeviceInfo),
-    "prepare": (Artifact, Timing | None),
+    "prepare": (tuple[KernelParam, ...], Timing | None),
     "measure": (Measuring, Measurement | Failure),
     "final": (Finalists, Timed),
     "outputs": (Artifact, list[bytes]),

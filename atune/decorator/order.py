@@ -8,6 +8,7 @@ import textwrap
 from typing import Any
 
 from atune.errors import UsageError
+from atune.system import syntax
 
 OURS, TILELANGS = "autotune", ("jit", "lazy_jit")
 
@@ -26,7 +27,7 @@ def refuse_jit_above(function: Any) -> None:
 def decorators_of(function: Any) -> list[str]:
     """Return the names of a function's decorators, from above, without their modules; none where it has no source."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = syntax.module(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, IndentationError):
         return []
     found = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)

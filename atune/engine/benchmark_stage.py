@@ -25,7 +25,7 @@ from atune.journal.events import (
     ReferenceMeasured,
     Warned,
 )
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.device import fastest_ms
 from atune.model.measurement import Measurement
 
@@ -77,16 +77,13 @@ class Measuring:
                 return
             if not self.pipeline:
                 await self.run.compiled.wait()
-            prepared = False
+            if not await self._prepared(worker):
+                return
             while (artifact := await self._next(worker, artifacts)) is not None:
                 if self.run.stopping:
                     continue  # drain the stream, or a compile worker blocks on it
                 self.run.measuring += 1
                 try:
-                    if not prepared and not await self._prepare(worker, artifact):
-                        self._put_back(artifact)
-                        return
-                    prepared = True
                     if not await self._measure(worker, artifact):
                         return
                 finally:
@@ -118,11 +115,26 @@ class Measuring:
         for waiting in list(self._waiting):
             waiting.cancel()
 
-    async def _prepare(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Make the inputs and time the reference. Returns False if the device was given up or excluded."""
+    async def _prepared(self, worker: DeviceWorker) -> bool:
+        """Make the inputs and time the reference as soon as a candidate is lowered, while the first ones are compiled.
+
+        Returns False if the device was given up or excluded.
+        """
+        while self.run.params is None and not self.run.compiled.is_set():
+            await self.run.changed()
+        if self.run.params is None or self.run.stopping:
+            return True  # nothing will be measured
+        self.run.measuring += 1
+        try:
+            return await self._prepare(worker, self.run.params)
+        finally:
+            self.run.measuring -= 1
+            self.run.wake()
+
+    async def _prepare(self, worker: DeviceWorker, params: Sequence[KernelParam]) -> bool:
         for _ in range(DEVICE_STARTS):
             try:
-                reference = await worker.prepare(artifact)
+                reference = await worker.prepare(params)
             except WorkerLost as error:
                 self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 if not await self.start(worker):

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -102,8 +102,11 @@ class DeviceWorker(Protocol):
         """
         ...
 
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        """Make the inputs, run the reference, and time it. Raises `WorkloadError` if the user's functions fail."""
+    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
+        """Make the inputs for a kernel of `params`, run the reference, and time it.
+
+        Raises `WorkloadError` if the user's functions fail.
+        """
         ...
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:

@@ -52,6 +52,7 @@ class Recorded:
         """Candidates that were handed on and had no outcome at the last look."""
 
     def lowered(self, worker: str, lowered: Lowered) -> Verdict:
+        self.run.params = self.run.params or lowered.params
         verdict, why = screen(lowered.facts, self.run.limits)
         self.emit(
             CandidateLowered,

@@ -10,7 +10,7 @@ import anyio
 
 from atune.journal.events import ArtifactBuilt, BestChanged, CandidateMeasured
 from atune.journal.recorder import Recorder
-from atune.model.artifact import Artifact
+from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import DeviceLimits
 from atune.workload.workload import WorkloadSpec
 
@@ -53,6 +53,8 @@ class Run(Signals):
         self.outcomes = Outcomes(recorder)
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
+        self.params: tuple[KernelParam, ...] | None = None
+        """Parameters of the first lowered candidate, for which devices make their inputs; None before that."""
         self.limits = DeviceLimits()
         """Hard limits that every device has."""
         self.spec: WorkloadSpec

@@ -25,7 +25,7 @@ from atune.local.entry_points import MEASURE
 from atune.local.lookout import Lookout
 from atune.local.patience import Patience
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
-from atune.model.artifact import Artifact, Failure, FailureKind
+from atune.model.artifact import Artifact, Failure, FailureKind, KernelParam
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared, Session
@@ -71,8 +71,8 @@ class LocalDeviceWorker:
         self._worker: Worker | None = None
         self._standby: _Standby | None = None
         self._room_for_two = True
-        self._example: Artifact | None = None
-        """The candidate whose parameters the inputs fit. A new process uses it to make them at once."""
+        self._params: Sequence[KernelParam] | None = None
+        """The parameters that the inputs fit. A new process makes them at once."""
         self._prepared = False
         self._used = False
         """Whether a candidate has run in this process."""
@@ -91,16 +91,16 @@ class LocalDeviceWorker:
         worker = await standby.taken() if standby is not None else None
         self.took_over = worker is not None
         self._worker = worker or await self.context.patience.until_it_works(self._new)
-        if self._example is not None:
-            await self._prepare(self._example, first=False)
+        if self._params is not None:
+            await self._prepare(self._params, first=False)
         return self.info
 
-    async def prepare(self, artifact: Artifact) -> Timing | None:
-        return await self._prepare(artifact, first=True)
+    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
+        return await self._prepare(params, first=True)
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
         if not self._prepared:
-            await self._prepare(artifact, first=False)
+            await self._prepare(artifact.params, first=False)
         used, self._used = self._used, True
         answer = await self._measured(artifact, best_ms)
         await self._lookout.look(self._worker, self.context.limit_s)
@@ -154,13 +154,13 @@ class LocalDeviceWorker:
         reply = await self._call("outputs", msgspec.msgpack.encode(artifact), None)
         return msgspec.msgpack.decode(reply, type=list[bytes])
 
-    async def _prepare(self, artifact: Artifact, *, first: bool) -> Timing | None:
+    async def _prepare(self, params: Sequence[KernelParam], *, first: bool) -> Timing | None:
         """Make the inputs and run the reference. Time it only in the `first` process.
 
         A failure of the `first` process is the workload's: raises `WorkloadError`.
         """
         limit = self.context.limit_s
-        request = Prepare(artifact=artifact, timed=first)
+        request = Prepare(params=tuple(params), timed=first)
         if first:
             await self._lookout.look(self._worker, limit, idle=True)
         try:
@@ -179,7 +179,7 @@ class LocalDeviceWorker:
             raise WorkloadError(message) from error
         prepared = msgspec.msgpack.decode(reply, type=Prepared)
         self.context.workers.agree(prepared.loaded_as)
-        self._prepared, self._example = True, artifact
+        self._prepared, self._params = True, params
         self._keep_standby(prepared.free_bytes)
         return prepared.reference
 

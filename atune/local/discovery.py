@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from atune.errors import TargetError
+from atune.local.compiler_choice import PLAIN, CompileCosts, all_plain
 from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
-
-PLAIN = "all candidates fit the free workers: each is compiled plain"
-"""The reason for using no accelerator if there is nothing to accelerate."""
 
 
 def check_discovery(found: Discovery, compile: CompileSettings, benchmark: BenchmarkSettings) -> None:
@@ -28,14 +26,18 @@ def check_discovery(found: Discovery, compile: CompileSettings, benchmark: Bench
 
 
 def accelerators_for(
-    candidates: int, workers: int, asked: Acceleration, found: Discovery
+    candidates: int, workers: int, asked: Acceleration, found: Discovery, *, prove: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the accelerators of a run, as ``name@version``, and the reason against each other one, by name.
 
-    Empty if each candidate has a worker to itself: then all are compiled as tilelang does and need no proof.
+    Empty if compiling all candidates as tilelang does takes no longer: they need no proof. `prove`: whether the winner
+    is to be proven otherwise.
     """
-    if asked.auto and candidates <= workers:
-        return (), {**found.unused, **{bare(name): PLAIN for name in found.accelerators}}
+    why = PLAIN if candidates <= workers else ""
+    if prove and found.target.kind == "cuda":
+        why = all_plain(candidates, workers, CompileCosts())
+    if why and asked.auto:
+        return (), {**found.unused, **{bare(name): why for name in found.accelerators}}
     return found.accelerators, dict(found.unused)
 
 

@@ -174,7 +174,8 @@ class LocalMachine:
         return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile, n_final))
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)
+        workers, asked = self._most_workers()[0], self.acceleration
+        used, unused = accelerators_for(candidates, workers, asked, self.found, prove=self.compile.prove)
         self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused
 

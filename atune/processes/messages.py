@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.model.artifact import Artifact, Failure, Lowered, StaticFacts
+from atune.model.artifact import Artifact, Failure, KernelParam, Lowered, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
@@ -122,9 +122,9 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """Make the inputs for `artifact`'s parameters and run the reference. `timed`: also time it."""
+    """Make the inputs for a kernel of `params` and run the reference. `timed`: also time it."""
 
-    artifact: Artifact
+    params: tuple[KernelParam, ...]
     timed: bool
 
 

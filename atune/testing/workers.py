@@ -170,7 +170,7 @@ class FakeDeviceWorker:
         self.alive = True
         return self.info
 
-    async def prepare(self, artifact: Artifact) -> Timing | None:
+    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
         self._check_alive()
         if self.machine.script.prepare_error:
             raise WorkloadError(self.machine.script.prepare_error)
@@ -267,7 +267,7 @@ class IdleDeviceWorker:
         self.alive = True
         return DeviceInfo(id="none", name="none")
 
-    async def prepare(self, artifact: Artifact) -> Timing | None:
+    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
         return None
 
     async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from atune.system import syntax
 from atune.workload.introspect import annotation_names, function_of, parts_of
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.source_text import normalised, normalised_expression
@@ -170,7 +171,7 @@ def _without_tuning(text: str) -> str:
     if "autotune" not in text.partition("def ")[0]:
         return text
     try:
-        function = ast.parse(textwrap.dedent(text)).body[0]
+        function = syntax.module(textwrap.dedent(text)).body[0]
     except SyntaxError:
         return text
     lines = textwrap.dedent(text).splitlines(keepends=True)

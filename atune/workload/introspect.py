@@ -8,6 +8,8 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from atune.system import syntax
+
 if TYPE_CHECKING:
     from atune.workload.workload import Workload
 
@@ -27,7 +29,7 @@ def annotation_names(function: Any) -> list[str]:
     Under ``from __future__ import annotations`` no code object uses them, but tilelang evaluates them.
     """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = syntax.module(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return []
     found: dict[str, None] = {}

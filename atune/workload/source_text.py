@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
+from atune.system import syntax
+
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
 """Fields of the syntax tree for spelling only: a string's prefix, type comments, a template's own text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -31,7 +33,7 @@ def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
 def normalised_expression(text: str) -> str:
     """Normalise one expression, such as a lambda's body, like `normalised`."""
     try:
-        return _written(ast.parse(f"({text}\n)", mode="eval").body)
+        return _written(syntax.expression(f"({text}\n)").body)
     except _NO_TREE:
         return text
 
@@ -39,9 +41,9 @@ def normalised_expression(text: str) -> str:
 def parsed(text: str) -> ast.Module:
     """Return the syntax tree of a piece of a file with any indentation. Raises `SyntaxError`."""
     if not text[:1].isspace():
-        return ast.parse(text)
+        return syntax.module(text)
     # textwrap.dedent would change the content of multi-line strings that begin further left.
-    [block] = ast.parse(f"if 1:\n{text}").body
+    [block] = syntax.module(f"if 1:\n{text}").body
     assert isinstance(block, ast.If)
     return ast.Module(block.body, [])
 

@@ -260,6 +260,21 @@ async def test_users_functions_that_fail_end_the_run_with_their_words() -> None:
     assert machine.closed == 1
 
 
+@pytest.mark.parametrize("pipeline", [True, False])
+async def test_devices_make_inputs_and_time_the_reference_while_the_first_library_is_compiled(pipeline: bool) -> None:
+    run = await finish(FakeMachine(4, Script(library_s=5.0), devices=2), pipeline=pipeline)
+    references, [first, *_] = run.of(ReferenceMeasured), run.of(ArtifactBuilt)
+    assert len(references) == 2
+    assert all((reference.seq < first.seq) == pipeline for reference in references)
+
+
+async def test_where_nothing_can_be_lowered_no_inputs_are_made(tmp_path: Path) -> None:
+    machine = FakeMachine(4, Script(fails=dict.fromkeys(range(4), "lower")))
+    with pytest.raises(NoWinner):
+        await tune(machine=machine, journal=tmp_path / "j")
+    assert not any(isinstance(event, ReferenceMeasured) for event in journals.read(tmp_path / "j"))
+
+
 async def test_without_a_reference_nothing_is_checked() -> None:
     run = await finish(FakeMachine(script=Script(reference_ms=None)))
     assert not run.of(ReferenceMeasured) and run.result.reference_ms is None

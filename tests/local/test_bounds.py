@@ -124,7 +124,7 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
         good, once, past = artifacts
         assert all(isinstance(artifact, Artifact) for artifact in artifacts)
         await worker.start()
-        await worker.prepare(good)
+        await worker.prepare(good.params)
         found, _ = await worker.final([good, once], 4)
         assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and worker.alive
         assert (found[1].index, found[1].kind) == (1, "unwritten") and "once it had been timed" in found[1].message

@@ -274,7 +274,7 @@ async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> No
 async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:
     artifact = await scaled.artifact(2.0)
     device = await scaled.started(scaled.device)
-    assert await device.prepare(artifact) is None
+    assert await device.prepare(artifact.params) is None
     answer = await device.measure(artifact)
     assert isinstance(answer, Measurement) and not answer.checked and answer.max_error is None
 
@@ -282,7 +282,7 @@ async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:
 async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
     artifact = await moody.artifact("ok")
     device = await moody.started(moody.device)
-    reference = await device.prepare(artifact)
+    reference = await device.prepare(artifact.params)
     assert reference is not None and reference.latency_ms > 0
     answer = await device.measure(artifact)
     assert isinstance(answer, Measurement), answer
@@ -295,7 +295,7 @@ async def test_elements_that_several_threads_hold_and_store_are_right(moody: Ben
     """Replicated fragments: each element is held twice, and what is stored counts once."""
     artifact = await moody.artifact("replicated")
     device = await moody.started(moody.device)
-    await device.prepare(artifact)
+    await device.prepare(artifact.params)
     answer = await device.measure(artifact)
     assert isinstance(answer, Measurement), answer
     assert answer.index == MODES.index("replicated") and answer.checked and answer.max_error == 0
@@ -305,7 +305,7 @@ async def test_elements_that_several_threads_hold_and_store_are_right(moody: Ben
 async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
     artifacts = [await moody.artifact("ok"), await moody.artifact("also ok")]
     device = await moody.started(moody.device)
-    await device.prepare(artifacts[0])
+    await device.prepare(artifacts[0].params)
     entries, reference = await device.final(artifacts, 6)
     assert [e.index for e in entries] == [0, 1]
     assert [len(e.timing.samples_us) for e in entries] == [6, 6]
@@ -353,7 +353,7 @@ async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Be
 async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.hasty_device)
-    await device.prepare(ok)
+    await device.prepare(ok.params)
     group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
     started = time.monotonic()
     answer = await device.measure(loop)
@@ -368,7 +368,7 @@ async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(m
 async def test_a_cancelled_measurement_is_killed_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    await device.prepare(ok)
+    await device.prepare(ok.params)
     started = time.monotonic()
     with anyio.move_on_after(0.3) as scope:
         await device.measure(loop)

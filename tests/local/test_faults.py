@@ -110,7 +110,7 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         [artifact] = await built(machine, 0)
         [worker] = machine.device_workers()
         await worker.start()
-        await worker.prepare(artifact)
+        await worker.prepare(artifact.params)
         assert worker._standby is not None
         standby = await worker._standby.taken()
         assert standby is not None and standby.alive
@@ -131,7 +131,7 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
         good, endless = await built(machine, 0, hanging)
         [worker] = machine.device_workers()
         await worker.start()
-        await worker.prepare(good)
+        await worker.prepare(good.params)
         answer = await worker.measure(endless)
         assert isinstance(answer, Failure) and answer.kind == "timeout"
         assert worker._standby is not None and worker._standby.made
@@ -146,7 +146,7 @@ async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
         [artifact] = await built(machine, 0)
         [worker] = machine.device_workers()
         await worker.start()
-        await worker.prepare(artifact)
+        await worker.prepare(artifact.params)
         closed = time.monotonic()
     assert time.monotonic() - closed < 1 and not machine.server.pids()
 

@@ -391,7 +391,7 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
             built = await worker.build(lowered)  # type: ignore[arg-type]
             await device.start()
-            await device.prepare(built[0])  # type: ignore[arg-type]
+            await device.prepare(built[0].params)  # type: ignore[union-attr]
             answers = [await device.measure(artifact) for artifact in built]  # type: ignore[arg-type]
             assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
 

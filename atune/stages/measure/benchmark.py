@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import UsageError, WorkloadError, message_of
-from atune.model.artifact import Artifact, Failure
+from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
@@ -75,7 +75,7 @@ def begin(payload: bytes) -> bytes:
 def prepare(payload: bytes) -> bytes:
     """Entry point: `Prepare` → `Prepared`: make the inputs, run the reference, and time it if requested."""
     job = msgspec.msgpack.decode(payload, type=Prepare)
-    _make_arguments(job.artifact)
+    _make_arguments(job.params)
     reference = _time_reference() if job.timed and _gives_outputs() else None
     return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
 
@@ -162,7 +162,7 @@ def outputs(payload: bytes) -> bytes:
 
     artifact = msgspec.msgpack.decode(payload, type=Artifact)
     if _device.arguments is None:
-        _make_arguments(artifact)
+        _make_arguments(artifact.params)
     arguments = _device.arguments
     assert arguments is not None
     arguments.poison()
@@ -173,10 +173,10 @@ def outputs(payload: bytes) -> bytes:
     )
 
 
-def _make_arguments(artifact: Artifact) -> None:
+def _make_arguments(params: tuple[KernelParam, ...]) -> None:
     device = "cpu" if session().device == "cpu" else "cuda"
     _device.arguments = _device.expected = _device.causes = None  # their memory is free before new ones are made
-    _device.arguments = Arguments(workload(), artifact.params, device, session().benchmark.input_seed)
+    _device.arguments = Arguments(workload(), params, device, session().benchmark.input_seed)
     if workload().reference is not None:
         _device.expected = expected_outputs(workload(), _device.arguments)
 
@@ -184,7 +184,7 @@ def _make_arguments(artifact: Artifact) -> None:
 def _fit_arguments(artifact: Artifact, *, anew: bool = False) -> None:
     """Make the inputs, unless those of the candidate before agree in rank, shapes and dtypes. All are contiguous."""
     if anew or _device.arguments is None or _device.arguments.params != artifact.params:
-        _make_arguments(artifact)
+        _make_arguments(artifact.params)
 
 
 def _gives_outputs() -> bool:

@@ -6,6 +6,8 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 
+from atune.system import syntax
+
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
@@ -25,6 +27,6 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
         raise KeyError(text)
 
     try:
-        return sizes[text] if text in sizes else value(ast.parse(text, mode="eval").body)
+        return sizes[text] if text in sizes else value(syntax.expression(text).body)
     except (KeyError, SyntaxError):
         return None
