@@ -174,7 +174,8 @@ class Nodes:
         self.send("", signal.SIGKILL)
         for program in self._programs:
             program.wait()
-        subprocess.run(["ip", "link", "del", "near"], check=False, stderr=subprocess.DEVNULL)
+        if self._apart:
+            subprocess.run(["ip", "link", "del", "near"], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

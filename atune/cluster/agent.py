@@ -57,6 +57,8 @@ NOTICE_S = 5.0
 LEFT_S = 40.0
 """Seconds without a question after which an agent counts as left. The engine asks for notices all the time, and has
 given the node up by then."""
+FIRST_S = 120.0
+"""The same before the first question, which comes once every node's agent has started or was given up."""
 
 
 def facts_here() -> NodeFacts:
@@ -86,8 +88,8 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         """Paths of libraries here, by digest."""
         self._new: list[str] = []
         self._noticed, self._changed = anyio.Event(), anyio.Event()
-        self._asked = 0.0
-        """When it was asked last, by the event loop's clock."""
+        self._leaves = 0.0
+        """When it counts as left unless it is asked before, by the event loop's clock."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
@@ -96,7 +98,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def call(self, number: int, question: bytes) -> bytes:
         """Answer a question; `cancel` with its number ends it, and what it started. Raises nothing of its own."""
-        self._asked = anyio.current_time()
+        self._leaves = anyio.current_time() + LEFT_S
         scope, ended = anyio.CancelScope(), anyio.Event()
         self._calls[number] = scope, ended
         reply: Reply = Answer(b"")
@@ -112,9 +114,9 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     async def left(self) -> None:
         """Return once nobody has asked for `LEFT_S`: the engine's host is gone, or cannot be reached."""
-        self._asked = anyio.current_time()
-        while (rest_s := self._asked + LEFT_S - anyio.current_time()) > 0:
-            await anyio.sleep(rest_s)
+        self._leaves = anyio.current_time() + FIRST_S
+        while (rest_s := self._leaves - anyio.current_time()) > 0:
+            await anyio.sleep(min(rest_s, LEFT_S))
 
     async def cancel(self, number: int) -> None:
         """End a call, and return once what it started is gone."""
@@ -128,11 +130,13 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         device = self._devices.get(str(question.worker)) if isinstance(question.worker, str) else None
         try:
             given, answers = ENTRIES[question.entry]
-            await anyio.to_thread.run_sync(self._receive, question.libraries)
+            if question.libraries:  # else no thread: a sign of life waits for none
+                await anyio.to_thread.run_sync(self._receive, question.libraries)
             body = None if given is None else msgspec.msgpack.decode(question.body, type=given)
             paths = {artifact.path: self._here(artifact.path) for artifact in artifacts_of(body)}
             value = await self._answered(question, with_paths(body, paths))
-            libraries, digests = await anyio.to_thread.run_sync(self._send, artifacts_of(value))
+            built = artifacts_of(value)
+            libraries, digests = await anyio.to_thread.run_sync(self._send, built) if built else ((), {})
             encoded = b"" if answers is None else msgspec.msgpack.encode(with_paths(value, digests))
             return Answer(encoded, tuple(libraries), _state(device))
         except Exception as error:
@@ -182,16 +186,22 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     async def _take_part(self, worker: object, part: Part) -> Discovery:
         """Have the target and the devices of `part` alone."""
         self._machine.target_text, self._machine.device_names = part.target, part.devices
+        self._machine.service.reconsider()
         return await self._discover(worker, None)
 
     async def _plan(self, worker: object, plan: Plan) -> tuple[int, int]:
         machine = self._machine
         machine.use(plan.accelerators, plan.no_service)
-        self._compilers = machine.compile_workers(plan.candidates)
+        self._compilers = machine.compile_workers()
         self._devices = {device.info.id: device for device in machine.device_workers()}
         machine.on_change(self._wake)
         machine.on_warning(self._notice)
-        return len(self._compilers), len(self._devices)
+        resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
+        return max(1, len(self._compilers) - resting), len(self._devices)
+
+    async def _expect(self, worker: object, candidates: int) -> None:
+        """Know about how many candidates are compiled here, on which the compile service's use depends."""
+        self._machine.service.expect(candidates, len(self._compilers))
 
     async def _lower(self, worker: int, body: Any) -> Any:
         return await self._compilers[worker].lower(body)

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 
 from atune.cluster.messages import ExactGroup, Group, Proving, Ranking
-from atune.cluster.nodes import Node, NodeLost
-from atune.errors import MachineError
+from atune.cluster.nodes import Node, NodeLost, none_left
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.search.prior import OwnPrior
@@ -22,17 +21,21 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[Node, deque[int]] = {}
+        self._causes: list[str] = []
+        """Why nodes were lost."""
         self._changed = anyio.Event()
         self.homes: dict[int, tuple[Node, Candidate]] = {}
         """Candidates, by index, that only one node's artifact store has a library of."""
 
     def add(self, node: Node) -> None:
-        """Use the compile workers of a further node."""
-        self._free[node] = deque(range(node.compilers))
+        """Use the compile workers of a further node, unless it was lost meanwhile."""
+        if not node.lost:
+            self._free[node] = deque(range(node.compilers))
 
     def lose(self, node: Node) -> None:
         """Have nobody wait for a node."""
         self._free.pop(node, None)
+        self._causes.append(node.lost)
         self._wake()
 
     @asynccontextmanager
@@ -53,7 +56,7 @@ class Slots:
 
     def _next(self, wanted: Node | None) -> tuple[Node, int] | None:
         if not self._free:
-            raise MachineError("every node was lost. What was measured stays, and `atune resume JOURNAL` goes on")
+            raise none_left(self._causes)
         nodes = [wanted] if wanted in self._free else list(self._free)
         node = max(nodes, key=lambda one: len(self._free[one]))
         return (node, self._free[node].popleft()) if self._free[node] else None
@@ -127,8 +130,8 @@ class ClusterCompileWorker:
 
     async def _lowered_elsewhere(self, lowered: Lowered) -> Lowered | Artifact | Failure:
         """Lower a candidate again whose only library was on a node that was lost, or was removed there."""
+        _, candidate = self._slots.homes[lowered.index]
         while True:
-            _, candidate = self._slots.homes.pop(lowered.index)
             again = await self.lower(candidate)
             if isinstance(again, Failure) or again.blob:
                 return again

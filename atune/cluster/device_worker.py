@@ -9,7 +9,7 @@ import msgspec
 
 from atune.cluster.messages import Finalists, Measuring, Timed
 from atune.cluster.nodes import Node, NodeLost
-from atune.errors import WorkerError, WorkerLost
+from atune.errors import ServerLost, WorkerError
 from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.device import DeviceInfo
 from atune.model.measurement import FinalEntry, Measurement, Timing
@@ -60,11 +60,11 @@ class ClusterDeviceWorker:
         return outputs
 
     async def _ask(self, entry: str, body: Any) -> Any:
-        """Ask the device's process. Raises `WorkerLost` where its node is lost: the candidate has no part in that."""
+        """Ask the device's process. Raises `ServerLost` where its node is lost: the candidate has no part in that."""
         try:
             return await self.node.ask(entry, body, self._id)
         except NodeLost as error:
-            raise WorkerLost(str(error), outside=True) from error
+            raise ServerLost(str(error)) from error
 
 
 def named(node: Node, info: DeviceInfo) -> DeviceInfo:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from atune.cluster.compile_worker import ClusterCompileWorker, Slots
 from atune.cluster.device_worker import ClusterDeviceWorker, named
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.messages import Described, Known, Opening, Part, Plan
-from atune.cluster.nodes import Agent, Node, NodeLost, Shelf
+from atune.cluster.nodes import Agent, Node, NodeLost, Shelf, none_left
 from atune.engine.interfaces import CompileHints
-from atune.errors import MachineError
-from atune.local.discovery import accelerators_for, bare, check_discovery
+from atune.errors import TargetError
+from atune.local.discovery import bare, check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
 from atune.model.candidate import Candidate
@@ -66,7 +68,11 @@ class ClusterMachine:
         """Warnings from before anybody listened."""
         self._found: Discovery | None = None
         self._known: Known | None = None
+        self._whole = False
+        """Whether a node was asked for the whole space."""
+        self._describing = anyio.Lock()
         self._wake: Callable[[], None] = lambda: None
+        self._tasks: TaskGroup
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
@@ -77,6 +83,7 @@ class ClusterMachine:
                 self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
                 for why in left_out:
                     self._notice(why)
+                self._tasks = tasks
                 for node in self.nodes:
                     tasks.start_soon(node.watch, self._notice)
                 try:
@@ -86,12 +93,14 @@ class ClusterMachine:
             shutil.rmtree(run_dir, ignore_errors=True)
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
-        if self.spec is None or not self.spec.configs or self._known is None:
-            described: Described = await self._first(lambda node: node.ask("describe", whole))
-            self._known = described.known
-            if self.spec is None or not self.spec.configs:
-                self.spec = described.spec
-            self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+        async with self._describing:  # `discover` asks at the same time
+            listed = self.spec is not None and self.spec.configs
+            if self._known is None or (whole and not self._whole and not listed):
+                described: Described = await self._first(lambda node: node.ask("describe", whole))
+                self._known, self._whole = described.known, whole
+                self.spec = self.spec if self.spec is not None and listed else described.spec
+                self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+        assert self.spec is not None
         return self.spec
 
     async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
@@ -99,16 +108,23 @@ class ClusterMachine:
         return found
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices, and choose those of the run. Raises `TargetError`: see `devices.parts`."""
+        """Ask every node for its devices, and choose those of the run.
+
+        A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
+        """
         if self._known is None:
             await self.describe()
+        without: dict[str, TargetError] = {}
 
         async def ask(node: Node) -> None:
             await node.ask("adopt", self._known)
-            node.found = await node.ask("discover")
+            try:
+                node.found = await node.ask("discover")
+            except TargetError as error:
+                without[node.name] = error
 
         await self._everywhere(ask)
-        await self._share_out()
+        await self._share_out(without)
         found = [node.found for node in self._living]
         common = [name for name in found[0].accelerators if all(name in one.accelerators for one in found)]
         unused = {name: why for one in found for name, why in one.unused.items()}
@@ -117,24 +133,34 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.compile, self.benchmark)
-        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""), None)
+        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""))
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
-    async def _share_out(self) -> None:
-        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it."""
-        found = {node.name: node.found for node in self._living}
+    async def _share_out(self, without: Mapping[str, TargetError]) -> None:
+        """Tell each node which of its devices the run measures with. Leave out those that cannot compile for it.
+
+        `without`: why nodes do not have the target's devices. Raises the first one's error if none has any.
+        """
+        found = {node.name: node.found for node in self._living if node.name not in without}
+        if not found:
+            raise without[min(without)]
         target, shares = parts(found, self._model, self.benchmark.mixed_devices)
 
         async def share_out(node: Node) -> None:
-            ids = shares[node.name]
-            if node.found.target != target or tuple(device.id for device in node.found.devices) != ids:
-                node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
-                if not node.found.nvcc:
-                    self._leave_out(node, NO_NVCC)
+            ids = shares.get(node.name, ())
+            if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
+                return
+            node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
+            if not node.found.nvcc:
+                self._leave_out(node, NO_NVCC)
+            elif node.name in without:
+                self._notice(f"node {node.name} only compiles: {without[node.name]}")
 
         for node in self._living:
-            if node.name not in shares:
+            if node.name in without and target.kind != "cuda":
+                self._leave_out(node, str(without[node.name]))
+            elif node.name not in shares and node.name not in without:
                 self._leave_out(node, OTHER_CPU)
         await self._everywhere(share_out)
 
@@ -148,11 +174,18 @@ class ClusterMachine:
         self._slots.add(node)
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        asked, prove = self.compile.acceleration, self.compile.prove
-        return accelerators_for(candidates, self._compilers, asked, self._discovery, prove=prove)
+        """Return those that all nodes have, and the reason against each other one: nodes use them for any number."""
+        return self._discovery.accelerators, dict(self._discovery.unused)
 
     def compile_workers(self, candidates: int | None = None) -> list[ClusterCompileWorker]:
+        for node in self._living:
+            self._tasks.start_soon(self._expect, node, math.ceil((candidates or 0) * node.compilers / self._compilers))
         return [ClusterCompileWorker(f"compile-{number}", self._slots) for number in range(self._compilers)]
+
+    @staticmethod
+    async def _expect(node: Node, candidates: int) -> None:
+        with suppress(NodeLost):
+            await node.ask("expect", candidates)
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]
@@ -203,9 +236,8 @@ class ClusterMachine:
         """Go on without a node, and say so in one line."""
         self._slots.lose(node)
         left = len(self._living)
-        self._notice(
-            f"{node.lost}. {left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
-        )
+        rest = f"{left} of {len(self.nodes)} nodes are left; what it had under way is done again there"
+        self._notice(f"{node.lost}. {rest if left else 'No node is left'}")
         self._wake()
 
     async def _first(self, ask: Callable[[Node], Awaitable[T]]) -> T:
@@ -215,7 +247,7 @@ class ClusterMachine:
                 return await ask(living[0])
             except NodeLost:
                 continue
-        raise _none_left(self.nodes)
+        raise none_left(node.lost for node in self.nodes)
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
         """Ask all nodes at once; those that are lost meanwhile are left out. Raises the first node's mistake."""
@@ -235,9 +267,4 @@ class ClusterMachine:
         if errors:
             raise errors[min(errors)]
         if not self._living:
-            raise _none_left(self.nodes)
-
-
-def _none_left(nodes: Sequence[Node]) -> MachineError:
-    causes = "; ".join(node.lost for node in nodes)
-    return MachineError(f"every node was lost: {causes}. What was measured stays, and `atune resume JOURNAL` goes on")
+            raise none_left(node.lost for node in self.nodes)

@@ -72,11 +72,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the run decided once all nodes were known. `candidates`: how many this node will compile about."""
+    """What the run decided once all nodes were known."""
 
     accelerators: tuple[str, ...]
     no_service: str
-    candidates: int | None
 
 
 class Ranking(msgspec.Struct, frozen=True):
@@ -144,6 +143,7 @@ ENTRIES: Mapping[str, tuple[Any, Any]] = {
     "discover": (None, Discovery),
     "take_part": (Part, Discovery),
     "plan": (Plan, tuple[int, int]),
+    "expect": (int, None),
     "lower": (Candidate, Lowered | Failure),
     "elaborate": (list[Candidate], list[Elaborated | Failure]),
     "rank": (Ranking, dict[int, float]),

@@ -22,7 +22,7 @@ from atune.cluster.messages import (
     error_of,
     with_paths,
 )
-from atune.errors import AtuneError
+from atune.errors import AtuneError, MachineError
 from atune.model.artifact import Artifact
 from atune.processes.background import background
 from atune.processes.messages import Discovery
@@ -35,6 +35,13 @@ STALL_S = 30.0
 
 class NodeLost(AtuneError):
     """The node ended, or cannot be reached, before it answered. Its open calls must be repeated."""
+
+
+def none_left(causes: Iterable[str]) -> MachineError:
+    """Return the error of a run that has lost all its nodes: why, and how to go on."""
+    return MachineError(
+        f"every node was lost: {'; '.join(causes)}. What was measured stays, and `atune resume JOURNAL` goes on"
+    )
 
 
 class Agent(Protocol):
@@ -64,7 +71,9 @@ class Shelf:
         """Digests of libraries by their paths here."""
 
     async def put(self, libraries: tuple[Library, ...]) -> dict[str, str]:
-        """Keep `libraries`; return their paths by digest."""
+        """Keep `libraries`; return their paths by digest. Without libraries it needs no thread."""
+        if not libraries:
+            return {}
 
         def write() -> dict[str, str]:
             folder = made_folder(self.run_dir, "libraries")
@@ -105,6 +114,8 @@ class Node:
         self._states: dict[str, DeviceState] = {}
         self._heard = anyio.Event()
         """Set, and replaced, at each sign of life."""
+        self._calls: set[anyio.CancelScope] = set()
+        """Those under way."""
 
     async def ask(self, entry: str, body: Any = None, worker: int | str = "") -> Any:
         """Have the agent do something; return its answer. Raises `NodeLost`, and what was raised there."""
@@ -112,21 +123,36 @@ class Node:
             raise NodeLost(self.lost)
         digests, libraries = await self._shelf.get(artifacts_of(body), self._sent)
         question = Question(entry, msgspec.msgpack.encode(with_paths(body, digests)), worker, tuple(libraries))
-        try:
-            data = await self.agent.ask(msgspec.msgpack.encode(question))
-        except NodeLost as error:
-            self.lose(str(error))
-            raise NodeLost(self.lost) from error
-        reply: Reply = msgspec.msgpack.decode(data, type=Reply)
+        reply: Reply = msgspec.msgpack.decode(await self._answered(msgspec.msgpack.encode(question)), type=Reply)
         if reply.device is not None:
             self._states[str(worker)] = reply.device
         if not isinstance(reply, Answer):
-            raise error_of(reply)  # perhaps of writing the libraries: they are sent again
+            error = error_of(reply)  # perhaps of writing the libraries: they are sent again
+            if isinstance(error, MachineError):  # it lacks disk or memory, which other nodes may have
+                self.lose(str(error))
+                raise NodeLost(self.lost) from error
+            raise error
         self._sent |= {library.digest for library in libraries}
         paths = await self._shelf.put(reply.libraries)
         self._sent |= paths.keys()
         answers = ENTRIES[entry][1]
         return None if answers is None else with_paths(msgspec.msgpack.decode(reply.body, type=answers), paths)
+
+    async def _answered(self, question: bytes) -> bytes:
+        """Return the agent's reply. Raises `NodeLost`, and does not wait for the way to a node that is lost."""
+        cause: NodeLost | None = None
+        if not self.lost:
+            with anyio.CancelScope() as call:
+                self._calls.add(call)
+                try:
+                    return await self.agent.ask(question)
+                except NodeLost as error:
+                    cause = error
+                finally:
+                    self._calls.discard(call)
+        if cause is not None:
+            self.lose(str(cause))
+        raise NodeLost(self.lost) from cause
 
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on what the agent has to say, until the node is lost, also by keeping silent for `STALL_S`.
@@ -157,6 +183,8 @@ class Node:
             self.lost = f"node {self.name} was lost: {why}"
             self.agent.kill()
             self._on_loss(self)
+            for call in list(self._calls):
+                call.cancel()
 
     def leave_out(self, why: str) -> None:
         """Use the node no more, as the run has nothing for it to do."""

@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -27,6 +28,7 @@ import msgspec
 from atune.cluster.agent import facts_here
 from atune.cluster.messages import NodeFacts, Opening
 from atune.cluster.nodes import Agent, NodeLost
+from atune.cluster.ray_actor import Actor
 from atune.errors import MachineError, UsageError, message_of
 
 READY_S = 60.0
@@ -54,6 +56,9 @@ class RayAgent:
         self._ray, self.actor, self.name, self.local = ray, actor, name, local
         self.facts: NodeFacts
         self._numbers = itertools.count(1)
+        self.ready = False
+        """Whether it takes part."""
+        self._killing: threading.Thread | None = None
 
     async def ask(self, question: bytes) -> bytes:
         number = next(self._numbers)
@@ -91,60 +96,14 @@ class RayAgent:
             with suppress(Exception):  # it may be gone
                 self._ray.kill(self.actor, no_restart=True)
 
-        threading.Thread(target=kill, name=f"kill {self.name}", daemon=True).start()  # Ray may take seconds
+        if self._killing is None:  # Ray may take seconds
+            self._killing = threading.Thread(target=kill, name=f"kill {self.name}", daemon=True)
+            self._killing.start()
 
-
-class Actor:
-    """What runs on a node: an agent, entered in a task of its own. Its methods are Ray's to call."""
-
-    def __init__(self) -> None:
-        self._agent: Any = None
-        self._ended: Any = None
-
-    async def facts(self) -> bytes:
-        """Return the facts of this node."""
-        return msgspec.msgpack.encode(facts_here())
-
-    async def open(self, opening: bytes) -> None:
-        """Start the agent. Raises where its fork server cannot be started."""
-        import asyncio
-
-        from atune.cluster.agent import NodeAgent
-
-        opened: Any = asyncio.get_running_loop().create_future()
-        self._leave = asyncio.Event()
-
-        async def serve() -> None:
-            try:
-                async with NodeAgent(opening) as self._agent:
-                    opened.set_result(None)
-                    ends = [asyncio.ensure_future(end) for end in (self._leave.wait(), self._agent.left())]
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                    for end in ends:
-                        end.cancel()
-            except BaseException as error:
-                if not opened.done():
-                    opened.set_exception(error)
-                raise
-            if not self._leave.is_set():
-                os._exit(1)  # nobody is there who would end it
-
-        self._ended = asyncio.create_task(serve())
-        await opened
-
-    async def call(self, number: int, question: bytes) -> bytes:
-        """Have the agent answer a question."""
-        answer: bytes = await self._agent.call(number, question)
-        return answer
-
-    async def cancel(self, number: int) -> None:
-        """End a call."""
-        await self._agent.cancel(number)
-
-    async def close(self) -> None:
-        """End the agent in order."""
-        self._leave.set()
-        await self._ended
+    def wait_killed(self, within_s: float) -> None:
+        """Wait until Ray was told of `kill`. Blocks for `within_s` at most."""
+        if self._killing is not None:
+            self._killing.join(within_s)
 
 
 @asynccontextmanager
@@ -159,14 +118,14 @@ async def ray_agents(
     """
     ray = _ray(address)
     joined = await anyio.to_thread.run_sync(_join, ray, address)
-    agents: list[RayAgent] = []
+    started: list[RayAgent] = []
     left_out: list[str] = []
     try:
         nodes = await _settled(ray, opening, resource)
         async with anyio.create_task_group() as tasks:
             for node in nodes:
-                tasks.start_soon(_start, ray, node, opening, resource, agents, left_out)
-        agents.sort(key=lambda agent: (not agent.local, agent.name))
+                tasks.start_soon(_start, ray, node, opening, resource, started, left_out)
+        agents = sorted((agent for agent in started if agent.ready), key=lambda agent: (not agent.local, agent.name))
         if not agents:
             raise MachineError(f"no node of the Ray cluster can take part: {'; '.join(left_out) or 'it has none'}")
         yield list(agents), left_out
@@ -174,11 +133,19 @@ async def ray_agents(
             for agent in agents:
                 tasks.start_soon(_close, agent)
     finally:
-        for agent in agents:
+        for agent in started:
             agent.kill()
         if joined:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(ray.shutdown)
+                await anyio.to_thread.run_sync(_leave, ray, started)
+
+
+def _leave(ray: Any, agents: Sequence[RayAgent]) -> None:
+    """Leave the cluster, once Ray was told to kill `agents`: a later `ray.kill` would join or start a cluster again."""
+    until = time.monotonic() + CANCEL_S
+    for agent in agents:
+        agent.wait_killed(max(0.0, until - time.monotonic()))
+    ray.shutdown()
 
 
 def connect_ray(address: str, resource: str = "") -> Callable[[Opening], Any]:
@@ -193,9 +160,9 @@ async def _close(agent: RayAgent) -> None:
 
 
 async def _start(
-    ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, agents: list[RayAgent], left_out: list[str]
+    ray: Any, node: Mapping[str, Any], opening: Opening, resource: str, started: list[RayAgent], left_out: list[str]
 ) -> None:
-    """Start the agent of one node and add it to `agents`, or why it cannot take part to `left_out`."""
+    """Start the agent of one node, and add it to `started`. Add to `left_out` why it is not `ready`."""
     name, claim = _name(node), _claim(node, resource, opening.compile.workers)
     if claim["num_cpus"] < 1:
         left_out.append(f"node {name} is left out: other programs hold all its cores, or Ray was given none")
@@ -205,6 +172,7 @@ async def _start(
         **claim, max_restarts=0, max_task_retries=0, max_concurrency=100_000, scheduling_strategy=strategy
     )
     agent = RayAgent(ray, remote.remote(), name, node["NodeManagerAddress"] == ray.util.get_node_ip_address())
+    started.append(agent)
     try:
         with anyio.fail_after(READY_S):
             facts = await agent.answered(agent.actor.facts.remote())
@@ -221,7 +189,7 @@ async def _start(
     except NodeLost as error:
         left_out.append(f"node {name} is left out: {error}")
     else:
-        agents.append(agent)
+        agent.ready = True
         return
     agent.kill()
 

@@ -44,6 +44,8 @@ class Measuring:
         """The number of devices that are neither given up nor excluded."""
         self._again: deque[Artifact] = deque()
         """Artifacts to measure again: their device was lost, or was excluded after it measured them."""
+        self._waiting: set[anyio.CancelScope] = set()
+        """Devices that wait for the stream's next artifact."""
         self._repeated: set[int] = set()
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
@@ -94,13 +96,24 @@ class Measuring:
             if self._again:
                 return self._again.popleft()
             try:
-                return await artifacts.receive()
+                with anyio.CancelScope() as waiting:
+                    self._waiting.add(waiting)
+                    try:
+                        return await artifacts.receive()
+                    finally:
+                        self._waiting.discard(waiting)
             except anyio.EndOfStream:
                 if self.run.measuring:  # that device may be lost, and its candidate put back
                     await self.run.changed()
                 elif not self._leave_out():
                     return None
         return None
+
+    def _put_back(self, *artifacts: Artifact) -> None:
+        """Have other devices measure `artifacts`, at once: the stream's next may not come before their outcomes."""
+        self._again.extend(artifacts)
+        for waiting in list(self._waiting):
+            waiting.cancel()
 
     async def _prepared(self, worker: DeviceWorker) -> bool:
         """Make the inputs and time the reference as soon as a candidate is lowered, while the first ones are compiled.
@@ -147,7 +160,7 @@ class Measuring:
             del self._speeds[name]
             self._fastest.pop(name, None)
             again = [self.run.artifacts.pop(index) for index in measured if index in self.run.artifacts]
-            self._again.extend(again)
+            self._put_back(*again)
             if len(again) < len(measured):  # their libraries were built by an earlier part of the run, and are gone
                 message = f"{len(measured) - len(again)} candidates that device {name} measured in an earlier part"
                 self.emit(Warned, message=f"{message} are measured again when the run is resumed once more")
@@ -162,15 +175,16 @@ class Measuring:
             if not worker.alive:
                 emit(DeviceLost, worker=worker.name, device=worker.name, reason=BETWEEN)
                 if not await self.start(worker):
-                    self._again.append(artifact)
+                    self._put_back(artifact)
                     return False
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             try:
                 answer = await worker.measure(artifact, min(self._fastest.values(), default=None))
+            except ServerLost as error:
+                answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
+                self._repeated.discard(index)  # an earlier repetition had another reason
             except WorkerLost as error:  # lost while it made the inputs
                 answer = Failure(index, "worker_lost", str(error), error.detail, "its inputs were being made")
-                if isinstance(error, ServerLost):
-                    self._repeated.discard(index)  # an earlier repetition had another reason
             if worker.name in self._excluded and isinstance(answer, Measurement):
                 doubt = f"device {worker.name} was left out meanwhile"
             else:
@@ -187,7 +201,7 @@ class Measuring:
             if worker.name not in self._excluded and await self.start(worker):
                 self._repeated.add(index)
                 continue
-            self._again.append(artifact)
+            self._put_back(artifact)
             return False
 
     def _doubt(self, worker: DeviceWorker, answer: Measurement | Failure) -> str:

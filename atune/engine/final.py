@@ -95,9 +95,14 @@ class FinalStage:
         worker = next((worker for worker in usable if worker.alive), usable[0])
         ready = worker.alive or await self.measuring.restarted(worker, BETWEEN)
         if not ready or not await self._build_exact(worker, contenders):
-            self.emit(Warned, message=NO_FINAL)
-            return False
+            return self._on_another(NO_FINAL)
         return await self._time(worker, chosen, contenders)
+
+    def _on_another(self, without: str) -> bool:
+        """Return whether a device is left for a final whose device was given up. Warns `without` one."""
+        if not (left := bool(self.measuring.usable())):
+            self.emit(Warned, message=without)
+        return left
 
     def _chosen(self, leaders: Sequence[int]) -> list[int]:
         """Return the leaders, the slowest, and the default if it was measured."""
@@ -121,7 +126,10 @@ class FinalStage:
             await self._build_exact(workers[0], [winner])
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
-        """Time and record the final; repeat it if its device is lost. Returns whether finalists failed."""
+        """Time and record the final; repeat it once if its device is lost.
+
+        Returns whether a further final must be held: finalists failed, or the device was given up and others are left.
+        """
         for attempt in range(2):
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
@@ -130,9 +138,12 @@ class FinalStage:
                 await self._drop(worker, failed.failures)
                 return True
             except WorkerError as error:
-                if attempt or not await self.measuring.restarted(worker, str(error)):
-                    self.emit(Warned, message=f"no final: {error}; the order is that of the first timings")
+                without = f"no final: {error}; the order is that of the first timings"
+                if attempt:
+                    self.emit(Warned, message=without)
                     return False
+                if not await self.measuring.restarted(worker, str(error)):
+                    return self._on_another(without)
             else:
                 where = {"worker": worker.name, "device": worker.name}
                 self.emit(FinalOrdered, **where, entries=tuple(entries), reference=reference, ties=ties)
@@ -190,9 +201,11 @@ class FinalStage:
             if isinstance(one, Artifact) and isinstance(answer, Failure) and answer.doubt:
                 self.emit(BenchmarkRepeated, worker=worker.name, index=index, device=worker.name, reason=answer.doubt)
                 if not await self.measuring.restarted(worker, f"{answer.kind}: {answer.message}"):
+                    self._tried.discard(index)
                     return False
                 answer = await self._measured(worker, one)
             if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
+                self._tried.discard(index)
                 return False
             if isinstance(one, Artifact) and isinstance(answer, Measurement):
                 artifacts[index] = one

@@ -106,13 +106,18 @@ class Proposing:
         while count < self._plan.proposable and not run.stopping:
             await asking.turn()
             new = None if run.stopping else await proposals.next()
-            while new is not None and run.recorder.state.entry(new.index).beside:
+            while new is not None and self._was_proposed(new.index):
                 new = await proposals.next()
             if new is None:
                 break
             await self._propose(new, propose)
             await self._propose_beside(new.index, propose)
             count += 1
+
+    def _was_proposed(self, index: int) -> bool:
+        """Tell whether a candidate was proposed beside another, or failed in the survey. Strategies do not know."""
+        entry = self._run.recorder.state.entry(index)
+        return entry.beside or entry.surveyed
 
     async def _propose(
         self, new: Candidate, propose: MemoryObjectSendStream[Candidate], *, beside: bool = False

@@ -105,6 +105,11 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """Set the number of candidates, None if unknown, and of compile workers."""
         self._candidates, self._workers = candidates or 0, workers
 
+    def reconsider(self) -> None:
+        """Decide anew: the run's target is another one than was thought."""
+        if self._process is None:
+            self._move(states.Idle())
+
     def decline(self, reason: str) -> None:
         """Do without the service in this run. `reason` is empty if it needs no explanation."""
         self._move(states.Unused(f"nvcc, because {reason}" if reason else ""))

@@ -152,6 +152,7 @@ class LocalMachine:
         """Take the workload as another machine's first worker loaded it; a worker that loads other work is refused."""
         self.workload, self._sent = workload, await self._put_aside(workload)
         self.workers.keep(fingerprint, workload.modules)
+        self._space.adopt(self._sent)
 
     async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
         return await self._space.look_up(places)

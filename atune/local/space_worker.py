@@ -52,6 +52,10 @@ class SpaceWorker:
             await self._end()
         return spec, modules
 
+    def adopt(self, ref: WorkloadRef) -> None:
+        """Take the workload as another machine described it. It is loaded at the first look."""
+        self._ref = ref
+
     async def look_up(self, places: Sequence[int]) -> list[Candidate | None]:
         """Return the candidates at the first of `places`, at least one. None marks a refused one.
 

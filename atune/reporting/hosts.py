@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from atune.journal.events import BenchmarkFailed, CandidateMeasured, DeviceLost, DeviceReady, Event, RunStarted
+from atune.journal.events import (
+    BenchmarkFailed,
+    CandidateMeasured,
+    DeviceLost,
+    DeviceReady,
+    Event,
+    RunResumed,
+    RunStarted,
+)
 from atune.model.device import DeviceInfo
 
 NAMED = 4
@@ -30,6 +38,8 @@ class Hosts:
             case RunStarted():
                 for device in event.devices:
                     self._living.setdefault(host_of(device), set()).add(device)
+            case RunResumed():
+                self._living.clear()  # this part may be on other hosts
             case DeviceReady():
                 self._living.setdefault(host_of(event.device.id), set()).add(event.device.id)
             case DeviceLost(final=True):

@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cluster_agents import Loopback
 
 from atune.api.tuner import tune
+from atune.cluster.agent import NodeAgent
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.machine import ClusterMachine
+from atune.cluster.messages import Part
+from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.journal.events import Event, Warned
+from atune.local.machine import LocalMachine
+from atune.local.service_state import Idle, Unused
 from atune.model.device import DeviceInfo, Target
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
@@ -21,6 +27,7 @@ from atune.workload.workload import parse_file_ref
 SCALED = f"{Path(__file__).parents[1] / 'contract_kernels.py'}:SCALED"
 QUICK = BenchmarkSettings(n_warmup=1, n_repeat=3, n_final=2)
 SM_90, SM_80, CPU = Target("cuda", "sm_90a"), Target("cuda", "sm_80"), Target("c")
+COMPILES = Discovery(SM_90, ())
 
 
 @pytest.fixture
@@ -77,6 +84,33 @@ def machine(connect: Any, model: str = "", **compile: Any) -> ClusterMachine:
     return ClusterMachine(connect, reference, target="c", compile=settings, benchmark=QUICK, model=model)
 
 
+async def found_by(
+    connect: Loopback, monkeypatch: pytest.MonkeyPatch, *answers: Discovery | TargetError, then: Discovery = COMPILES
+) -> Any:
+    """Discover the devices of nodes that give these `answers`, and `then` that. Return their names, and the machine."""
+
+    async def take_part(self: Any, worker: object, part: Any) -> Discovery:
+        assert part.target == "sm_90a" and part.devices == ()
+        return then
+
+    async def discover(self: Any, worker: object, body: None) -> Discovery:
+        answer = answers[[one.agent for one in connect.agents].index(self)]
+        if isinstance(answer, TargetError):
+            raise answer
+        return answer
+
+    async def plan(self: Any, node: Any, plan: Any) -> None:
+        pass
+
+    monkeypatch.setattr(ClusterMachine, "_plan", plan)
+    monkeypatch.setattr("cluster_agents.Posing._take_part", take_part, raising=False)
+    monkeypatch.setattr("cluster_agents.Posing._discover", discover)
+    nodes = machine(connect)
+    async with nodes.open():
+        _, devices = await nodes.discover()
+    return [device.id for device in devices], nodes
+
+
 @pytest.mark.anyio
 async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
     events: list[Event] = []
@@ -90,26 +124,86 @@ async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
 
 @pytest.mark.anyio
 async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = Loopback(2)
+    devices, nodes = await found_by(
+        Loopback(2), monkeypatch, node(SM_90, "H200"), node(CPU, "EPYC"), then=Discovery(SM_90, (), nvcc=False)
+    )
+    assert devices == ["node-0/0"]
+    assert nodes._early == [f"node node-1 is left out: {NO_NVCC}"]
 
-    async def take_part(self: Any, worker: object, part: Any) -> Discovery:
-        assert part.target == "sm_90a" and part.devices == ()
-        return Discovery(SM_90, (), nvcc=False)
+
+@pytest.mark.anyio
+async def test_a_node_without_the_devices_that_were_asked_for_only_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --target cuda a head without GPUs is as useful as with the target that it would find itself."""
+    none = TargetError("target cuda: no CUDA GPU is there")
+    devices, nodes = await found_by(Loopback(2), monkeypatch, none, node(SM_90, "H200"))
+    assert devices == ["node-1/0"] and len(nodes.nodes) == 2
+    assert nodes._early == ["node node-0 only compiles: target cuda: no CUDA GPU is there"]
+
+
+@pytest.mark.anyio
+async def test_a_node_that_can_do_nothing_for_the_target_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, nodes = await found_by(Loopback(2), monkeypatch, TargetError("g++ is missing"), node(CPU, "EPYC"))
+    assert devices == ["node-1/0"] and nodes._early == ["node node-0 is left out: g++ is missing"]
+
+
+@pytest.mark.anyio
+async def test_without_the_devices_on_any_node_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="no CUDA GPU is there"):
+        await found_by(Loopback(2), monkeypatch, *[TargetError("target cuda: no CUDA GPU is there")] * 2)
+
+
+@pytest.mark.anyio
+async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
+    """Nodes have theirs before the run knows how many candidates there are: few ones change nothing."""
+    connect = Loopback(1)
 
     async def discover(self: Any, worker: object, body: None) -> Discovery:
-        return node(SM_90, "H200") if self is connect.agents[0].agent else node(CPU, "EPYC")
+        found = await NodeAgent._discover(self, worker, body)
+        return msgspec.structs.replace(found, accelerators=("haste@2",), unused={"cicc": "it has no nvcc"})
 
-    async def plan(self: Any, node: Any, plan: Any) -> None:
-        pass
+    nodes = machine(connect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cluster_agents.Posing._discover", discover)
+        async with nodes.open():
+            await nodes.discover()
+            assert connect.agents[0].agent._machine._accelerators == ("haste",)
+            assert nodes.accelerators(1) == (("haste@2",), {"cicc": "it has no nvcc"})
 
-    monkeypatch.setattr(ClusterMachine, "_plan", plan)
-    monkeypatch.setattr("cluster_agents.Posing._take_part", take_part, raising=False)
-    monkeypatch.setattr("cluster_agents.Posing._discover", discover)
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("workers", "resting", "used"), [(3, 1, 2), (3, 0, 3), (1, 1, 1)])
+async def test_a_node_keeps_a_core_free_for_each_gpu_that_measures(
+    workers: int, resting: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine the scheduler does, while a candidate is measured. It knows nothing of nodes' cores."""
+    monkeypatch.setattr(LocalMachine, "hints", lambda self, measuring: CompileHints(resting=resting * measuring))
+    nodes = machine(Loopback(1), workers=workers)
+    async with nodes.open():
+        await nodes.discover()
+        assert len(nodes.compile_workers(8)) == used
+
+
+@pytest.mark.anyio
+async def test_a_node_whose_target_changes_decides_anew_about_its_compile_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone it would tune for its CPU, where there is nothing to decide."""
+    gpu = Discovery(SM_90, (), accelerators=("cicc@1",))
+    connect = Loopback(1)
     nodes = machine(connect)
     async with nodes.open():
-        target, devices = await nodes.discover()
-    assert (target, [device.id for device in devices]) == (SM_90, ["node-0/0"])
-    assert nodes._early == [f"node node-1 is left out: {NO_NVCC}"]
+        own = connect.agents[0].agent
+        await own._discover("", None)
+        assert isinstance(own._machine.service.state, Unused)
+
+        async def ask_once(role: str, entry: str, payload: bytes) -> bytes:
+            return msgspec.msgpack.encode(gpu)
+
+        monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
+        own._machine.server.facts.clear()
+        found = await own._take_part("", Part("sm_90a", ()))
+        assert found.target == SM_90 and isinstance(own._machine.service.state, Idle)
+        own._machine.server.facts.clear()
 
 
 @pytest.mark.anyio

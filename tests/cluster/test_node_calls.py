@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import pytest
 
 from atune.cluster import nodes
 from atune.cluster.agent import NodeAgent, facts_here
+from atune.cluster.compile_worker import ClusterCompileWorker, Slots
+from atune.cluster.device_worker import ClusterDeviceWorker
 from atune.cluster.messages import Answer, Library, Opening, Question, Reply, raised
-from atune.cluster.nodes import Node, Shelf
-from atune.errors import WorkerError
+from atune.cluster.nodes import Node, NodeLost, Shelf
+from atune.errors import MachineError, ServerLost, WorkerError
 from atune.model.artifact import Artifact, Lowered, StaticFacts
+from atune.model.candidate import Candidate
+from atune.model.device import DeviceInfo
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -163,3 +169,78 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
         before = list(order)
         may_end.set()
     assert before == ["begins"] and order == ["begins", "has ended", "begins"]
+
+
+async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads may all wait for a slow disk, on the node or here. No node is lost by that."""
+    monkeypatch.setattr("atune.cluster.agent.NOTICE_S", 0.0)
+    settings = CompileSettings(), BenchmarkSettings()
+    opening = Opening(FileRef("/nowhere.py", "NONE"), "c", ("cpu",), *settings, cores=1)
+    agent = NodeAgent(msgspec.msgpack.encode(opening))
+
+    async def answer(question: Question) -> Reply:
+        reply: Reply = msgspec.msgpack.decode(await agent.call(1, msgspec.msgpack.encode(question)), type=Reply)
+        return reply
+
+    node, freed = Node(Scripted(answer), Shelf(), lambda node: None), threading.Event()
+    threads = anyio.to_thread.current_default_thread_limiter()
+    monkeypatch.setattr(threads, "total_tokens", 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, freed.wait)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(5):
+                assert await node.ask("notices") == []
+        finally:
+            freed.set()
+
+
+async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
+    async def answer(question: Question) -> Reply:
+        return raised(MachineError("the disk is full"))
+
+    slots = Slots()
+    node = Node(Scripted(answer), Shelf(), slots.lose)
+    node.compilers = 1
+    slots.add(node)
+    with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
+        await ClusterCompileWorker("compile-0", slots).lower(Candidate(0, "0", {}))
+    with pytest.raises(NodeLost, match="the disk is full"):
+        await node.ask("notices")
+
+
+async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() -> None:
+    """What they asked for is done elsewhere then. The way to the node may hang for much longer."""
+    node, ends = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None), list[str]()
+
+    async def ask() -> None:
+        with pytest.raises(NodeLost) as lost:
+            await node.ask("notices")
+        ends.append(str(lost.value))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            node.lose("it is silent")
+    assert ends == ["node node-0 was lost: it is silent"] * 2
+
+
+async def test_a_node_that_is_lost_while_it_joins_gets_no_work() -> None:
+    node, slots = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None), Slots()
+    node.compilers = 1
+    node.lose("gone")
+    slots.add(node)
+    with pytest.raises(MachineError, match="every node was lost"):
+        await ClusterCompileWorker("compile-0", slots).lower(Candidate(0, "0", {}))
+
+
+async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
+    """Nor is it the second time that the candidate's own process is lost, which would count against it."""
+    node = Node(Scripted(lambda question: anyio.sleep_forever()), Shelf(), lambda node: None)
+    node.lose("gone")
+    worker = ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC"))
+    artifact = Artifact(index=0, path="", symbol="main", params=(), target="c")
+    with pytest.raises(ServerLost, match="node node-0 was lost: gone"):
+        await worker.measure(artifact)

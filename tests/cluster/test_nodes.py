@@ -78,6 +78,10 @@ async def test_two_nodes_share_a_run_and_its_journal_is_continued(tmp_path: Path
     assert result.measured == 3 and result.best_config is not None
     assert {event.device.id for event in read(tmp_path / "j") if hasattr(event, "start_s")} >= {"node-0/cpu"}
     asked = {agent.name: set(agent.asked) for agent in connect.agents}
+    assert connect.agents[0].asked.count("describe") == 1  # which loads the user's file
+    for agent in connect.agents:  # before its first candidate is lowered, which decides about the compile service
+        assert agent.asked.index("expect") < agent.asked.index("lower")
+        assert agent.agent._machine.service._candidates == 2
     assert "adopt" in asked["node-0"] & asked["node-1"] and "build" in asked["node-0"] | asked["node-1"]
     whole = await resume(tmp_path / "j", machine=machine(Loopback(1)), budget=5)
     assert whole.measured == 5
@@ -182,12 +186,17 @@ class Store:
         self.name, self.kept, self.library = name, kept, library
         self.killed = False
         self.asked: list[str] = []
+        self.failing = 0
+        """How many groups fail to compile."""
 
     async def ask(self, question: bytes) -> bytes:
         entry = msgspec.msgpack.decode(question, type=Question).entry
         self.asked.append(entry)
         if self.killed:
             raise nodes.NodeLost("gone")
+        if entry == "build" and self.failing:
+            self.failing -= 1
+            return msgspec.msgpack.encode(raised(GroupFailed("another member does not compile", "")))
         lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"" if self.kept else b"blob")
         artifact = Artifact(0, self.library.digest, "main", (), "c")
         answers: dict[str, Any] = {"lower": lowered, "find": artifact if self.kept else None, "build": [artifact]}
@@ -217,6 +226,11 @@ async def test_a_library_that_only_a_lost_node_had_is_built_elsewhere(tmp_path: 
     members[0].lose("its disk broke")
     [built] = await worker.build([lowered])
     assert isinstance(built, Artifact) and other.asked == ["find", "lower", "build"]
+    other.failing = 1
+    with pytest.raises(GroupFailed):
+        await worker.build([lowered])
+    [built] = await worker.build([lowered])  # what the engine does with each half of the group
+    assert isinstance(built, Artifact)
 
 
 @pytest.mark.parametrize(

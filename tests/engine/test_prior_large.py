@@ -170,6 +170,25 @@ async def test_keep_leaves_the_best_of_a_sample_of_a_large_space(tmp_path: Path,
     assert len(set(proposed(read(journal)))) == 9 and max(far_of(journal)) <= 1
 
 
+@pytest.mark.parametrize("strategy", ["prior", "local", "evolution"])
+async def test_what_failed_in_the_survey_of_a_large_space_is_not_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Its place is one of the space's, to which strategies come back; also when the run is resumed."""
+    monkeypatch.setattr("atune.engine.pool.POOL", 64)
+    monkeypatch.setattr("atune.engine.survey.MOST", 70)
+    await tune(machine=large(), budget=1, strategy="prior", journal=tmp_path / "first")
+    [surveyed] = kept(tmp_path / "first", SpaceSurveyed)
+    broken: Any = dict.fromkeys(surveyed.indices[:20], ("elaborate", "lower"))
+    journal = tmp_path / "j"
+    result = await tune(machine=large(fails=broken), budget=120, strategy=strategy, journal=journal)
+    whole = proposed(read(journal))
+    assert not broken.keys() & set(whole) and result.measured == len(set(whole)) == 120
+    cut_before(journal, 110)
+    await resume(journal, machine=large(fails=broken))
+    assert proposed(read(journal)) == whole
+
+
 @pytest.mark.parametrize(
     ("options", "refused", "said"),
     [

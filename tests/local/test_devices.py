@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.lowlevel
 import pytest
 from fake_runs import finish, valley
@@ -17,7 +18,7 @@ from fake_runs import finish, valley
 from atune.api.tuner import tune
 from atune.engine.plausible import implausible
 from atune.engine.ranking import final_order, speed_outliers, unsettled
-from atune.errors import DevicesLost, NoWinner
+from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
 from atune.journal import writer as journals
 from atune.journal.events import (
     ArtifactBuilt,
@@ -291,6 +292,61 @@ async def test_the_default_wins_among_equals_and_the_final_tells_the_ties() -> N
         assert sorted([default, *(run.result.ties or ())]) == [0, 1, 2, 3]
     run = await finish(FakeMachine(5, Script(latency_ms=valley(2))))
     assert run.result.ties == () and run.of(FinalOrdered)[0].ties == ()
+
+
+class OneByOne:
+    """A strategy that waits for each outcome."""
+
+    name, most_outstanding = "one by one", 1
+
+    def __init__(self, total: int) -> None:
+        self._left = list(range(total))
+
+    def ask(self) -> int | None:
+        return self._left.pop() if self._left else None
+
+    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
+        pass
+
+
+def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
+    """Lose the first device that is asked for `stage`, for good. Returns the list that will name it."""
+    lost: list[str] = []
+    original, start = getattr(FakeDeviceWorker, stage), FakeDeviceWorker.start
+
+    async def once(self: FakeDeviceWorker, *given: Any) -> Any:
+        if lost:
+            return await original(self, *given)
+        lost.append(self.name)
+        self.alive = False
+        raise ServerLost("its host is gone")
+
+    async def started(self: FakeDeviceWorker) -> DeviceInfo:
+        if self.name in lost:
+            raise WorkerError("its host is gone")
+        return await start(self)
+
+    monkeypatch.setattr(FakeDeviceWorker, stage, once)
+    monkeypatch.setattr(FakeDeviceWorker, "start", started)
+    return lost
+
+
+@pytest.mark.parametrize("stage", ["prepare", "measure"])
+async def test_what_a_lost_device_left_is_measured_before_anything_new(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The strategy proposes nothing before it knows the outcome, and the other device waits for a proposal."""
+    lost = losing(monkeypatch, stage)
+    with anyio.fail_after(20):
+        run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2), strategy=OneByOne(6))
+    assert lost and run.result.measured == 6 and run.result.best_index == 2
+
+
+async def test_a_final_whose_device_is_given_up_is_held_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = losing(monkeypatch, "final")
+    run = await finish(FakeMachine(6, Script(latency_ms=valley(2), shared=True), devices=2))
+    [lost], [ordered] = gone, run.of(FinalOrdered)
+    assert ordered.device != lost and run.result.best_index == 2 and not run.of(Warned)
 
 
 async def test_a_final_whose_device_is_lost_is_held_again() -> None:

@@ -1,0 +1,95 @@
+"""How agents are started and ended on the nodes of a Ray cluster, over a stand-in for Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+from fake_ray import FakeRay, Idle, in_place
+
+from atune.cluster import agent, ray_actor, ray_cluster
+from atune.cluster.messages import Opening
+from atune.cluster.ray_cluster import ray_agents
+from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.workload.workload import FileRef
+
+pytestmark = pytest.mark.anyio
+OPENING = Opening(FileRef("/nowhere.py", "NONE"), "c", (), CompileSettings(), BenchmarkSettings(), cores=0)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_agents_wait_for_a_node_that_starts_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine asks nobody before it has given up the last node that does not start."""
+    monkeypatch.setattr(ray_cluster, "READY_S", 0.5)
+    monkeypatch.setattr(agent, "LEFT_S", 0.1)
+    ray = in_place(FakeRay(("a", "b"), busy=("b",)), monkeypatch)
+    async with ray_agents(OPENING, address="auto") as (agents, left_out):
+        assert [one.name for one in agents] == ["a"] and "did not start within 0.5 s" in left_out[0]
+        assert "exit 1" not in ray.said
+    assert agent.FIRST_S > 60.0 + ray_cluster.SETTLE_S
+
+
+async def test_a_node_is_killed_whose_start_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = in_place(FakeRay(("a", "b"), busy=("b",)), monkeypatch)
+    with anyio.move_on_after(0.3) as scope:
+        async with ray_agents(OPENING, address="auto"):
+            raise AssertionError
+    assert scope.cancelled_caught
+    assert {"killed a", "killed b"} < set(ray.said)
+
+
+async def test_ray_is_left_only_after_all_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill after that would have Ray join, or start, a cluster of its own accord."""
+    ray = in_place(FakeRay(("a", "b"), kill_s=0.3), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        async with ray_agents(OPENING, address="auto"):
+            raise ZeroDivisionError
+    assert sorted(ray.said[-3:-1]) == ["killed a", "killed b"] and ray.said[-1] == "shutdown"
+
+
+async def test_an_agent_that_fails_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node is lost then; otherwise it would answer for its dead workers, at the candidates' cost."""
+
+    class Failing(Idle):
+        @asynccontextmanager
+        async def __asynccontextmanager__(self) -> AsyncGenerator[Any, None]:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._fail)
+                yield self
+
+        async def _fail(self) -> None:
+            await anyio.sleep(0.1)
+            raise OSError("the disk is gone")
+
+    ray = in_place(FakeRay(()), monkeypatch)
+    monkeypatch.setattr(ray_actor, "NodeAgent", Failing)
+    actor = ray_actor.Actor()
+    await actor.open(msgspec.msgpack.encode(OPENING))
+    assert ray.said == []
+    await anyio.sleep(0.3)
+    assert ray.said == ["exit 1"]
+
+
+async def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Idle):
+        @asynccontextmanager
+        async def __asynccontextmanager__(self) -> AsyncGenerator[Any, None]:
+            await anyio.lowlevel.checkpoint()
+            raise OSError("no fork server")
+            yield self
+
+    ray = in_place(FakeRay(()), monkeypatch)
+    monkeypatch.setattr(ray_actor, "NodeAgent", Broken)
+    with pytest.raises(OSError, match="no fork server"):
+        await ray_actor.Actor().open(msgspec.msgpack.encode(OPENING))
+    await anyio.lowlevel.checkpoint()
+    assert ray.said == []
