@@ -188,7 +188,8 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         if arguments.table or arguments.json:
             show_kept(ended.result, arguments)
         return NO_WINNER
-    known = TuneResult(state, journal if os.path.exists(journal) else None)
+    began = state.header is not None  # before that there is no result, and an existing journal is another run's
+    known = TuneResult(state, journal if os.path.exists(journal) else None) if began else None
     return report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
 
 

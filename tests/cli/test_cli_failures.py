@@ -94,8 +94,10 @@ def test_a_file_that_cannot_be_loaded_is_shown_with_its_line(
     first, second, *rest = err.splitlines()
     assert first.startswith(f"atune: error: {file} cannot be loaded: ") and f'File "{file}", line {line}' in second
     assert rest == [f"    {text}" for text in below if text]
-    where = json.loads(out.splitlines()[-1])["error"]["where"]
+    told = json.loads(out.splitlines()[-1])
+    where = told.pop("error")["where"]
     assert [where["line"], where["source"], where["caret"]] == [line, *below]
+    assert told == {}, "no run had begun, so there is no result to count"
 
 
 @pytest.mark.parametrize("command", [["show", "none.jsonl"], ["tune", "none.py"], ["tune", "f.py", "--no-such-option"]])
