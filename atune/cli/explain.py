@@ -94,7 +94,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):
-        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs)
+        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
     found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
     if arguments.svg is not None:
         _draw(found[0], arguments)
@@ -141,16 +141,28 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text, choices
 
 
-def _failed(failures: list[Any], configs: list[Config]) -> int:
+def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
+    """Tell which configurations do not compile, and why, and return the exit status."""
     from atune.cli.mistakes import NO_WINNER
-    from atune.cli.printing import complain, mutter
+    from atune.cli.printing import complain, mutter, say
     from atune.journal.printing import describe_config, printable
 
     for failure in failures:
-        asked = describe_config(configs[failure.index]) or "the kernel's defaults"
+        asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
         complain(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
         mutter("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+    if arguments.json:
+        say(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
     return NO_WINNER
+
+
+def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
+    import msgspec
+
+    from atune.system.places import place_in
+
+    where = msgspec.to_builtins(place_in(failure.detail))
+    return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}
 
 
 def _draw(found: Explained, arguments: argparse.Namespace) -> None:
