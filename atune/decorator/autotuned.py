@@ -19,6 +19,7 @@ from atune.api.libraries import with_library, with_library_async
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
+from atune.decorator.checks import check_on_miss
 from atune.decorator.launch import direct, giver, launcher
 from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, SpaceError, UsageError
@@ -153,6 +154,8 @@ class Autotuned:
         ``tune`` tunes, ``default`` returns the default configuration, and ``error`` raises `CacheMiss`. None takes the
         decorator's `on_miss`.
         """
+        if on_miss is not None:
+            check_on_miss(on_miss)
         call = self._analysed(args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
@@ -215,7 +218,7 @@ class Autotuned:
         return self._eager
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise `SpaceError` if an axis or a hint is not an argument of the kernel."""
+        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
         if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
             return
         if unknown := sorted(set(names) - self.parameters):

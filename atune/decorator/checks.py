@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from atune.api.options import check_listener, check_settings
+from atune.decorator.presets import ByArch
 from atune.errors import SpaceError, UsageError
+from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
 from atune.model.checks import path
 from atune.model.device import parse_target
 from atune.reporting.log import event_log
@@ -22,8 +24,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_settings(None, None, progress=options["progress"])
     for name in ("journal", "report"):
         path(name, options[name])
+    if options["cache"] is None:
+        raise UsageError("cache must be True for the user's, False for none, or a folder, got None")
     if not isinstance(options["cache"], bool):
         path("cache", options["cache"])
+    _check_hints(options["hints"] or {})
     if options["log"] is not None:
         event_log(options["log"])
     if options["concurrent"] not in ("wait", "tune"):
@@ -31,6 +36,14 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_on_miss(options["on_miss"])
     if options["target"] is not None:
         parse_target(options["target"])
+
+
+def _check_hints(hints: Mapping[str, Any]) -> None:
+    """Raise `SpaceError` for a wrong `pass_configs` or `compile_flags`. Flags may be a text, too."""
+    for name in sorted(hints.keys() & RESERVED):
+        for value in hints[name].every if isinstance(hints[name], ByArch) else (hints[name],):
+            if not (name == COMPILE_FLAGS and isinstance(value, str)):
+                check_reserved(name, value, "hints")
 
 
 def check_on_miss(on_miss: object) -> None:

@@ -10,7 +10,7 @@ from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
-from atune.decorator.checks import check_on_miss, check_options, constraints_of, listed, paths
+from atune.decorator.checks import check_options, constraints_of, listed, paths
 from atune.decorator.files import files_in
 from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.order import refuse_jit_above
@@ -193,7 +193,7 @@ def autotune(
             )
         refuse_jit_above(kernel)
         autotuned = Autotuned(kernel, options)
-        autotuned.check_names((axes.keys() | hints.keys()) - RESERVED)
+        autotuned.check_names((axes.keys() | hints.keys() | (default or {}).keys()) - RESERVED)
         warm_for(autotuned)
         return autotuned
 
@@ -206,8 +206,6 @@ def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs
     The lookup covers memory, the result cache and shipped files. `on_miss` decides if nothing is known: ``tune``,
     use the ``default`` configuration, or raise `CacheMiss` (``error``). None takes the kernel's own `on_miss`.
     """
-    if on_miss is not None:
-        check_on_miss(on_miss)
     return _autotuned("best_config", kernel).best_config(*args, on_miss=on_miss, **kwargs)
 
 
