@@ -14,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from atune.api.blocking import run_blocking
-from atune.api.cached_tune import discover
+from atune.api.discovery import discover
 from atune.api.libraries import with_library, with_library_async
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
