@@ -48,8 +48,8 @@ def positive(unit: str) -> Callable[[str], int]:
     return parse
 
 
-def number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
-    """Return an argparse type for a number of `unit`. `whole`: only integers; `zero`: zero is allowed."""
+def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
+    """Return an argparse type for a number of `unit`, or for a plain one. `whole`: only integers; `zero`: zero, too."""
 
     def parse(text: str) -> float:
         try:
@@ -59,7 +59,8 @@ def number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[st
         if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
             kind = "whole number" if whole else "number"
             least = "zero or more" if zero else "above zero"
-            raise argparse.ArgumentTypeError(f"must be a {kind} of {unit}, {least}, got {text!r}")
+            counted = f" of {unit}" if unit else ""
+            raise argparse.ArgumentTypeError(f"must be a {kind}{counted}, {least}, got {text!r}")
         return value
 
     return parse

@@ -40,8 +40,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget = _budget(arguments)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
-    if arguments.shard and (arguments.dry_run or arguments.compile_only):
-        raise UsageError("--shard: --dry-run and --compile-only look at the whole space: leave one of them out")
+    if arguments.dry_run or arguments.compile_only:
+        _check_no_run(arguments)
     if arguments.dry_run:
         from atune.cli.dry_run import dry_run_command
 
@@ -64,6 +64,16 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return tune(workload, **options, on_event=on_event)
 
     return drive(call, budget, journal, arguments, interrupts)
+
+
+def _check_no_run(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
+    for option, value, look_at in (
+        ("shard", arguments.shard, "the whole space"),
+        ("cluster", arguments.cluster, "this machine alone"),
+    ):
+        if value:
+            raise UsageError(f"--{option}: --dry-run and --compile-only look at {look_at}: leave one of them out")
 
 
 def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
