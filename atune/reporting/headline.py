@@ -28,6 +28,13 @@ def headline_lines(result: TuneResult) -> list[str]:
     return lines
 
 
+def no_winner_line(result: TuneResult) -> str:
+    """Return what to say of a result without a winner. One that did not finish, or tried nothing, is no failure."""
+    if not result.finished:
+        return "no candidate has been measured"
+    return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
+
+
 def latency_line(result: TuneResult) -> str:
     """Return the winner's latency, beside the reference's, with its rate where the work of the problem is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
