@@ -47,6 +47,12 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
     assert failure["where"]["file"] == WEIGHTED.partition(":")[0]
 
 
+def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "row=64"]) == 2
+    said = "the kernel takes no argument 'row'; it takes rows (did you mean 'rows'?)"
+    assert capsys.readouterr().err == f"atune: error: Workload weighted rows: {said}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [
