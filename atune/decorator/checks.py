@@ -12,6 +12,7 @@ from atune.errors import SpaceError, UsageError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
 from atune.model.checks import path
 from atune.model.device import parse_target
+from atune.model.space import Constraint, Space
 from atune.reporting.log import event_log
 from atune.workload.values import check_values
 
@@ -52,8 +53,36 @@ def check_on_miss(on_miss: object) -> None:
         raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
 
 
-def listed(space: Iterable[Any]) -> list[Any]:
+def checked_space(
+    space: Any, where: Any, hints: Mapping[str, Any]
+) -> tuple[Any, tuple[Constraint, ...], frozenset[str]]:
+    """Return the space: a `Space`, a list of configurations, or a function; the constraints beside it; and its names.
+
+    A `Space` has its constraints itself. The names are those that are known before a call. Raises `SpaceError` for what
+    is no space, and for a hint that the space has too.
+    """
+    if space is None:
+        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
+    constraints = _constraints_of(where)
+    if isinstance(space, Space) and constraints:
+        raise SpaceError("where: give the constraints to the Space")
+    if isinstance(space, Mapping):
+        space, constraints = Space(space, where=constraints), ()
+    known: Iterable[Iterable[str]] = ()
+    if isinstance(space, Space):
+        known = [names for _, names in space.names()]
+    elif not callable(space):
+        known = space = _listed(space)
+    names = frozenset(name for each in known for name in each)
+    if clash := sorted(names & hints.keys()):
+        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
+    return space, constraints, names
+
+
+def _listed(space: Any) -> list[Any]:
     """Return the configurations of `space` as a list. Raises `SpaceError` if there is none, or one is no dict."""
+    if isinstance(space, str) or not isinstance(space, Iterable):
+        raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
     found = [*space]
     for config in found or [None]:
         if not isinstance(config, Mapping):
@@ -72,7 +101,7 @@ def paths(name: str, given: object) -> tuple[str, ...]:
     return tuple(os.fspath(each) for each in several)
 
 
-def constraints_of(where: Any) -> tuple[Any, ...]:
+def _constraints_of(where: Any) -> tuple[Any, ...]:
     """Return the constraints of `where`, one or several. Raises `SpaceError` for what cannot be called."""
     given = tuple(where) if isinstance(where, Sequence) and not isinstance(where, (str, bytes)) else (where,)
     for constraint in given:

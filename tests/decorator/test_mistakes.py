@@ -33,13 +33,15 @@ class NoStrategy:
         ({"hints": {"compile_flags": 3}}, "hints: compile_flags must be a list of flags"),
         ({"default": {"blok": 16}}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
         ({"symbols": {"n": "128"}}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got {'n': '128'}"),
+        ({"space": [{"block": 16}, {"blok": 64}]}, "shift takes no argument 'blok'"),
+        ({"space": [{"block": 16}], "hints": {"block": 64}}, "'block' is a hint and an axis of the space"),
         ({"cache": None}, "cache must be True for the user's, False for none, or a folder, got None"),
     ],
     ids=str,
 )
 def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(atune.UsageError, match=re.escape(message)):
-        atune.autotune(shift, space={"block": [16, 64]}, **options)
+        atune.autotune(shift, **{"space": {"block": [16, 64]}, **options})
 
 
 def test_right_values_of_these_options_are_taken(tmp_path: Path) -> None:
