@@ -123,7 +123,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
-    from atune.api.resume import origin_of
     from atune.journal.replay import replay
     from atune.reporting.layout_choices import choice_of
     from atune.workload.workload import parse_file_ref
@@ -135,10 +134,12 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     wanted = indices or [index for index in (result.best_index,) if index is not None]
     if missing := [index for index in wanted if index not in known]:
         raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
-    target = result.header.target if result.header is not None else None
+    if result.header is None or not result.header.origin:
+        raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
+    target = result.header.target
     text = "auto" if target is None else target.arch or target.kind
     choices = [choice_of(result.records, index) for index in wanted]
-    return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text, choices
+    return parse_file_ref(result.header.origin), [known[index] for index in wanted], text, choices
 
 
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:

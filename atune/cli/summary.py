@@ -68,5 +68,9 @@ def _end_lines(result: TuneResult) -> list[str]:
 
 
 def _unfinished(result: TuneResult) -> str:
-    on = "" if result.journal is None else f"; atune resume {shlex.quote(result.journal)} goes on"
+    on = ""
+    if result.journal is not None:
+        named = result.header is not None and result.header.origin
+        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
+        on = f"; atune resume {shlex.quote(result.journal)}{workload} goes on"
     return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"

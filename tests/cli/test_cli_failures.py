@@ -140,6 +140,23 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert "has no candidate 7" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("origin", ["toy.py:WORKLOAD", ""])
+def test_a_candidate_is_explained_where_the_journal_names_a_file(
+    origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A workload of a script or a notebook comes from no file that `atune explain` could load."""
+    stream = Stream(total=1).candidate(0, 2.0).finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], origin=origin)
+    path = write(tmp_path / "j", stream.events)
+    told = list(story_lines(candidate_story(path, 0)))
+    again = f"; atune explain {path} 0 --source makes it again"
+    assert f"source at  not kept{again if origin else ''}" in told
+    if not origin:
+        assert main(["explain", str(path), "0"]) == 2
+        said = "names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2"
+        assert capsys.readouterr().err == f"atune: error: {path} {said}\n"
+
+
 def test_show_tells_a_candidate_from_its_neighbours_and_its_devices_apart(tmp_path: Path) -> None:
     """Libraries of others are not its events, and the final may be on another device than the first timing."""
     stream = Stream(total=2).candidate(0, 2.0).candidate(1, 4.0).final({0: [3.0]})
