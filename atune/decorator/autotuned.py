@@ -19,7 +19,7 @@ from atune.api.libraries import with_library, with_library_async
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
-from atune.decorator.checks import check_on_miss
+from atune.decorator.checks import check_on_miss, listed
 from atune.decorator.launch import direct, giver, launcher
 from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, SpaceError, UsageError
@@ -202,15 +202,13 @@ class Autotuned:
         return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
 
     def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
-        """Return the space of a call. A function for the space gets the caller's own arguments."""
+        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
         space = self.options.space
         if callable(space) and not isinstance(space, Space):
             space = space(*args, **kwargs)
         if isinstance(space, Space):
             return space
-        if not isinstance(space, Mapping):
-            space = list(space)
-        return Space(space, where=self.options.where)
+        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
 
     def is_eager(self, given: Arguments, space: Space) -> bool:
         if self._eager is None:

@@ -72,14 +72,14 @@ def checked_space(
     if isinstance(space, Space):
         known = [names for _, names in space.names()]
     elif not callable(space):
-        known = space = _listed(space)
+        known = space = listed(space)
     names = frozenset(name for each in known for name in each)
     if clash := sorted(names & hints.keys()):
         raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
     return space, constraints, names
 
 
-def _listed(space: Any) -> list[Any]:
+def listed(space: Any) -> list[Any]:
     """Return the configurations of `space` as a list. Raises `SpaceError` if there is none, or one is no dict."""
     if isinstance(space, str) or not isinstance(space, Iterable):
         raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")

@@ -65,6 +65,21 @@ def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tune
     assert kernel.best_config(torch.zeros(64)) == {"block": 16}
 
 
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
+        ("block", "space: give axes, a list of configurations or a function that returns them, got 'block'"),
+        ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
+        ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
+    ],
+    ids=str,
+)
+def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(atune.SpaceError, match=re.escape(message)):
+        atune.autotune(shift, space=lambda A: space, cache=tmp_path)(torch.zeros(64))
+
+
 def test_best_config_refuses_an_on_miss_that_it_does_not_know(tmp_path: Path) -> None:
     kernel = atune.autotune(shift, space={"block": [16, 64]}, cache=tmp_path)
     for asked in (kernel.best_config, lambda *args, **more: atune.best_config(kernel, *args, **more)):
