@@ -17,15 +17,20 @@ DECIMALS, MOST_DECIMALS = 4, 9
 
 def table(result: TuneResult) -> str:
     """Return what `TuneResult.table` returns."""
-    final = {entry.index for entry in result.final}
-    marks = _marks(result)
+    final, marks = {entry.index for entry in result.final}, _marks(result)
     rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
     decimals = _decimals(result)
-    rows += [
-        _row(record, final, marks.get(record.index, ""), decimals)
-        for record in sorted(result.records, key=lambda record: _place(record, result.best_index, final))
-    ]
+    rows += [_row(record, final, marks.get(record.index, ""), decimals) for record in ranking(result)]
     return _aligned(rows)
+
+
+def ranking(result: TuneResult) -> list[Record]:
+    """Return the records: the winner, the others of the final, those timed once, and those without a latency.
+
+    Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
+    """
+    final = {entry.index for entry in result.final}
+    return sorted(result.records, key=lambda record: _place(record, result.best_index, final))
 
 
 def _marks(result: TuneResult) -> dict[int, str]:

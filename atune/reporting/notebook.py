@@ -13,8 +13,9 @@ from typing import Any
 from atune.journal.failures import first_failure_lines
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult, failure_lines
+from atune.journal.table import ranking
 from atune.model.space import Space
-from atune.reporting.candidates import columns, ranking
+from atune.reporting.candidates import columns
 from atune.reporting.headline import default_line, latency_line, no_winner_line, ties_line
 from atune.reporting.plot import rank_plot
 from atune.workload.workload import Workload
