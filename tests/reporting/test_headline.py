@@ -68,6 +68,19 @@ def test_latencies_that_seem_to_contradict_the_ratio_are_explained() -> None:
     assert "same rounds" not in latency_line(final_of(2.5))
 
 
+@pytest.mark.parametrize(
+    ("later_ms", "said"),
+    [
+        (0.995, "0.995 ms, 1.01 times slower than the reference (0.99 ms)"),
+        (0.985, "0.985 ms, 1.01 times slower than the reference (0.99 ms, and the winner 1 ms in the same rounds)"),
+        (0.9, "0.9 ms, 1.01 times slower than the reference (0.99 ms, and the winner 1 ms in the same rounds)"),
+    ],
+)
+def test_a_line_whose_figures_say_the_contrary_says_why(later_ms: float, said: str) -> None:
+    stream = Stream(total=1).ready(0.99).candidate(0, 1.0)
+    assert latency_line(folded(stream.final({0: [1.0] * 9 + [later_ms] * 20}, [0.99] * 9).finished())) == said
+
+
 def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:
     assert comparison((0.99, 1.02, 1.05), "the reference") == "not to be told from the reference"
     assert comparison((0.999, 1.001, 1.003), "the reference") == "as fast as the reference"
