@@ -8,7 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from atune.cli.parsing import add_command, positive
+from atune.cli.parsing import add_command, number
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
     parser.add_argument(
         "--compile-timeout",
-        type=positive("seconds"),
-        default=120,
+        type=number("seconds", whole=False),
+        default=120.0,
         metavar="S",
         help="time limit of each step in seconds (120)",
     )
@@ -90,7 +90,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     ref, configs, target, choices = _asked(arguments)
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
-    settings = CompileSettings(compile_timeout_s=float(arguments.compile_timeout))
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout)
     answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):

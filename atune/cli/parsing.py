@@ -37,17 +37,6 @@ def strategy_name(text: str) -> str:
     return text
 
 
-def positive(unit: str) -> Callable[[str], int]:
-    """Return an argparse type for a number of `unit`, at least one."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) > 0):
-            raise argparse.ArgumentTypeError(f"must be a whole number of {unit}, above zero, got {text!r}")
-        return int(text)
-
-    return parse
-
-
 def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
     """Return an argparse type for a number of `unit`, or for a plain one. `whole`: only integers; `zero`: zero, too."""
 
