@@ -108,6 +108,17 @@ def test_a_mistake_in_the_call_is_told_as_json_too(command: list[str], capsys: p
     assert error["where"] is None and err == f"atune: error: {error['message']}\n"
 
 
+def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that reads `best_config` would take another kernel's."""
+    journal = write(tmp_path / "other.jsonl", Stream(total=2).candidate(0, 1.0).interrupted().events)
+    tuned = ["tune", f"{KERNELS}:MISSPELT", "--target", "c", "--quiet", "--json", "--journal", str(journal)]
+    assert main(tuned) == 2
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told.keys() == {"error"} and "the journal is of other work" in told["error"]["message"]
+    assert "accept this: atune resume JOURNAL --accept kernel " in err
+
+
 def test_a_candidate_is_shown_between_words_on_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
