@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,20 +15,20 @@ import anyio.to_thread
 import msgspec
 
 from atune.api.blocking import run_blocking
+from atune.api.discovery import discover, discover_there, measured_on
 from atune.api.options import budget_of, check_listener
 from atune.api.priors import chosen_prior, key_of
+from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.cluster.address import Cluster
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.engine.strategies import strategy_name
-from atune.errors import JournalError, NoWinner, TargetError, UsageError
-from atune.journal.events import SCHEMA, DeviceReady, Event, RunStarted
+from atune.errors import JournalError, NoWinner, UsageError
+from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
-from atune.model.device import DeviceInfo, Target, device_names, parse_target
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import Discovery
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
 from atune.search.prior import OwnPrior, prior_setting
@@ -178,47 +177,6 @@ class Work:
         return b"".join(map(line_of, history(header, self.spec.configs, known)))
 
 
-def discover(target: str, devices: str | Sequence[str | int], mixed: bool = False) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
-
-    Raises `UsageError` and `TargetError` like `tune`.
-    """
-    names = device_names(devices)
-    asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session.session").discover(target, names, mixed)
-    found = _discovered[asked]
-    return found.target, list(found.devices)
-
-
-_discovered: dict[bytes, Discovery] = {}
-
-
-def discover_there(
-    cluster: Cluster, target: str, devices: str | Sequence[str | int], mixed: bool
-) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices that a run on `cluster` is expected to have, without a look at its nodes.
-
-    It has those of this machine, except that `Cluster.model` names their model. No devices: nothing tells. Raises
-    `UsageError` like `tune`.
-    """
-    known = parse_target(target)
-    if cluster.model and known is not None and (known.kind == "c" or known.arch):
-        return known, [DeviceInfo(id="all", name=cluster.model)]
-    try:
-        found, here = discover(target, devices, mixed)
-    except TargetError:  # this machine has no such devices
-        return known or Target("cuda"), []
-    return found, [msgspec.structs.replace(one, name=cluster.model or one.name) for one in here]
-
-
-def measured_on(key: ResultKey, events: Sequence[Event]) -> ResultKey:
-    """Return `key` with the target and the devices that a run on a cluster turned out to have."""
-    target = next((str(event.target) for event in events if isinstance(event, RunStarted)), key.target)
-    models = sorted({event.device.name for event in events if isinstance(event, DeviceReady)})
-    return msgspec.structs.replace(key, target=target, device=" + ".join(models) or key.device)
-
-
 async def tune_cached(
     workload: Workload,
     *,
@@ -307,27 +265,40 @@ async def _tune_and_keep(
         await anyio.to_thread.run_sync(_begin, work, cache, journal, refresh)
         options["journal"] = journal
     try:
-        result = await tune(work.workload, **options)
-    except JournalError:
+        result = await _tune_again_if_useless(work, options, journal, events)
+    except NoWinner as error:
         if journal is None:
             raise
-        # The journal belongs to the cache and is useless: damaged, or of work that only looks the same.
-        events.clear()
-        journal.unlink(missing_ok=True)
-        result = await tune(work.workload, **options)
-    except NoWinner:
-        if journal is not None:  # the run has ended; the next call retries failures that may pass
-            journal.unlink(missing_ok=True)
-        raise
+        _drop(journal, error.result)  # the run has ended; the next call retries failures that may pass
+        raise NoWinner(no_winner_message(error.result), error.result) from None  # the other message names the journal
     finally:
         if events:
             with anyio.CancelScope(shield=True):
                 kept_as = key if work.cluster is None else measured_on(key, events)
                 await anyio.to_thread.run_sync(cache.put, kept_as, list(events))
     if journal is not None:
-        result.journal = None
-        journal.unlink(missing_ok=True)
+        _drop(journal, result)
     return result
+
+
+async def _tune_again_if_useless(
+    work: Work, options: dict[str, Any], journal: Path | None, events: list[Event]
+) -> TuneResult:
+    """Tune, and once more without `journal`, the cache's own, where that is damaged or of work that looks the same."""
+    try:
+        return await tune(work.workload, **options)
+    except JournalError:
+        if journal is None:
+            raise
+        events.clear()
+        journal.unlink(missing_ok=True)
+        return await tune(work.workload, **options)
+
+
+def _drop(journal: Path, result: TuneResult) -> None:
+    """Remove the cache's own journal of a run that ended, which `result` then names no more."""
+    result.journal = None
+    journal.unlink(missing_ok=True)
 
 
 def _begin(work: Work, cache: ResultCache, journal: Path, refresh: bool) -> None:

@@ -14,6 +14,7 @@ from atune.model.artifact import Failure
 from atune.model.candidate import PASS_CONFIGS, Candidate, Config, config_key, thaw
 from atune.model.settings import CompileSettings
 from atune.stages.compile.lowering import Blob
+from atune.system.places import place_in, placed
 from atune.workload.workload import FileRef
 
 PROBED = ("tl.layout_cost_model", "tl.disable_warp_specialized", "tl.disable_shared_memory_reuse")
@@ -48,11 +49,15 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One value of an axis, with its code or the reason why it does not lower. The rest is the base configuration."""
+    """One value of an axis, with its code or the reason why it does not lower. The rest is the base configuration.
+
+    `detail`: the traceback of one that does not lower.
+    """
 
     value: Any
     code: str
     why: str = ""
+    detail: str = ""
 
 
 async def suggest(workload: FileRef, *, target: str = "sm_90a") -> Suggestion:
@@ -76,12 +81,13 @@ async def suggest(workload: FileRef, *, target: str = "sm_90a") -> Suggestion:
         async def probe(value: Any, config: Config) -> Probe:
             answer = await worker.lower(Candidate(codes.next(), config_key(config), config), anew=True)
             if isinstance(answer, Failure):
-                return Probe(value, "", answer.message)
+                return Probe(value, "", answer.message, answer.detail)
             return Probe(value, msgspec.msgpack.decode(answer.blob, type=Blob).source_key)
 
         first = await probe(None, base)
         if not first.code:
-            raise UsageError(f"{spec.name}: {base} does not lower, so nothing can be compared with it: {first.why}")
+            said = f"{spec.name}: {base} does not lower, so nothing can be compared with it: {first.why}"
+            raise UsageError(placed(said, place_in(first.detail)))
         axes = [
             folded(name, [Probe(base[name], first.code), *[await probe(v, {**base, name: v}) for v in values]])
             for name, values in values_beside(base, configs)

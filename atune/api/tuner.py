@@ -123,6 +123,8 @@ class Tuner:
         self._stopped = self._entered = False
 
     async def __aenter__(self) -> Tuner:
+        if self._entered:
+            raise UsageError("Tuner: it has been entered before, and is one run: make another for another run")
         self._entered = True
         self._done = anyio.Event()
         self._history.start()

@@ -8,7 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from atune.cli.parsing import add_command, positive
+from atune.cli.parsing import add_command, number
 from atune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
     parser.add_argument("--fragment", metavar="NAME", help="the fragment to draw (the largest)")
     parser.add_argument(
         "--compile-timeout",
-        type=positive("seconds"),
-        default=120,
+        type=number("seconds", whole=False),
+        default=120.0,
         metavar="S",
         help="time limit of each step in seconds (120)",
     )
@@ -90,11 +90,11 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     ref, configs, target, choices = _asked(arguments)
     parse_target(target)
     picture = None if arguments.svg is None else (arguments.fragment or "")
-    settings = CompileSettings(compile_timeout_s=float(arguments.compile_timeout))
+    settings = CompileSettings(compile_timeout_s=arguments.compile_timeout)
     answers = anyio.run(partial(explain, ref, configs, target=target, compile=settings, picture=picture))
     found = [answer for answer in answers if not isinstance(answer, Failure)]
     if len(found) < len(answers):
-        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs)
+        return _failed([answer for answer in answers if isinstance(answer, Failure)], configs, arguments)
     found = [msgspec.structs.replace(one, choice=choice) for one, choice in zip(found, choices, strict=True)]
     if arguments.svg is not None:
         _draw(found[0], arguments)
@@ -123,7 +123,6 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
-    from atune.api.resume import origin_of
     from atune.journal.replay import replay
     from atune.reporting.layout_choices import choice_of
     from atune.workload.workload import parse_file_ref
@@ -135,22 +134,36 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
     wanted = indices or [index for index in (result.best_index,) if index is not None]
     if missing := [index for index in wanted if index not in known]:
         raise UsageError(f"{path} has no candidate {missing[0]}; atune replay --table lists them")
-    target = result.header.target if result.header is not None else None
+    if result.header is None or not result.header.origin:
+        raise UsageError(f"{path} names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2")
+    target = result.header.target
     text = "auto" if target is None else target.arch or target.kind
     choices = [choice_of(result.records, index) for index in wanted]
-    return parse_file_ref(origin_of(result.header)), [known[index] for index in wanted], text, choices
+    return parse_file_ref(result.header.origin), [known[index] for index in wanted], text, choices
 
 
-def _failed(failures: list[Any], configs: list[Config]) -> int:
+def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
+    """Tell which configurations do not compile, and why, and return the exit status."""
     from atune.cli.mistakes import NO_WINNER
-    from atune.cli.printing import complain, mutter
+    from atune.cli.printing import complain, mutter, say
     from atune.journal.printing import describe_config, printable
 
     for failure in failures:
-        asked = describe_config(configs[failure.index]) or "the kernel's defaults"
+        asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
         complain(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
         mutter("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+    if arguments.json:
+        say(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
     return NO_WINNER
+
+
+def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
+    import msgspec
+
+    from atune.system.places import place_in
+
+    where = msgspec.to_builtins(place_in(failure.detail))
+    return {"config": config, "kind": failure.kind, "message": failure.message, "where": where}
 
 
 def _draw(found: Explained, arguments: argparse.Namespace) -> None:

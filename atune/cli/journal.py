@@ -9,7 +9,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from atune.cli.former import add_former
-from atune.cli.parsing import PLAIN, add_command, positive, strategy_name
+from atune.cli.parsing import PLAIN, add_command, number, strategy_name
 from atune.cluster.address import HELP as CLUSTER_HELP
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
@@ -97,13 +97,13 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
         "--until", metavar="2%", help="end when the chance of a gain above this share falls below one in ten"
     )
     parser.add_argument(
-        "--seeds", type=positive("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
+        "--seeds", type=number("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
     )
     parser.add_argument(
-        "--workers", type=positive("workers"), default=16, metavar="N", help="number of simulated compile workers (16)"
+        "--workers", type=number("workers"), default=16, metavar="N", help="number of simulated compile workers (16)"
     )
     parser.add_argument(
-        "--devices", type=positive("devices"), default=1, metavar="N", help="number of simulated devices (1)"
+        "--devices", type=number("devices"), default=1, metavar="N", help="number of simulated devices (1)"
     )
     parser.add_argument("--no-prior", action="store_true", help="search without a prior")
 

@@ -132,18 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     add_cache_commands(commands, shown)
     add_server_commands(commands, shown)
 
-    doctor = commands.add_parser(
-        "doctor",
-        parents=[shown],
-        help="show what this machine can tune",
-        description="Show what this machine can tune and what is missing.",
-    )
+    doctor = add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
     doctor.add_argument(
         "--calibrate",
         action="store_true",
         help="measure each GPU's peaks, about 1 s each, and keep them for the rooflines of later runs",
     )
-    doctor.set_defaults(command=_doctor)
     return parser
 
 

@@ -37,19 +37,8 @@ def strategy_name(text: str) -> str:
     return text
 
 
-def positive(unit: str) -> Callable[[str], int]:
-    """Return an argparse type for a number of `unit`, at least one."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) > 0):
-            raise argparse.ArgumentTypeError(f"must be a whole number of {unit}, above zero, got {text!r}")
-        return int(text)
-
-    return parse
-
-
-def number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
-    """Return an argparse type for a number of `unit`. `whole`: only integers; `zero`: zero is allowed."""
+def number(unit: str = "", *, whole: bool = True, zero: bool = False) -> Callable[[str], float]:
+    """Return an argparse type for a number of `unit`, or for a plain one. `whole`: only integers; `zero`: zero, too."""
 
     def parse(text: str) -> float:
         try:
@@ -59,7 +48,8 @@ def number(unit: str, *, whole: bool = True, zero: bool = False) -> Callable[[st
         if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
             kind = "whole number" if whole else "number"
             least = "zero or more" if zero else "above zero"
-            raise argparse.ArgumentTypeError(f"must be a {kind} of {unit}, {least}, got {text!r}")
+            counted = f" of {unit}" if unit else ""
+            raise argparse.ArgumentTypeError(f"must be a {kind}{counted}, {least}, got {text!r}")
         return value
 
     return parse

@@ -9,7 +9,7 @@ from atune.journal.printing import printable
 from atune.journal.result import TuneResult, failure_lines
 from atune.reporting.checked import unchecked_lines
 from atune.reporting.efficiency import inert_lines, roofline_lines
-from atune.reporting.headline import headline_lines
+from atune.reporting.headline import headline_lines, no_winner_line
 from atune.reporting.progress import duration
 
 
@@ -19,7 +19,7 @@ def summary_text(result: TuneResult) -> str:
     if result.header is not None and result.header.shard is not None:
         lines.append(f"shard      {result.header.shard.shard} of {result.header.shard.total} candidates")
     if result.best is None or result.latency_ms is None:
-        lines.append("no winner: no candidate worked" if result.finished else "no candidate has been measured")
+        lines.append(f"no winner: {no_winner_line(result)}")
     else:
         lines += headline_lines(result)
         lines += unchecked_lines(result)
@@ -68,5 +68,9 @@ def _end_lines(result: TuneResult) -> list[str]:
 
 
 def _unfinished(result: TuneResult) -> str:
-    on = "" if result.journal is None else f"; atune resume {shlex.quote(result.journal)} goes on"
+    on = ""
+    if result.journal is not None:
+        named = result.header is not None and result.header.origin
+        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
+        on = f"; atune resume {shlex.quote(result.journal)}{workload} goes on"
     return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"

@@ -21,7 +21,7 @@ from atune.cli.mistakes import NO_WINNER, report_error
 from atune.cli.printing import complain
 from atune.cluster.address import Cluster
 from atune.errors import NoWinner, UsageError
-from atune.journal.events import Event
+from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
@@ -40,8 +40,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget = _budget(arguments)
     target = parse_target(arguments.target)
     workload = parse_file_ref(arguments.workload)
-    if arguments.shard and (arguments.dry_run or arguments.compile_only):
-        raise UsageError("--shard: --dry-run and --compile-only look at the whole space: leave one of them out")
+    if arguments.dry_run or arguments.compile_only:
+        _check_no_run(arguments)
     if arguments.dry_run:
         from atune.cli.dry_run import dry_run_command
 
@@ -64,6 +64,16 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return tune(workload, **options, on_event=on_event)
 
     return drive(call, budget, journal, arguments, interrupts)
+
+
+def _check_no_run(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
+    for option, value, look_at in (
+        ("shard", arguments.shard, "the whole space"),
+        ("cluster", arguments.cluster, "this machine alone"),
+    ):
+        if value:
+            raise UsageError(f"--{option}: --dry-run and --compile-only look at {look_at}: leave one of them out")
 
 
 def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
@@ -119,7 +129,8 @@ def drive(
     interrupts: Interrupts,
 ) -> int:
     """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
-    state = State()
+    state, since = State(), time.time()
+    begun: list[Event] = []
     listeners: list[Callable[[Event], None]] = []
     with ExitStack() as stack:
         if arguments.verbose or arguments.log_json:
@@ -133,6 +144,8 @@ def drive(
 
         def on_event(event: Event) -> None:
             state.apply(event)
+            if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # earlier parts are told, too
+                begun.append(event)
             for listener in list(listeners):
                 try:
                     listener(event)
@@ -141,7 +154,7 @@ def drive(
 
         with interrupts.counted():
             ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
-            return _report(ended, state, journal, arguments)
+            return _report(ended, state, journal, arguments, begun=bool(begun))
 
 
 async def _interruptible(
@@ -169,7 +182,18 @@ async def _interruptible(
     return ended
 
 
-def _report(ended: TuneResult | BaseException | None, state: State, journal: str, arguments: argparse.Namespace) -> int:
+def _report(
+    ended: TuneResult | BaseException | None,
+    state: State,
+    journal: str,
+    arguments: argparse.Namespace,
+    *,
+    begun: bool,
+) -> int:
+    """Print what became of the run, and return the exit status.
+
+    `begun`: whether a part of it began in this process. Otherwise `state` may be of other work, which was refused.
+    """
     if isinstance(ended, TuneResult):
         return show_kept(ended, arguments)
     if ended is None:
@@ -188,7 +212,7 @@ def _report(ended: TuneResult | BaseException | None, state: State, journal: str
         if arguments.table or arguments.json:
             show_kept(ended.result, arguments)
         return NO_WINNER
-    known = TuneResult(state, journal if os.path.exists(journal) else None)
+    known = TuneResult(state, journal if os.path.exists(journal) else None) if begun else None
     return report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
 
 

@@ -41,9 +41,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="begin a search with the candidates that the machine model prefers (on)",
     )
-    group.add_argument(
-        "--seed", type=number("seed", zero=True), default=0, metavar="N", help="seed of the strategy (0)"
-    )
+    group.add_argument("--seed", type=number(zero=True), default=0, metavar="N", help="seed of the strategy (0)")
     _add_limits(group)
 
 
@@ -161,9 +159,7 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--skip-check", action="store_true", help="do not compare outputs with the reference")
     group.add_argument("--cache-inputs", action=_SWITCH, default=True, help="make the inputs once per device (on)")
-    group.add_argument(
-        "--input-seed", type=number("seed", zero=True), default=0, metavar="N", help="seed of the inputs (0)"
-    )
+    group.add_argument("--input-seed", type=number(zero=True), default=0, metavar="N", help="seed of the inputs (0)")
     group.add_argument(
         "--standby", action=_SWITCH, default=None, help="keep a second process on each GPU (if memory allows)"
     )

@@ -14,11 +14,12 @@ from typing import Any
 import anyio.to_thread
 
 from atune.api.blocking import run_blocking
-from atune.api.cached_tune import discover
+from atune.api.discovery import discover
 from atune.api.libraries import with_library, with_library_async
 from atune.decorator import kernels
 from atune.decorator.arguments import Arguments, raw_key, text_of
 from atune.decorator.call import Call, OnMiss, Options, probes
+from atune.decorator.checks import check_on_miss, listed
 from atune.decorator.launch import direct, giver, launcher
 from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, SpaceError, UsageError
@@ -153,6 +154,8 @@ class Autotuned:
         ``tune`` tunes, ``default`` returns the default configuration, and ``error`` raises `CacheMiss`. None takes the
         decorator's `on_miss`.
         """
+        if on_miss is not None:
+            check_on_miss(on_miss)
         call = self._analysed(args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
@@ -199,15 +202,13 @@ class Autotuned:
         return discover(self.target, self.options.devices, self.options.run["benchmark"].mixed_devices)
 
     def space_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Space:
-        """Return the space of a call. A function for the space gets the caller's own arguments."""
+        """Return the space of a call. A function for the space gets the caller's own arguments. Raises `SpaceError`."""
         space = self.options.space
         if callable(space) and not isinstance(space, Space):
             space = space(*args, **kwargs)
         if isinstance(space, Space):
             return space
-        if not isinstance(space, Mapping):
-            space = list(space)
-        return Space(space, where=self.options.where)
+        return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
 
     def is_eager(self, given: Arguments, space: Space) -> bool:
         if self._eager is None:
@@ -215,7 +216,7 @@ class Autotuned:
         return self._eager
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise `SpaceError` if an axis or a hint is not an argument of the kernel."""
+        """Raise `SpaceError` if an axis, a hint or a name of the default is not an argument of the kernel."""
         if any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values()):
             return
         if unknown := sorted(set(names) - self.parameters):

@@ -10,18 +10,17 @@ from atune.decorator.ahead import warm_for
 from atune.decorator.arguments import KeyRule
 from atune.decorator.autotuned import Autotuned, all_autotuned
 from atune.decorator.call import OnMiss, Options
-from atune.decorator.checks import check_on_miss, check_options, constraints_of, listed, paths
+from atune.decorator.checks import check_options, checked_space, paths
 from atune.decorator.files import files_in
 from atune.decorator.options import AutotuneOptions, PathLike
 from atune.decorator.order import refuse_jit_above
 from atune.decorator.presets import TUNING, tuning_options
-from atune.errors import SpaceError, UsageError
+from atune.errors import UsageError
 from atune.journal.events import Event
 from atune.model.candidate import RESERVED, Config
 from atune.model.device import device_names
 from atune.model.former_names import AUTOTUNE
 from atune.model.options import named_options
-from atune.model.space import Space
 from atune.reporting.log import EventLog
 from atune.storage.result_cache import ResultCache
 from atune.workload.sealed import Sealed
@@ -137,24 +136,11 @@ def autotune(
         "on_miss": on_miss, "journal": journal, "report": report, "progress": progress, "on_event": on_event,
         "log": log,
     })  # fmt: skip
-    if space is None:
-        raise SpaceError("autotune: give a space, such as @atune.autotune(space={'block_M': [64, 128]})")
-    if isinstance(space, str) or not (callable(space) or hasattr(space, "__iter__") or _is_space(space)):
-        raise SpaceError(f"space: give axes, a list of configurations or a function that returns them, got {space!r}")
-    constraints = constraints_of(where)
-    if constraints and _is_space(space):
-        raise SpaceError("where: give the constraints to the Space")
     hints = dict(hints or {})
-    axes = space.axes if _is_space(space) else space if isinstance(space, Mapping) else {}
-    if clash := sorted(axes.keys() & hints.keys()):
-        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
-    if isinstance(space, Mapping):
-        space = Space(space, where=constraints)
-    elif not callable(space) and not _is_space(space):
-        space = listed(space)
+    space, constraints, names = checked_space(space, where, hints)
     options = Options(
         space=space,
-        where=() if _is_space(space) else constraints,
+        where=constraints,
         rule=KeyRule(key, do_not_specialize),
         hints=hints,
         symbols=dict(symbols or {}),
@@ -193,7 +179,7 @@ def autotune(
             )
         refuse_jit_above(kernel)
         autotuned = Autotuned(kernel, options)
-        autotuned.check_names((axes.keys() | hints.keys()) - RESERVED)
+        autotuned.check_names((names | hints.keys() | (default or {}).keys()) - RESERVED)
         warm_for(autotuned)
         return autotuned
 
@@ -206,8 +192,6 @@ def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs
     The lookup covers memory, the result cache and shipped files. `on_miss` decides if nothing is known: ``tune``,
     use the ``default`` configuration, or raise `CacheMiss` (``error``). None takes the kernel's own `on_miss`.
     """
-    if on_miss is not None:
-        check_on_miss(on_miss)
     return _autotuned("best_config", kernel).best_config(*args, on_miss=on_miss, **kwargs)
 
 
@@ -234,7 +218,3 @@ def _autotuned(what: str, kernel: Any) -> Autotuned:
 
 def _sealed(callback: Any) -> Any:
     return Sealed(callback) if callable(callback) else callback
-
-
-def _is_space(space: Any) -> bool:
-    return isinstance(space, Space)

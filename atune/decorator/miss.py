@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from atune.api.cached_tune import Work
 from atune.decorator.shipped import shipped_entries
 from atune.journal.printing import describe_config, printable
 from atune.model.candidate import config_key, thaw
+from atune.model.notices import warn_caller
 from atune.storage.near_results import NearResult, nearest
 from atune.storage.result_cache import ResultCache
 
@@ -26,7 +26,7 @@ def warn_of_default(work: Work, key: str, cache: ResultCache | None, shipped: Se
     """Warn that the default configuration is used although results were shipped or a near one exists."""
     if shipped or _near(work, cache, shipped):
         said = describe_miss(work, key, cache, shipped)
-        warnings.warn(f"{said}\nThe default configuration is used and may be slow: tune it", RuntimeWarning, 2)
+        warn_caller(f"{said}\nThe default configuration is used and may be slow: tune it", RuntimeWarning)
 
 
 def _near(work: Work, cache: ResultCache | None, shipped: Sequence[str]) -> list[NearResult]:

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
-from atune.api.options import budget_of
+from atune.api.options import budget_of, check_settings
+from atune.api.priors import chosen_prior
 from atune.errors import UsageError
+from atune.model.checks import whole
 from atune.model.device import Target
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.search.choosing import check_known
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -34,7 +37,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``until``, ``keep``,
     ``audit``, ``strategy``, ``prior``, ``seed`` (the strategy's) and ``pipeline``.
 
-    Raises `UsageError` for another name.
+    Raises `UsageError` for another name, and for a wrong value.
     """
     if tuning is not None and not isinstance(tuning, (str, Mapping)):
         raise UsageError(f"tuning: give a preset's name or a dict of options, such as {{'budget': 40}}, got {tuning!r}")
@@ -47,8 +50,18 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
     benchmark = {name: value for name, value in chosen.items() if name in _BENCHMARK}
     compile = {name: value for name, value in chosen.items() if name in _COMPILE}
     run = {name: chosen[name] for name in _RUN if name in chosen}
-    budget_of(run)
+    _check_run(run)
     return {"benchmark": BenchmarkSettings(**benchmark), "compile": CompileSettings(**compile), **run}
+
+
+def _check_run(run: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
+    budget_of(run)
+    whole("seed", run.get("seed", 0))
+    check_settings(None, None, pipeline=run.get("pipeline", True))
+    chosen_prior(run.get("prior"), ship=False)
+    if run.get("strategy") is not None:
+        check_known(run["strategy"])
 
 
 class ByArch:
@@ -63,6 +76,11 @@ class ByArch:
         if unknown := sorted(default.keys() - {"default"}):
             raise UsageError(f"ByArch: there is no option {unknown[0]!r}; there is default")
         self.values, self.default = dict(values), default
+
+    @property
+    def every(self) -> tuple[Any, ...]:
+        """All its values, the default's last."""
+        return (*self.values.values(), *self.default.values())
 
     def value(self, target: Target, name: str) -> Any:
         """Return the value for `target`. Raises `UsageError` if it has neither a value nor a default."""

@@ -217,7 +217,7 @@ def _refuse(found: Sequence[tuple[str, str]]) -> None:
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in found))
         raise JournalError(
             f"the journal is of other work, and cannot be resumed:{lines}\n"
-            f"Give another journal, or accept this: {options} (from Python: accept=[…])"
+            f"Give another journal, or accept this: atune resume JOURNAL {options} (from Python: accept=[…])"
         )
 
 

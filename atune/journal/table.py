@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,26 @@ from atune.journal.printing import describe_config, printable
 if TYPE_CHECKING:
     from atune.journal.result import Record, TuneResult
 
+DECIMALS, MOST_DECIMALS = 4, 9
+"""Decimals of a latency in milliseconds: those of most tables, and those that show a picosecond."""
+
 
 def table(result: TuneResult) -> str:
     """Return what `TuneResult.table` returns."""
-    final = {entry.index for entry in result.final}
-    marks = _marks(result)
+    final, marks = {entry.index for entry in result.final}, _marks(result)
     rows: list[tuple[str, ...]] = [("latency ms", "spread", "index", "config", "note")]
-    rows += [
-        _row(record, final, marks.get(record.index, ""))
-        for record in sorted(result.records, key=lambda record: _place(record, result.best_index, final))
-    ]
+    decimals = _decimals(result)
+    rows += [_row(record, final, marks.get(record.index, ""), decimals) for record in ranking(result)]
     return _aligned(rows)
+
+
+def ranking(result: TuneResult) -> list[Record]:
+    """Return the records: the winner, the others of the final, those timed once, and those without a latency.
+
+    Finalists are in order of their final timing, those timed once in that of their first, failures in that of kinds.
+    """
+    final = {entry.index for entry in result.final}
+    return sorted(result.records, key=lambda record: _place(record, result.best_index, final))
 
 
 def _marks(result: TuneResult) -> dict[int, str]:
@@ -42,7 +52,13 @@ def _place(record: Record, winner: int | None, final: set[int]) -> tuple[bool, b
     return record.latency_ms is None, record.index != winner, credited not in final, latency, kind, record.index
 
 
-def _row(record: Record, final: set[int], mark: str) -> tuple[str, ...]:
+def _decimals(result: TuneResult) -> int:
+    """Return how many decimals of a millisecond give the fastest candidate four digits; four at least."""
+    known = [ms for record in result.records if (ms := record.latency_ms) is not None and 0 < ms < math.inf]
+    return max(DECIMALS, min(MOST_DECIMALS, 3 - math.floor(math.log10(min(known))))) if known else DECIMALS
+
+
+def _row(record: Record, final: set[int], mark: str, decimals: int) -> tuple[str, ...]:
     note: str = record.status
     if record.message:
         note += f": {record.kind + ': ' if record.kind else ''}{printable(record.message)}"
@@ -54,7 +70,8 @@ def _row(record: Record, final: set[int], mark: str) -> tuple[str, ...]:
     if record.timing is None:
         return "-", "-", str(record.index), describe_config(record.config), note
     timing = record.timing
-    return f"{timing.latency_ms:.4f}", f"{timing.spread:.1%}", str(record.index), describe_config(record.config), note
+    figures = f"{timing.latency_ms:.{decimals}f}", f"{timing.spread:.1%}", str(record.index)
+    return *figures, describe_config(record.config), note
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from atune.errors import UsageError
+from atune.model.notices import warn_caller
 
 RUN = {"force_parts": "accept", "backend": "machine"}
 """Current names of options of a run, by former name."""
@@ -37,7 +36,4 @@ def renamed(where: str, given: Mapping[str, object], former: Mapping[str, str]) 
 
 def warn_former(message: str) -> None:
     """Warn of a former name at the line that called atune, where Python shows such warnings by default."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "atune":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, DeprecationWarning, stacklevel=level)
+    warn_caller(message, DeprecationWarning)

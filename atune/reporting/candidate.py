@@ -28,12 +28,14 @@ class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
     the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
-    `journal`: the path. `choice`: what a run that chooses layouts passed it over for, or preferred it to.
+    `journal`: the path. `origin`: the workload's file; empty where it came from none. `choice`: what a run that chooses
+    layouts passed it over for, or preferred it to.
     """
 
     record: Record
     target: str
     journal: str
+    origin: str = ""
     first: Timing | None = None
     final: Timing | None = None
     first_device: str = ""
@@ -96,6 +98,7 @@ def _story(result: TuneResult, record: Record, events: list[Event]) -> Candidate
         record=record,
         target=str(result.header.target) if result.header is not None else "",
         journal=result.journal or "",
+        origin=result.header.origin if result.header is not None else "",
         first=None if measured is None else measured.timing,
         final=final[0] if final else None,
         first_device="" if measured is None else measured.device,
@@ -133,7 +136,8 @@ def story_lines(story: CandidateStory) -> Iterator[str]:
     if story.source:
         yield f"source at  {printable(story.source)}"
     elif record.facts is not None:
-        yield f"source at  not kept; atune explain {_quoted(story)} --source makes it again"
+        again = f"; atune explain {_quoted(story)} --source makes it again" if story.origin else ""
+        yield f"source at  not kept{again}"
     if story.compiler:
         yield f"compiler   {printable(story.compiler)}"
     yield from _block("compiler output", story.said)

@@ -11,6 +11,7 @@ import msgspec
 
 from atune.journal.printing import printable
 from atune.journal.result import Record, TuneResult
+from atune.journal.table import ranking
 from atune.journal.wins import resident_blocks
 
 ROWS = 10_000
@@ -25,21 +26,6 @@ class Column(msgspec.Struct, frozen=True):
     title: str
     read: Callable[[Record], Any]
     show: Callable[[Any], str] = str
-
-
-def ranking(result: TuneResult) -> list[Record]:
-    """Return the records: the winner, the others of the final, those timed once, and those without a latency.
-
-    Finalists are in order of their final timing, those timed once in that of their first.
-    """
-    finalists = {entry.index for entry in result.final}
-
-    def place(record: Record) -> tuple[bool, bool, bool, float, int]:
-        latency = float("inf") if record.latency_ms is None else record.latency_ms
-        final = (record.index if record.same_as is None else record.same_as) in finalists
-        return record.latency_ms is None, record.index != result.best_index, not final, latency, record.index
-
-    return sorted(result.records, key=place)
 
 
 def columns(result: TuneResult) -> list[Column]:

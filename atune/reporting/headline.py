@@ -10,7 +10,7 @@ NAMED_TIES = 5
 """Candidates that are told by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still be told to be as fast."""
-MOVED = 0.1
+MOVED = 0.02
 """Share by which the ratio of two latencies may differ from the ratio round by round without a word about it."""
 
 
@@ -28,17 +28,24 @@ def headline_lines(result: TuneResult) -> list[str]:
     return lines
 
 
+def no_winner_line(result: TuneResult) -> str:
+    """Return what to say of a result without a winner. One that did not finish, or tried nothing, is no failure."""
+    if not result.finished:
+        return "no candidate has been measured"
+    return "no candidate worked" if result.failed or result.pruned else "no candidate was tried"
+
+
 def latency_line(result: TuneResult) -> str:
     """Return the winner's latency, beside the reference's, with its rate where the work of the problem is known."""
     parts = [f"{result.latency_ms:.4g} ms" + ("" if result.final else " by first timing")]
     if result.reference_ms is not None and result.reference_ratio is not None:
         known = result.speedup_over_reference or (result.reference_ratio,) * 3
-        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known[1])})")
+        parts.append(f"{comparison(known, 'the reference')} ({_reference_latency(result, known)})")
     told = ", ".join(parts)
     return f"{told}; {rate}" if (rate := _rate(result.roofline)) else told
 
 
-def _reference_latency(result: TuneResult, ratio: float) -> str:
+def _reference_latency(result: TuneResult, known: Ratio) -> str:
     """Return the reference's latency; beside it the winner's of its rounds, where all of the winner's tell otherwise.
 
     The final's later rounds have the best alone, and the machine may have become faster since.
@@ -47,7 +54,10 @@ def _reference_latency(result: TuneResult, ratio: float) -> str:
     told = f"{reference:.4g} ms"
     if not result.final or timing is None or not result.latency_ms:
         return told
-    if abs(reference / result.latency_ms / ratio - 1) < MOVED:
+    (low, ratio, high), shown = known, reference / result.latency_ms
+    sided = not low < 1 < high and abs(ratio - 1) >= LITTLE  # it is told to be faster, or slower
+    contradicted = sided and (shown - 1) * (ratio - 1) <= 0
+    if not contradicted and abs(shown / ratio - 1) < MOVED:
         return told
     return f"{told}, and the winner {reference / ratio:.4g} ms in the same rounds"
 

@@ -19,6 +19,9 @@ from atune.model.device import DeviceInfo
 NAMED = 4
 """Most hosts that progress names each; of more it counts."""
 
+LOCAL = "local"
+"""What the machine is called that a part of a run had to itself, beside the hosts of another part."""
+
 
 def host_of(device: str) -> str:
     """Return the host in a device's id, such as ``node-0`` of ``node-0/1``; empty on one machine."""
@@ -26,7 +29,7 @@ def host_of(device: str) -> str:
 
 
 class Hosts:
-    """Counts what each host measured. A host is lost once all its devices are given up."""
+    """Counts what each host of a run's latest part measured. A host is lost once all its devices are given up."""
 
     def __init__(self) -> None:
         self._living: dict[str, set[str]] = {}
@@ -39,7 +42,7 @@ class Hosts:
                 for device in event.devices:
                     self._living.setdefault(host_of(device), set()).add(device)
             case RunResumed():
-                self._living.clear()  # this part may be on other hosts
+                self._living.clear()  # this part may be elsewhere; its devices say so once they are ready
             case DeviceReady():
                 self._living.setdefault(host_of(event.device.id), set()).add(event.device.id)
             case DeviceLost(final=True):
@@ -73,7 +76,7 @@ def by_host(devices: Iterable[DeviceInfo]) -> list[tuple[str, str]]:
     hosts: dict[str, list[DeviceInfo]] = {}
     for device in devices:
         hosts.setdefault(host_of(device.id), []).append(device)
-    return [(host, _counted(there)) for host, there in sorted(hosts.items())] if len(hosts) > 1 else []
+    return [(host or LOCAL, _counted(there)) for host, there in sorted(hosts.items())] if len(hosts) > 1 else []
 
 
 def _counted(devices: Iterable[DeviceInfo]) -> str:

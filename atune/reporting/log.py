@@ -118,10 +118,10 @@ def _shown(event: Event) -> dict[str, Any]:
         if name in ("seq", "time", "mono", "detail") or value in (None, "", (), {}):
             continue
         if isinstance(value, Timing):
-            fields["latency_ms"] = f"{value.latency_ms:.4f}"
+            fields["latency_ms"] = f"{value.latency_ms:.4g}"
             fields["spread"] = f"{value.spread:.1%}"
         elif name == "entries":
-            fields["order"] = " ".join(f"{e.index}:{e.timing.latency_ms:.4f}ms" for e in value)
+            fields["order"] = " ".join(f"{e.index}:{e.timing.latency_ms:.4g}ms" for e in value)
         elif isinstance(value, float):
             fields[name] = f"{value:.4g}"
         elif isinstance(value, msgspec.Struct):

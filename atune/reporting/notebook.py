@@ -13,9 +13,10 @@ from typing import Any
 from atune.journal.failures import first_failure_lines
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult, failure_lines
+from atune.journal.table import ranking
 from atune.model.space import Space
-from atune.reporting.candidates import columns, ranking
-from atune.reporting.headline import default_line, latency_line, ties_line
+from atune.reporting.candidates import columns
+from atune.reporting.headline import default_line, latency_line, no_winner_line, ties_line
 from atune.reporting.plot import rank_plot
 from atune.workload.workload import Workload
 
@@ -82,7 +83,7 @@ def workload_html(workload: Workload) -> str:
 def _card(result: TuneResult) -> str:
     name = printable(result.header.workload) if result.header else "no run"
     if result.best is None:
-        return f'<div style="{CARD}"><b>{escape(name)}</b>: no candidate worked</div>'
+        return f'<div style="{CARD}"><b>{escape(name)}</b>: {no_winner_line(result)}</div>'
     first, *rest = filter(None, (latency_line(result), default_line(result), ties_line(result)))
     below = "".join(f"<br>{escape(line)}" for line in [describe_config(result.best.config), *rest])
     return f'<div style="{CARD}"><b>{escape(name)}: {escape(first)}</b>{below}</div>'

@@ -10,6 +10,7 @@ from typing import Any
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult
 from atune.journal.state import State
+from atune.reporting.headline import no_winner_line
 from atune.reporting.hosts import by_host, measured_on
 
 GROUPS = 200
@@ -32,7 +33,8 @@ def head_section(result: TuneResult, cards: Sequence[tuple[str, str]], winner: M
     lines = [f"<h1>{breakable(page_title(result))}</h1>", f'<p class="soft">{breakable(where)}</p>']
     lines += ['<div class="cards">', *map(_card, cards), "</div>", '<h2 id="winner">Winner</h2>']
     if winner is None:
-        return "\n".join([*lines, "<p>No candidate worked.</p>"])
+        why = no_winner_line(result)
+        return "\n".join([*lines, f"<p>{why[0].upper()}{why[1:]}.</p>"])
     lines += [f"<p>{breakable(line)}</p>" for line in winner["lines"]]
     return "\n".join([*lines, f'<pre id="config">{escape(printable(winner["source"]))}</pre>'])
 

@@ -38,8 +38,20 @@ QUICK = (*UNTAUGHT, "local", "evolution")
 """Strategies that answer within about a millisecond."""
 
 
+def check_known(strategy: str | Strategy) -> None:
+    """Raise `UsageError` for an unknown name, and for an object that is no strategy. Asks for no library."""
+    optuna = isinstance(strategy, str) and strategy.partition(":")[0] == "optuna"
+    if not isinstance(strategy, str):
+        check_strategy(strategy)
+        if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
+            raise UsageError(f"strategy {strategy.name!r}: atune has a strategy of that name; rename yours")
+    elif strategy not in (*NAMES, AUTO) and not optuna:
+        raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
+
+
 def check_name(name: str) -> None:
     """Raise `UsageError` for an unknown strategy, or one whose library is not installed."""
+    check_known(name)
     if name == "forest":
         from atune.search.forest import needs
 
@@ -48,8 +60,6 @@ def check_name(name: str) -> None:
         from atune.search.samplers import needs as needs_optuna
 
         needs_optuna(name)
-    elif name not in (*NAMES, AUTO):
-        raise UsageError(f"strategy {name!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
@@ -62,9 +72,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
     if isinstance(strategy, str):
         check_name(strategy)
     else:
-        check_strategy(strategy)
-        if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
-            raise UsageError(f"strategy {strategy.name!r}: atune has a strategy of that name; rename yours")
+        check_known(strategy)
     if own_prior and not uses_prior(strategy):
         name = strategy if isinstance(strategy, str) else strategy.name
         raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {', '.join((PRIOR, *LEARNING))}")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NAME = "optuna"
 """This strategy; ``optuna:TPESampler`` names the sampler."""
 DEFAULT = "TPESampler"
+SEEDS = 2**32
+"""Seeds that Optuna takes: below this, and not below zero. Others count modulo it."""
 FIRST = 8
 """How many candidates are tried before the sampler is asked, if a prior or advice orders them."""
 
@@ -147,7 +149,7 @@ def _sampler(name: str, seed: int) -> Any:
     if chosen not in known:
         raise UsageError(f"strategy {name!r}: Optuna has no sampler {chosen!r}; there is {', '.join(sorted(known))}")
     try:
-        return getattr(samplers, chosen)(seed=seed)
+        return getattr(samplers, chosen)(seed=seed % SEEDS)
     except (TypeError, ImportError) as error:
         raise UsageError(
             f"strategy {name!r}: Optuna's {chosen} cannot be made with a seed alone ({name_and_message(error)}): "

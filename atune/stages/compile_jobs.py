@@ -25,6 +25,7 @@ from atune.stages.compile.steps import backend_context
 from atune.stages.session.session import candidate_of, session, workload
 from atune.system.places import detail_of
 from atune.system.shortage import check_machine
+from atune.workload.listing import check_config
 from atune.workload.pickling import load_function
 
 T = TypeVar("T")
@@ -98,8 +99,12 @@ def prove(payload: bytes) -> bytes:
 
 
 def explain(payload: bytes) -> bytes:
-    """Compile a configuration plainly, and read its facts: msgpack of an `ExplainJob` → `Explained` or `Failure`."""
+    """Compile a configuration plainly, and read its facts: msgpack of an `ExplainJob` → `Explained` or `Failure`.
+
+    Raises `SpaceError` for a name that the kernel does not take.
+    """
     job = msgspec.msgpack.decode(payload, type=ExplainJob)
+    check_config(workload(), job.candidate.config)
 
     def work(candidate: Candidate) -> Explained | Failure:
         return explaining.explain(msgspec.structs.replace(job, candidate=candidate))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from atune.errors import traceback_of
 
 LIBRARIES = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |"
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
     r"/atune/(?:api|cli|cluster|decorator|engine|journal|local|model|processes|search|stages|system|testing|workload)/|"
     r"/atune/(?:layout|carver)\.py$"
@@ -21,6 +22,8 @@ LIBRARIES = re.compile(
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 REWRITTEN = "/tilelang/language/"
 """Whose functions call kernels that tilelang has rewritten."""
+EVALUATED = "<string>"
+"""File of text that Python evaluates."""
 DETAIL_FRAMES, DETAIL_CHARACTERS = 6, 4000
 
 
@@ -48,16 +51,25 @@ def is_users(file: str) -> bool:
 def place_in(text: str) -> Place | None:
     """Return the innermost place of the user's own code that a traceback's `text` names; None where it names none."""
     lines = text.splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        frame = _FRAME.match(lines[number])
-        if frame is None or not is_users(frame["file"]):
-            continue
-        margin = len(lines[number]) - len(lines[number].lstrip()) + 2
-        below = [line for line in lines[number + 1 : number + 3] if line.startswith(" " * margin)]
-        source = below[0][margin:].rstrip() if below else ""
-        caret = below[1][margin:].rstrip() if len(below) > 1 and not below[1].strip(" ~^") else ""
-        return Place(frame["file"], int(frame["line"]), frame["function"] or "", source, caret)
-    return None
+    frames = [_FRAME.match(line) for line in lines]
+    number = _innermost([None if frame is None else frame["file"] for frame in frames])
+    frame = None if number is None else frames[number]
+    if number is None or frame is None:
+        return None
+    margin = len(lines[number]) - len(lines[number].lstrip()) + 2
+    below = [line for line in lines[number + 1 : number + 3] if line.startswith(" " * margin)]
+    source = below[0][margin:].rstrip() if below else ""
+    caret = below[1][margin:].rstrip() if len(below) > 1 and not below[1].strip(" ~^") else ""
+    return Place(frame["file"], int(frame["line"]), frame["function"] or "", source, caret)
+
+
+def _innermost(files: Sequence[str | None]) -> int | None:
+    """Return the place in `files`, outermost first, of the last of the user's own; None where there is none.
+
+    Text that Python evaluates, such as an annotation, counts only where nothing else is the user's.
+    """
+    users = [i for i, file in enumerate(files) if file is not None and is_users(file)]
+    return max([i for i in users if files[i] != EVALUATED] or users, default=None)
 
 
 def place_of(error: BaseException) -> Place | None:
@@ -82,7 +94,7 @@ def _unparsed(error: SyntaxError) -> Place | None:
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
     """Return the innermost place of the user's own code, and how Python's traceback shows it."""
     steps = list(traceback.walk_tb(error.__traceback__))
-    number = next((i for i in range(len(steps) - 1, -1, -1) if is_users(steps[i][0].f_code.co_filename)), None)
+    number = _innermost([frame.f_code.co_filename for frame, _ in steps])
     if number is None:
         return None, ""
     frames = traceback.TracebackException.from_exception(error, limit=number + 1).stack
@@ -115,5 +127,9 @@ def detail_of(error: BaseException) -> str:
 
 def located(message: str, error: BaseException) -> str:
     """Return `message`, and below it the place in the user's own code that raised `error`, where that is known."""
-    place = place_of(error)
+    return placed(message, place_of(error))
+
+
+def placed(message: str, place: Place | None) -> str:
+    """Return `message`, and below it `place`, where that is known."""
     return message if place is None else "\n".join([message, *(f"  {line}" for line in place.lines())])

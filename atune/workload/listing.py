@@ -156,12 +156,22 @@ def check_names(workload: Workload) -> None:
     Asks no function of the user's: axes that are computed go by their names, and configurations that are computed are
     looked at once they are.
     """
+    if (fit := _fit_of(workload)) is not None:
+        for number, names in workload.space.names():
+            fit.check_known(names, f"Workload {workload.name}, config {number}")
+
+
+def check_config(workload: Workload, config: Mapping[str, Any]) -> None:
+    """Raise `SpaceError` where the kernel does not take a name of `config`, which need not be of the space."""
+    if (fit := _fit_of(workload)) is not None:
+        fit.check_known(config, f"Workload {workload.name}")
+
+
+def _fit_of(workload: Workload) -> _Fit | None:
     try:
-        fit = _Fit(workload)
+        return _Fit(workload)
     except (TypeError, ValueError):
-        return  # a kernel whose signature Python cannot tell
-    for number, names in workload.space.names():
-        fit.check_known(names, f"Workload {workload.name}, config {number}")
+        return None  # a kernel whose signature Python cannot tell
 
 
 def why_not_held(default: Mapping[str, Any], points: Points) -> str:

@@ -39,6 +39,10 @@ def _mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
+def _sizes(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(type(size) is int and size > 0 for size in value.values())
+
+
 def _text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -88,7 +92,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "flops": _AMOUNT, "bytes": _AMOUNT,
     "default": _CONFIG,
     "hints": (_mapping, "must be a dict of the kernel's arguments, such as {'threads': 128}"),
-    "symbols": (_mapping, "must be a dict of sizes by name, such as {'n': 1024}"),
+    "symbols": (_sizes, "must be a dict of sizes by name, such as {'n': 1024}"),
     "name": (_text, "must be a text"),
     "source": (_text, "must be the source text of the kernel's module"),
 }  # fmt: skip

@@ -45,8 +45,9 @@ Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
 _OF_TUNE = (
     "target", "devices", "strategy", "prior", "seed", "budget", "until", "keep", "audit", "pipeline", "warm", "shard",
-    "journal", "compile", "benchmark", "on_event", "log", "progress", "cluster",
+    "journal", "compile", "benchmark", "on_event", "log", "progress", "accept", "cluster", "machine",
 )  # fmt: skip
+"""The options of `tune`, whose own list lies above this module; a test compares them."""
 _ELSEWHERE = {
     **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
     **{name: f"CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},

@@ -116,6 +116,18 @@ async def test_events_and_result_before_entering_are_refused() -> None:
         assert (await tuner.result()).measured == 8
 
 
+@pytest.mark.anyio
+async def test_a_tuner_is_one_run() -> None:
+    """Entered again it would run anew, beside the events and the result of the first time."""
+    tuner = Tuner(machine=FakeMachine(2))
+    async with tuner:
+        first = await tuner.result()
+    with pytest.raises(UsageError, match="it has been entered before, and is one run: make another"):
+        async with tuner:
+            pass
+    assert await tuner.result() is first
+
+
 class Listening:
     async def __call__(self, event: object) -> None:
         raise AssertionError("never called")

@@ -203,6 +203,9 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--devices 0 --device 1", "--devices and --device"),
         ("--journal=", "path is empty"),
         ("--pipelin", "unrecognized arguments"),
+        ("--seed -1", "--seed: must be a whole number, zero or more, got '-1'"),
+        ("--dry-run --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
+        ("--compile-only --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
     ],
 )
 def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any, options: str, message: str) -> None:
@@ -213,7 +216,10 @@ def test_a_mistake_gives_2_and_one_line(engine: Any, workload: str, capsys: Any,
     assert not scripted.options
 
 
-@pytest.mark.parametrize("argv", [[], ["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"]])
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["tune"], ["tun"], ["tune", "none.py:W"], ["replay", "/none"], ["tune", "{}x y"], ["doctor", "--calib"]],
+)
 def test_wrong_commands_and_files_give_2(argv: list[str], capsys: Any) -> None:
     assert main(argv) == 2
     assert capsys.readouterr().err.count("\n") == 1

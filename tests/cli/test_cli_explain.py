@@ -39,8 +39,18 @@ def test_the_report_of_a_kernel_without_a_gpu(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "rows=no"]) == 1
-    assert "rows='no' does not compile: lower:" in capsys.readouterr().err
+    assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "rows=no", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "rows='no' does not compile: lower:" in err
+    [failure] = json.loads(out)["failures"]
+    assert (failure["config"], failure["kind"]) == ({"rows": "no"}, "lower") and failure["message"] in err
+    assert failure["where"]["file"] == WEIGHTED.partition(":")[0]
+
+
+def test_an_axis_that_the_kernel_does_not_take_is_the_callers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", WEIGHTED, "--target", "sm_90a", "--config", "row=64"]) == 2
+    said = "the kernel takes no argument 'row'; it takes rows (did you mean 'rows'?)"
+    assert capsys.readouterr().err == f"atune: error: Workload weighted rows: {said}\n"
 
 
 @pytest.mark.parametrize(

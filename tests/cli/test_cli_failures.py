@@ -94,8 +94,10 @@ def test_a_file_that_cannot_be_loaded_is_shown_with_its_line(
     first, second, *rest = err.splitlines()
     assert first.startswith(f"atune: error: {file} cannot be loaded: ") and f'File "{file}", line {line}' in second
     assert rest == [f"    {text}" for text in below if text]
-    where = json.loads(out.splitlines()[-1])["error"]["where"]
+    told = json.loads(out.splitlines()[-1])
+    where = told.pop("error")["where"]
     assert [where["line"], where["source"], where["caret"]] == [line, *below]
+    assert told == {}, "no run had begun, so there is no result to count"
 
 
 @pytest.mark.parametrize("command", [["show", "none.jsonl"], ["tune", "none.py"], ["tune", "f.py", "--no-such-option"]])
@@ -104,6 +106,17 @@ def test_a_mistake_in_the_call_is_told_as_json_too(command: list[str], capsys: p
     out, err = capsys.readouterr()
     error = json.loads(out)["error"]
     assert error["where"] is None and err == f"atune: error: {error['message']}\n"
+
+
+def test_a_refused_journal_is_not_told_to_be_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that reads `best_config` would take another kernel's."""
+    journal = write(tmp_path / "other.jsonl", Stream(total=2).candidate(0, 1.0).interrupted().events)
+    tuned = ["tune", f"{KERNELS}:MISSPELT", "--target", "c", "--quiet", "--json", "--journal", str(journal)]
+    assert main(tuned) == 2
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told.keys() == {"error"} and "the journal is of other work" in told["error"]["message"]
+    assert "accept this: atune resume JOURNAL --accept kernel " in err
 
 
 def test_a_candidate_is_shown_between_words_on_a_narrow_terminal(
@@ -136,6 +149,23 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert "reason     mismatch: wrong" in capsys.readouterr().out
     assert main(["show", str(bad), "7"]) == 2
     assert "has no candidate 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("origin", ["toy.py:WORKLOAD", ""])
+def test_a_candidate_is_explained_where_the_journal_names_a_file(
+    origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A workload of a script or a notebook comes from no file that `atune explain` could load."""
+    stream = Stream(total=1).candidate(0, 2.0).finished()
+    stream.events[0] = msgspec.structs.replace(stream.events[0], origin=origin)
+    path = write(tmp_path / "j", stream.events)
+    told = list(story_lines(candidate_story(path, 0)))
+    again = f"; atune explain {path} 0 --source makes it again"
+    assert f"source at  not kept{again if origin else ''}" in told
+    if not origin:
+        assert main(["explain", str(path), "0"]) == 2
+        said = "names no file that its workload came from: give FILE.py:NAME and --config a=1,b=2"
+        assert capsys.readouterr().err == f"atune: error: {path} {said}\n"
 
 
 def test_show_tells_a_candidate_from_its_neighbours_and_its_devices_apart(tmp_path: Path) -> None:

@@ -74,3 +74,17 @@ def test_the_broadcast_needs_none_of_its_coalesced_widths(tmp_path: Path) -> Non
 def test_a_workload_that_is_not_there_is_the_callers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suggest", "nowhere.py:WORKLOAD"]) == 2
     assert "nowhere.py" in capsys.readouterr().err
+
+
+def test_a_default_that_does_not_lower_is_shown_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = ROOT / "tests" / "teaching_kernels.py"
+    assert main(["suggest", f"{kernels}:MISSPELT", "--target", "c", "--json"]) == 2
+    out, err = capsys.readouterr()
+    told = json.loads(out)["error"]
+    assert told["message"].endswith(
+        "does not lower, so nothing can be compared with it: NameError: name 'q' is not defined"
+    )
+    assert (told["where"]["file"], told["where"]["function"]) == (str(kernels), "main")
+    first, place, source, caret = err.splitlines()
+    assert first == f"atune: error: {told['message']}" and f'File "{kernels}", line ' in place
+    assert source[caret.index("^")] == "q"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from event_streams import Stream, write
 
@@ -82,6 +83,16 @@ def test_replay_says_how_a_run_ended_that_did_not_finish(
     assert main(["replay", str(path)]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ended")]
     assert said == ([] if told is None else [f"ended      {told.format(journal=path)}"])
+
+
+def test_replay_says_what_a_workload_of_a_script_needs_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("interrupted")
+    run.events[0] = msgspec.structs.replace(run.events[0], origin="")
+    path = write(tmp_path / "run.jsonl", run.events)
+    assert main(["replay", str(path)]) == 0
+    assert f"interrupted; atune resume {path} --workload FILE.py:NAME goes on" in capsys.readouterr().out
 
 
 def test_resume_of_a_finished_run_says_so(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:

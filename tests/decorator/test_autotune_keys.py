@@ -423,6 +423,7 @@ def test_a_miss_says_what_is_near_and_what_differs(tuned: Any, engine: Engine, t
     with pytest.warns(RuntimeWarning, match=r"no result is known(?s:.*)The default configuration is used") as warned:
         assert tuned(other, **options, on_miss="default").best_config(64) == {"block": 16}
     said = str(warned[0].message)
+    assert warned[0].filename == __file__, "the call is the user's, and so is what to do"
     assert f"block=64 (1 ms) in {file}: the kernel's source, or what it uses, changed since" in said
     with pytest.raises(CacheMiss, match=r"block=64 \(1 ms\) in .*shipped.json: n was 64 and is 65"):
         tuned(edited(tmp_path, EDITED), **options, on_miss="error").best_config(65)

@@ -185,6 +185,16 @@ def test_the_table_is_sorted_and_shows_reasons_without_control_characters() -> N
     assert "\x1b" not in table and len(lines) == 5
 
 
+def test_latencies_of_a_few_microseconds_are_told_apart_in_the_table() -> None:
+    stream = (
+        Stream().ready().candidate(0, 0.001409, block=16).candidate(1, 0.001414, block=32).candidate(2, 1.5, block=8)
+    )
+    cells = [line.split()[0] for line in folded(stream).table().splitlines()[1:]]
+    assert cells == ["0.001409", "0.001414", "1.500000"]
+    slow = folded(Stream().ready().candidate(0, 12.5, block=16)).table().splitlines()[1]
+    assert slow.split()[0] == "12.5000"
+
+
 def test_failures_are_grouped_and_the_most_frequent_comes_first() -> None:
     stream = Stream(total=4).proposed(0).pruned(0, "big")
     for index in (1, 2, 3):

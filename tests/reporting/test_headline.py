@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from event_streams import Stream
+from event_streams import Stream, write
 
 from atune.cli.summary import summary_text
 from atune.journal.result import TuneResult
 from atune.model.roofline import Roofline
 from atune.reporting import headline
 from atune.reporting.headline import comparison, default_line, headline_lines, latency_line, ties_line
+from atune.reporting.report import report
 
 
 def folded(stream: Stream) -> TuneResult:
@@ -23,6 +26,23 @@ def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | N
         stream.candidate(index, first_ms)
     entries = {0: [1.0] * 9, 1: [1.002] * 9, 2: [4.0] * 9}
     return folded(stream.final(entries, [reference_ms] * 9, ties).finished())
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (Stream().proposed(0).build_failed(0).finished(), "no candidate worked"),
+        (Stream().proposed(0).build_failed(0).interrupted(), "no candidate has been measured"),
+        (Stream().proposed(0).lowered(0), "no candidate has been measured"),
+        (Stream().finished(), "no candidate was tried"),
+    ],
+    ids=["all failed", "interrupted", "under way", "nothing tried"],
+)
+def test_a_run_without_a_winner_is_told_alike_everywhere(stream: Stream, said: str, tmp_path: Path) -> None:
+    result = folded(stream)
+    assert f"no winner: {said}" in summary_text(result).splitlines()
+    assert f"</b>: {said}</div>" in result._repr_html_()
+    assert f"<p>{said.capitalize()}.</p>" in report(write(tmp_path / "run.jsonl", stream.events))
 
 
 def test_the_first_line_compares_with_the_reference_and_the_second_with_the_default() -> None:
@@ -46,6 +66,19 @@ def test_latencies_that_seem_to_contradict_the_ratio_are_explained() -> None:
         "2 ms, 1.25 times slower than the reference (4 ms, and the winner 5 ms in the same rounds)"
     )
     assert "same rounds" not in latency_line(final_of(2.5))
+
+
+@pytest.mark.parametrize(
+    ("later_ms", "said"),
+    [
+        (0.995, "0.995 ms, 1.01 times slower than the reference (0.99 ms)"),
+        (0.985, "0.985 ms, 1.01 times slower than the reference (0.99 ms, and the winner 1 ms in the same rounds)"),
+        (0.9, "0.9 ms, 1.01 times slower than the reference (0.99 ms, and the winner 1 ms in the same rounds)"),
+    ],
+)
+def test_a_line_whose_figures_say_the_contrary_says_why(later_ms: float, said: str) -> None:
+    stream = Stream(total=1).ready(0.99).candidate(0, 1.0)
+    assert latency_line(folded(stream.final({0: [1.0] * 9 + [later_ms] * 20}, [0.99] * 9).finished())) == said
 
 
 def test_a_winner_that_the_noise_hides_is_not_told_to_be_faster() -> None:

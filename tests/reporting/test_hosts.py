@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 from event_streams import Stream, timing, write
 
 from atune.journal.events import (
@@ -65,6 +66,26 @@ def test_the_loss_of_a_host_is_one_line_and_stays_in_sight() -> None:
     assert [line for line in said if "was lost" in line] == [f"atune: warning: {LOSS}"]
     assert "2 hosts: a 1, b 2 (lost) measured" in said[-1]
     assert "(lost)" not in lines(lost(on_hosts("a/0", "b/0", "b/1"), "b/0"))[-1]  # one device of two
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (on_hosts("0"), None),
+        (lost(on_hosts("a/0", "b/0"), "a/0", "b/0"), "2 hosts: a 1, c 0 measured"),
+    ],
+    ids=["this machine", "other hosts"],
+)
+def test_a_run_that_is_resumed_elsewhere_counts_the_hosts_of_its_latest_part(before: Stream, said: str | None) -> None:
+    before.interrupted().resumed()
+    for device in ("c/0",) if said is None else ("a/0", "c/0"):
+        before.add(DeviceReady, device=DeviceInfo(device, "H200"))
+    last = lines(before)[-1]
+    assert "hosts" not in last if said is None else f"; {said}" in last
+
+
+def test_the_report_names_the_machine_of_a_part_that_had_no_hosts() -> None:
+    assert by_host([DeviceInfo("0", "H200"), DeviceInfo("a/0", "H200")]) == [("local", "1 × H200"), ("a", "1 × H200")]
 
 
 def test_many_hosts_are_counted_and_those_lost_are_named() -> None:

@@ -16,8 +16,9 @@ from reporting.test_look import BROWSER, DATA, RESULTS, without_script
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
+from atune.journal.table import ranking
 from atune.model.artifact import StaticFacts
-from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts, ranking
+from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts
 from atune.reporting.report import Timeline, report
 from atune.reporting.ticks import linear_ticks, log_ticks
 

@@ -121,6 +121,13 @@ def test_spaces_with_next_to_nothing_to_choose_from(configs: dict[int, Config]) 
     assert sorted(found) == sorted(configs)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**40])
+def test_every_seed_that_other_strategies_take_is_taken(seed: int) -> None:
+    configs = {index: CONFIGS[index] for index in list(CONFIGS)[:20]}
+    first, again = (Optuna(Searched(configs=configs, seed=seed)).ask() for _ in range(2))
+    assert first in configs and first == again
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -24,6 +24,7 @@ from decorated import QUICK, doubled, scale, workload
 import atune
 from atune.api import cached_tune as cached
 from atune.api.cached_tune import Work, run_cached, tune_cached
+from atune.api.discovery import discover
 from atune.errors import NoWinner, UsageError
 from atune.journal.events import (
     BenchmarkFailed,
@@ -418,9 +419,11 @@ def test_without_a_winner_the_next_call_tries_again(cache: ResultCache) -> None:
     space = atune.Space(factor=[1, 3])
     for attempt in (1, 2):
         seen: list[Event] = []
-        with pytest.raises(NoWinner, match="mismatch"):
+        with pytest.raises(NoWinner, match="mismatch") as raised:
             run_here(cache, space, on_event=seen.append)
         assert not list((cache.folder / "running").iterdir())
+        assert "for example mismatch" in str(raised.value) and "atune show" not in str(raised.value), "it is removed"
+        assert raised.value.result.journal is None
         resumed = next((i for i, e in enumerate(seen) if type(e).__name__ == "RunResumed"), 0)
         assert sum(isinstance(e, BenchmarkFailed) for e in seen[resumed:]) == (2 if attempt == 1 else 0)
 
@@ -557,6 +560,6 @@ def test_a_clusters_results_are_kept_by_the_model_of_its_devices(
 
 
 def test_devices_are_asked_for_once() -> None:
-    target, [device] = cached.discover("c", "all")
+    target, [device] = discover("c", "all")
     assert target == Target("c") and isinstance(device, DeviceInfo) and device.id == "cpu"
-    assert cached.discover("c", ("all",)) == (target, [device])
+    assert discover("c", ("all",)) == (target, [device])

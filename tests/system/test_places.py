@@ -22,6 +22,7 @@ from atune.system.places import DETAIL_FRAMES, Place, detail_of, is_users, locat
         ("/src/atune/stages/frontend/elaboration.py", False),
         ("/src/atune/layout.py", False),
         ("<frozen importlib._bootstrap>", False),
+        ("<unknown>", False),
         ("/workspace/src/runtime/object.cc", False),
     ],
 )
@@ -37,6 +38,22 @@ def test_the_innermost_place_of_the_users_is_found_in_a_traceback() -> None:
     )
     assert place_in(text) == Place("/me/b.py", 7, "inner", "A[i] + q", "       ^")
     assert place_in("g++: error: no such file") is None
+
+
+def test_text_that_was_evaluated_and_cxx_frames_hide_no_line_of_the_users() -> None:
+    """tilelang evaluates a kernel's annotations as text, and TVM appends frames of C++ to Python's."""
+    text = (
+        '  File "/me/b.py", line 7, in inner\n    @T.prim_func\n     ^^^^^^^^^^^\n'
+        '  File "<string>", line 1, in <module>\n  File "<unknown>", line 0, in tvm::tirx::make_const(int)\n'
+    )
+    assert place_in(text) == Place("/me/b.py", 7, "inner", "@T.prim_func", " ^^^^^^^^^^^")
+    assert place_in('  File "<string>", line 3, in made\n') == Place("<string>", 3, "made")
+    spaces: dict[str, object] = {}
+    exec(compile("def outer():\n    return eval('1 + missing')\n", "/me/c.py", "exec"), spaces)
+    with pytest.raises(NameError) as raised:
+        spaces["outer"]()  # type: ignore[operator]
+    found = place_of(raised.value)
+    assert found is not None and (found.file, found.line) == ("/me/c.py", 2)
 
 
 def raised_deep(tmp_path: Path, deep: int) -> BaseException:

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atune.api.cached_tune import Work, discover, run_cached
+from atune.api.cached_tune import Work, run_cached
+from atune.api.discovery import discover
 from atune.api.libraries import with_library
 from atune.api.tuner import run
 from atune.compat.tilelang import environment

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atune.errors import UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
 from atune.model.candidate import RESERVED, Config
 from atune.stages.frontend.elaboration import DYNAMIC as DYNAMIC
@@ -15,6 +15,7 @@ from atune.stages.frontend.elaboration import dimension, elaborate
 from atune.stages.frontend.elaboration import encode as encode
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
 from atune.stages.measure.sizes import size_of
+from atune.system.places import located
 
 frontend_lock = threading.RLock()
 """tilelang's builders and registries are for one thread at a time."""
@@ -68,7 +69,7 @@ def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) 
                 return bool(jit.initialize_jit_mode(**{**arguments, **_plain(config)}) == "eager")
         except Exception as error:
             first = first or error
-    raise WorkloadError(f"the kernel cannot be called: {first}") from first
+    raise _named("the kernel cannot be called", first) from first
 
 
 def tensor_names(jit: Any) -> tuple[str, ...]:
@@ -112,7 +113,12 @@ def eager_dimensions(
         except ValueError as error:
             raise UsageError(" ".join(str(error).split())) from error
         return {str(getattr(k, "orig_name", k)): v for k, v in zip(template.matcher or (), found, strict=False)}
-    raise WorkloadError(f"no configuration of the kernel can be traced: {first}") from first
+    raise _named("no configuration of the kernel can be traced", first) from first
+
+
+def _named(what: str, error: Exception | None) -> WorkloadError:
+    """Return the error that says `what`, and what the kernel raised with its place."""
+    return WorkloadError(what if error is None else located(f"{what}: {name_and_message(error)}", error))
 
 
 def parameters_of(

@@ -257,7 +257,7 @@ def test_a_cuda_library_gets_outputs_that_are_allocated_here(dtype: str, monkeyp
 
 
 def gpu() -> Target:
-    from atune.api.cached_tune import discover
+    from atune.api.discovery import discover
 
     return discover("cuda", "0")[0]
 

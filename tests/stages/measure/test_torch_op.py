@@ -240,7 +240,7 @@ def test_what_torch_cannot_register_is_told_before(one: Kernel) -> None:
 
 
 def gpu() -> Target:
-    from atune.api.cached_tune import discover
+    from atune.api.discovery import discover
 
     return discover("cuda", "0")[0]
 

@@ -1,0 +1,101 @@
+"""Mistakes in a decorator's options, and in the kernel under it: told where they are made, in words that help."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+from decorated import shift
+
+import atune
+from atune.search import forest
+
+
+class NoStrategy:
+    name = "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tuning": {"strategy": "nope"}}, "strategy 'nope' is unknown; there is auto, exhaustive"),
+        ({"tuning": {"strategy": NoStrategy()}}, "it has no ask and no tell"),
+        ({"tuning": {"seed": "3"}}, "seed must be a whole number, got '3'"),
+        ({"tuning": {"prior": 3}}, "prior: give a function of (configuration, facts)"),
+        ({"tuning": {"pipeline": "no"}}, "pipeline must be True or False, got 'no'"),
+        ({"hints": {"pass_configs": 3}}, "hints: pass_configs must be a dict"),
+        ({"hints": {"pass_configs": atune.ByArch({"c": None}, default=3)}}, "hints: pass_configs must be a dict"),
+        ({"hints": {"compile_flags": 3}}, "hints: compile_flags must be a list of flags"),
+        ({"default": {"blok": 16}}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
+        ({"symbols": {"n": "128"}}, "symbols must be a dict of sizes by name, such as {'n': 1024}, got {'n': '128'}"),
+        ({"space": [{"block": 16}, {"blok": 64}]}, "shift takes no argument 'blok'"),
+        ({"space": [{"block": 16}], "hints": {"block": 64}}, "'block' is a hint and an axis of the space"),
+        ({"cache": None}, "cache must be True for the user's, False for none, or a folder, got None"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(atune.UsageError, match=re.escape(message)):
+        atune.autotune(shift, **{"space": {"block": [16, 64]}, **options})
+
+
+def test_right_values_of_these_options_are_taken(tmp_path: Path) -> None:
+    hints = {
+        "compile_flags": "-O2 -g",
+        "pass_configs": atune.ByArch({"c": {"tl.enable_fast_math": True}}, default=None),
+    }
+    tuning = {"strategy": "optuna:TPESampler", "seed": 3, "prior": False, "pipeline": True}
+    options: dict[str, Any] = {"hints": hints, "tuning": tuning, "default": {"block": 16}, "symbols": {"n": 128}}
+    assert atune.autotune(shift, space={"block": [16, 64]}, cache=tmp_path, **options).known() == {}
+
+
+def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tuned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program that ships its results need not have what tuned them."""
+    monkeypatch.setattr(forest, "available", lambda: False)
+    kernel = atune.autotune(
+        shift, space={"block": [16, 64]}, tuning={"strategy": "forest"}, cache=tmp_path, on_miss="default"
+    )
+    assert kernel.best_config(torch.zeros(64)) == {"block": 16}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (3, "space: give axes, a list of configurations or a function that returns them, got 3"),
+        ("block", "space: give axes, a list of configurations or a function that returns them, got 'block'"),
+        ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
+        ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
+    ],
+    ids=str,
+)
+def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(atune.SpaceError, match=re.escape(message)):
+        atune.autotune(shift, space=lambda A: space, cache=tmp_path)(torch.zeros(64))
+
+
+def test_best_config_refuses_an_on_miss_that_it_does_not_know(tmp_path: Path) -> None:
+    kernel = atune.autotune(shift, space={"block": [16, 64]}, cache=tmp_path)
+    for asked in (kernel.best_config, lambda *args, **more: atune.best_config(kernel, *args, **more)):
+        with pytest.raises(atune.UsageError, match="on_miss: give 'tune', 'default' or 'error', got 'nope'"):
+            asked(torch.zeros(64), on_miss="nope")
+
+
+def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: Path) -> None:
+    @tilelang.jit(target="c", execution_backend="cython")
+    def broken(A, block: int = 16):  # type: ignore[no-untyped-def]
+        n = T.const("n") + missing  # type: ignore[name-defined]  # noqa: F821
+        A: T.Tensor[[n], T.float32]
+        return T.empty((n,), "float32")
+
+    with pytest.raises(atune.WorkloadError, match="NameError: name 'missing' is not defined") as raised:
+        atune.autotune(broken, space={"block": [16, 64]}, cache=tmp_path)(torch.zeros(64))
+    _, place, source, caret = str(raised.value).splitlines()
+    assert place.startswith(f'  File "{__file__}", line ') and place.endswith(", in broken")
+    assert source.strip().startswith("n = T.const(") and source[caret.index("^")] == "m"
