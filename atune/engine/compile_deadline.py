@@ -11,8 +11,8 @@ from atune.model.artifact import Lowered
 
 LEAST = 8
 """Number of candidates that must have been compiled before a compile can be hopeless."""
-QUANTILE = 0.95
-FACTOR = 10.0
+QUANTILE = 0.9
+FACTOR = 5.0
 """A compile may take this many times the quantile of the others' times."""
 FLOOR_S = 10.0
 """The shortest deadline, because a busy machine may delay any compile by this long."""

@@ -1,4 +1,4 @@
-"""Choices from costs: parse the headers once in advance, or use nvcc, which parses them for each group."""
+"""Choice from costs: parse the headers once in advance, or use nvcc, which parses them for each group."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import math
 import msgspec
 
 from atune.engine.scheduler import SHARES, bounded
-
-PLAIN = "all candidates fit the free workers: each is compiled plain"
-"""The reason for using no accelerator if there is nothing to accelerate."""
 
 
 class CompileCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,24 +49,6 @@ def estimate(candidates: int, workers: int, costs: CompileCosts) -> tuple[float,
     # Parsing costs one worker's time. If lowering ends earlier, the others wait for it.
     waits_s = max(costs.header_s - lowering_s, 0.0)
     return nvcc_s, work + costs.header_s / workers + waits_s + rounds * costs.parsed_s
-
-
-def all_plain(candidates: int, workers: int, costs: CompileCosts) -> str:
-    """Return why all candidates are to be compiled plain, with nvcc; empty if they are not.
-
-    Plain libraries need no proof. With few candidates a winner's proof, one plain compile at the end of the run, takes
-    longer than the headers, which the workers parse at the same time.
-    """
-    if candidates <= workers:
-        return PLAIN
-    nvcc_s, parsed_s = estimate(candidates, workers, costs)
-    proven_s = parsed_s + costs.lower_s + costs.member_s + costs.nvcc_s
-    if nvcc_s > proven_s:
-        return ""
-    return (
-        f"{candidates} candidates on {workers} workers: about {nvcc_s:.1f} s all plain, {proven_s:.1f} s with the "
-        "winner proven plain"
-    )
 
 
 def _groups(candidates: int, workers: int) -> int:

@@ -48,49 +48,49 @@ def seen(
 
 
 def test_nothing_is_hopeless_before_enough_was_compiled() -> None:
-    assert compile_deadline_s(seen(*[(1, 2.0)] * (LEAST - 1)), [lowered()], 120.0) is None
-    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered()], 120.0) == FACTOR * 2.0
+    assert compile_deadline_s(seen(*[(1, 4.0)] * (LEAST - 1)), [lowered()], 120.0) is None
+    assert compile_deadline_s(seen(*[(1, 4.0)] * LEAST), [lowered()], 120.0) == FACTOR * 4.0
 
 
 def test_what_a_resumed_run_compiles_once_more_counts_once() -> None:
-    again = seen(*[(1, 2.0)] * (LEAST - 1), times=2)
-    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST), [lowered(0)], 120.0) is None
+    again = seen(*[(1, 4.0)] * (LEAST - 1), times=2)
+    assert compile_deadline_s(seen(*[(1, 4.0)] * LEAST), [lowered(0)], 120.0) is None
     assert len(again.compile_s) == LEAST - 1 and compile_deadline_s(again, [lowered()], 120.0) is None
 
 
 def test_libraries_from_the_store_tell_nothing() -> None:
-    assert compile_deadline_s(seen(*[(1, 2.0)] * LEAST, reason="compiled before"), [lowered()], 120.0) is None
+    assert compile_deadline_s(seen(*[(1, 4.0)] * LEAST, reason="compiled before"), [lowered()], 120.0) is None
 
 
 def test_the_deadline_lies_between_the_floor_and_the_users_maximum() -> None:
     assert compile_deadline_s(seen(*[(1, 0.1)] * LEAST), [lowered()], 120.0) == FLOOR_S
-    assert compile_deadline_s(seen(*[(1, 20.0)] * LEAST), [lowered()], 120.0) is None
+    assert compile_deadline_s(seen(*[(1, 30.0)] * LEAST), [lowered()], 120.0) is None
     assert compile_deadline_s(seen(*[(1, 0.1)] * LEAST), [lowered()], 5.0) is None
 
 
 def test_a_group_has_the_time_of_all_its_members_and_heavy_ones_have_more() -> None:
-    state = seen(*[(4, 8.0)] * LEAST)
-    assert compile_deadline_s(state, [lowered(i) for i in range(900, 903)], 120.0) == 3 * FACTOR * 2.0
+    state = seen(*[(4, 16.0)] * LEAST)
+    assert compile_deadline_s(state, [lowered(i) for i in range(900, 903)], 120.0) == 3 * FACTOR * 4.0
     heavy = compile_deadline_s(state, [lowered(accumulators=HEAVY_REGISTERS)], 1000.0)
-    assert heavy is not None and heavy > 2 * FACTOR * 2.0
+    assert heavy is not None and heavy > 2 * FACTOR * 4.0
 
 
 def test_one_slow_compile_among_many_leaves_the_deadline_as_it_was() -> None:
-    assert compile_deadline_s(seen(*[(1, 2.0)] * 39, (1, 100.0)), [lowered()], 120.0) == FACTOR * 2.0
+    assert compile_deadline_s(seen(*[(1, 4.0)] * 39, (1, 100.0)), [lowered()], 120.0) == FACTOR * 4.0
 
 
 @pytest.mark.parametrize("same_as", [None, 900])
 def test_the_default_configuration_has_the_users_deadline(same_as: int | None) -> None:
     """Also where another candidate is compiled for it, because that has its code."""
-    state = seen(*[(1, 2.0)] * LEAST, default=900 if same_as is None else 901, same_as=same_as)
+    state = seen(*[(1, 4.0)] * LEAST, default=900 if same_as is None else 901, same_as=same_as)
     assert compile_deadline_s(state, [lowered(900)], 120.0) is None
-    assert compile_deadline_s(state, [lowered(902)], 120.0) == FACTOR * 2.0
+    assert compile_deadline_s(state, [lowered(902)], 120.0) == FACTOR * 4.0
 
 
 def test_a_group_with_the_default_configuration_has_that_of_its_members() -> None:
     """It is split, and compiles the default again alone."""
-    state = seen(*[(1, 2.0)] * LEAST, default=900)
-    assert compile_deadline_s(state, [lowered(900), lowered(901)], 120.0) == 2 * FACTOR * 2.0
+    state = seen(*[(1, 4.0)] * LEAST, default=900)
+    assert compile_deadline_s(state, [lowered(900), lowered(901)], 120.0) == 2 * FACTOR * 4.0
 
 
 ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
@@ -99,12 +99,12 @@ ALONE = CompileSettings(compile_timeout_s=1000, group_size=1, workers=1)
 @pytest.mark.parametrize("index", [0, 15])
 async def test_a_hopeless_compile_is_ended_long_before_the_users_deadline(index: int) -> None:
     """Also the first of all, about which the others tell while it runs."""
-    machine = FakeMachine(20, Script(hangs={index: "build"}), compile=ALONE)
+    machine = FakeMachine(20, Script(hangs={index: "build"}, library_s=2.5), compile=ALONE)
     run = await tuned(machine, compile=ALONE)
     [(ended_s, failed)] = [(s, e) for s, e in run.events if isinstance(e, BuildFailed)]
     assert (failed.index, failed.kind, failed.hopeless) == (index, "timeout", True)
-    assert failed.message.startswith(f"{HOPELESS}15 s")  # ten times the second and a half of the others
-    assert 15 <= ended_s < 40 and machine.cancelled["build"] == 1 and run.result.measured == 19
+    assert failed.message.startswith(f"{HOPELESS}15 s")  # five times the three seconds of the others
+    assert 15 <= ended_s < 80 and machine.cancelled["build"] == 1 and run.result.measured == 19
 
 
 @pytest.mark.parametrize("hangs", [3, 4])
