@@ -13,7 +13,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-slow test-floors check lint pictures clean
+.PHONY: demo test test-slow test-floors test-light check lint pictures clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -27,6 +27,10 @@ test-slow: $(SETUP)
 # The same tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
 test-floors: .venv-floors/installed
 	.venv-floors/bin/python -m pytest
+
+# The tests that need neither tilelang nor torch, in an environment without them, such as for another Python.
+test-light: .venv-light/installed
+	.venv-light/bin/python -m pytest --light
 
 check: lint test
 
@@ -52,5 +56,15 @@ pictures: $(SETUP)
 	.venv-floors/bin/python -m pip install --quiet --disable-pip-version-check -c floors.txt -e . --group dev
 	touch $@
 
+.venv-light/installed: pyproject.toml constraints.txt
+	$(SYSTEM_PYTHON) -m venv .venv-light
+	.venv-light/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-light/bin/python -c 'import tomllib; \
+		needed = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
+		print(*(name for name in needed if not name.startswith(("tilelang", "torch"))), sep="\n")' > .venv-light/needed
+	.venv-light/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r .venv-light/needed --group dev
+	.venv-light/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 clean:
-	rm -rf .venv .venv-floors .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-floors .venv-light .mypy_cache .ruff_cache .pytest_cache

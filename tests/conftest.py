@@ -7,7 +7,9 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+import light
 import precompiled
 import pytest
 
@@ -28,6 +30,16 @@ SLOW = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too (make test-slow)")
+    parser.addoption("--light", action="store_true", help="run what needs neither tilelang nor torch (make test-light)")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--light"):
+        light.refuse_other_environments()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--light") and light.needs_tilelang(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

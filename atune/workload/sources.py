@@ -80,6 +80,7 @@ _finder = _Finder()
 def pin(kept: Mapping[str, Module]) -> None:
     """Make this worker process load `kept` from their texts, and keep the user's other modules that it imports."""
     _finder.kept.update(kept)
+    _library_folders()  # sysconfig imports a module: with Python 3.13, asking it from the finder fails
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 

@@ -70,9 +70,10 @@ def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     assert told["error"]["kind"] == "WorkloadError" and said in told["error"]["message"]
     where = told["error"]["where"]
     assert (where["file"], where["line"], where["source"][:10]) == (str(KERNELS), line_of(line), line[:10])
-    assert set(where["caret"].strip()) == {"^"} and told["best_config"] is None and told["journal"] == journal
+    assert set(where["caret"].strip()) in ({"^"}, {"^", "~"})  # Python 3.13 marks by ~ what a method is called of
+    assert told["best_config"] is None and told["journal"] == journal
     assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
-    assert lines[2].strip().startswith(line.strip()) and set(lines[3].strip()) == {"^"}
+    assert lines[2].strip().startswith(line.strip()) and lines[3].strip() == where["caret"].strip()
 
 
 @pytest.mark.parametrize(

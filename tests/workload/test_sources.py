@@ -101,3 +101,14 @@ def test_what_was_written_beside_the_files_is_named_but_for_journals(package: Pa
     for name in ("data.json", "journal.jsonl"):
         (package / name).write_text("1")
     assert written_since(1.5e9, pinned()) == [str(package / "data.json")]
+
+
+def test_what_the_finder_asks_is_known_before_it_is_used() -> None:
+    """sysconfig imports its data at the first question. In Python 3.13 the finder must not ask during that import."""
+    code = (
+        "import sys; from atune.workload.sources import pin; pin({}); known = set(sys.modules); "
+        "import colorsys; print(*sorted(sys.modules.keys() - known))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(sources.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "colorsys\n", "")

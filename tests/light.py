@@ -1,0 +1,35 @@
+"""Which tests need tilelang or torch. `make test-light` runs the others, in an environment that has neither."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+NEEDS_TILELANG = (
+    "accelerators", "compat", "decorator", "frontend", "local",
+
+    "test_bad_input", "test_bench_accelerators", "test_bench_prior", "test_bench_record", "test_bench_spaces",
+    "test_carver", "test_causes", "test_checks", "test_cli_apply", "test_cli_basic", "test_cli_dry_run",
+    "test_cli_explain", "test_cli_failures", "test_cli_shards", "test_cli_suggest", "test_compile_all",
+    "test_compile_flags", "test_demo", "test_devices", "test_docs", "test_examples", "test_explaining",
+    "test_few_candidates", "test_foreseen", "test_former_names", "test_guards", "test_interrupted",
+    "test_lacking_registers", "test_layouts", "test_limits", "test_loading", "test_nodes", "test_notebook",
+    "test_packing", "test_proving", "test_result_cache", "test_review", "test_screens", "test_store", "test_streams",
+    "test_strides", "test_structlog", "test_threads", "test_torch_op", "test_warm_servers", "test_work",
+    "test_workload",
+)  # fmt: skip
+"""Folders and modules in which at least one test loads a kernel, here or in a worker."""
+
+NAMED, TESTS = set(NEEDS_TILELANG), Path(__file__).parent
+
+
+def refuse_other_environments() -> None:
+    """Raise UsageError where the light tests could use tilelang or torch unnoticed."""
+    for name in ("tilelang", "torch"):
+        if find_spec(name) is not None:
+            raise pytest.UsageError(f"--light is for an environment without {name}; make test-light sets one up")
+
+
+def needs_tilelang(path: Path) -> bool:
+    """Tell whether a folder or a file is named, or lies in a named folder."""
+    return path.is_relative_to(TESTS) and not NAMED.isdisjoint(path.relative_to(TESTS).with_suffix("").parts)
