@@ -16,8 +16,8 @@ from processes import MARK, marked, new_mark, wait_until
 from slurm import SCRIPT, allocation, job, stand_ins
 
 RAY = """
-echo "ray $* as $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $(sha256sum <<<"$RAY_AUTH_TOKEN" | cut -c 1-8)" >>"$CALLS"
 trap 'echo "ended ray $2" >>"$CALLS"; exit' TERM
+echo "ray $* as $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $(sha256sum <<<"$RAY_AUTH_TOKEN" | cut -c 1-8)" >>"$CALLS"
 while :; do sleep 0.02; done
 """
 PYTHON = """
