@@ -1,15 +1,15 @@
 """Four kinds of kernel: what `atune explain` finds in each, which layout axes change code, and whether one is faster.
 
-python bench/layout_kinds.py
+python bench/layout_kinds.py          # compiles for sm_90a; needs nvcc
+python bench/layout_kinds.py --time   # then tunes each kernel, on a GPU
 
-Compiles for sm_90a; needs nvcc. Where a GPU is there, it tunes each kernel, too, and compares the best candidate with
-the best that leaves all layouts to the compiler. It prints a table and writes bench/results/layout_kinds.json.
+The first command writes bench/results/layout_kinds.json and prints it as a table. The second adds the best latency of
+each kernel to it, and the best that leaves all layouts to the compiler.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,9 +43,7 @@ def best(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def timed(kind: str) -> dict[str, Any] | None:
-    """Return the best latency, and the best with the compiler's layouts, in µs; None without a GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return None
+    """Return the best latency, and the best with the compiler's layouts, in µs; None where no candidate worked."""
     journal = OUT.with_suffix(f".{kind.lower()}.jsonl")
     journal.unlink(missing_ok=True)
     asked("tune", f"{FILE}:{kind}", "--journal", str(journal), "--quiet")
@@ -79,7 +77,7 @@ def looked_at(kind: str) -> dict[str, Any]:
         "swizzled": [one["name"] for one in facts["shared"] if one["swizzled"]],
         "changes_code": {axis["name"]: axis["kept"] for axis in axes if len(axis["kept"]) > 1},
         "passes": [axis["name"] for axis in suggested["passes"] if len(axis["kept"]) > 1],
-        "timed": timed(kind),
+        "timed": None,
     }
 
 
@@ -95,8 +93,14 @@ def row(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    found = [looked_at(kind) for kind in KINDS]
-    OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    if "--time" in sys.argv[1:]:
+        found = json.loads(OUT.read_text())
+        for one in found:
+            one["timed"] = timed(one["kind"].upper())
+            OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    else:
+        found = [looked_at(kind) for kind in KINDS]
+        OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     print("| kernel | registers, spill bytes | smem | blocks | redundant | widths | axes that change code | timed |")
     print("|---|---|---|---|---|---|---|---|")
     print("\n".join(map(row, found)))
