@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atune.api.resume import read_state
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
 
-RESULTS = Path(__file__).parents[2] / "bench" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
 
 
 def stored(name: str) -> Any:
@@ -307,3 +311,14 @@ def test_warm() -> None:
     assert (missed["space"], missed["source"], missed["advice"]) == ("gemm_odd", "gemm_tall", "best")
     shares = [round(100 * summary["within_2pct"]) for summary in (missed["summary"], alone["gemm_odd"])]
     says("warm", f"{shares[0]} % of the seeds come within 2 % there, rather than {shares[1]} %")
+
+
+@pytest.mark.parametrize("folder", ["results", "spaces"])
+def test_stored_files_name_no_folder_of_a_machine(folder: str) -> None:
+    """Paths in journals are cut to what is below the repository; temporary files may stand in compilers' output."""
+    files = [file for file in (ROOT / "bench" / folder).rglob("*") if file.is_file() and file.suffix != ".md"]
+    assert len(files) > 5
+    own = re.compile(rb"/(work|root|home|mnt|Users)/")
+    for file in files:
+        raw = lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
+        assert own.search(raw) is None, file
