@@ -244,6 +244,31 @@ def test_prior_runs() -> None:
     says("prior_runs", f"within {100 * (max(slower) - 1):.1f} %")
 
 
+def test_proven_runs() -> None:
+    runs = [(f"search/proven/five288_{n}.jsonl.xz", f"search/proven/all288_{n}.jsonl.xz") for n in (1, 2, 3)]
+    seconds = [[(e := read(RESULTS / name))[-1].mono - e[0].mono for name in run] for run in runs]
+    ratios = [search / whole for search, whole in seconds]
+    says("proven_runs", f"{min(ratios):.2f} to {max(ratios):.2f} of the exhaustive")
+    results = [[journal(name) for name in run] for run in runs]
+    assert all(one.proven for run in results for one in run)
+    slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
+    says("proven_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
+
+
+def test_roofline() -> None:
+    found = stored("roofline/gemm288.json")
+    winner, reference = found["roofline"], found["reference_roofline"]
+    says("roofline", f"{100 * winner['compute_share']:.1f} %", f"{100 * reference['compute_share']:.1f} %")
+    peak = winner["gflops_s"] / winner["compute_share"]
+    says("roofline", f"{peak / 1000:.1f} TFLOP/s")
+    assert winner["peaks"] == reference["peaks"] == "measured"
+
+
+def test_occupancy_of_twenty_kernels_is_the_drivers() -> None:
+    rows = stored("occupancy.json")["rows"]
+    assert len(rows) == 20 and all(row["occupancy_blocks"] == row["driver"] for row in rows)
+
+
 def test_layouts() -> None:
     found = [journal(f"layouts/{name}.jsonl.xz") for name in ("wide", "uneven")]
     ratios = [result.speedup_over_default for result in found]
