@@ -89,6 +89,8 @@ def _described(found: dict[str, Any]) -> str:
     if "rss_bytes" in found:
         shared = f", {found['pss_bytes'] / 2**20:.0f} of them its own share" if "pss_bytes" in found else ""
         parts.append(f"{found['rss_bytes'] / 2**20:.0f} MiB of memory{shared}")
+    if services := found.get("services"):
+        parts.append(f"{len(services)} compile services with parsed headers, {found['services_bytes'] / 2**20:.0f} MiB")
     why = f" Programs of this environment do not use it: {found['misfit']}." if found.get("misfit") else ""
     return f"{'; '.join(parts)}.{why}"
 
