@@ -96,9 +96,6 @@ class Resident:
         poll.register(self.woken, select.POLLIN)
         poll.register(self.services.heard, select.POLLIN)
         while not self.stopping:
-            for pid in self.services.hear():
-                if pid in self.clients:  # the service has its client's socket, and lasts longer
-                    self.clients.pop(pid).close()
             self._reap()
             left_s = self.idle_since + self.idle_s - time.monotonic()
             if not self.clients and left_s <= 0:
@@ -114,7 +111,14 @@ class Resident:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
+    def _hear(self) -> None:
+        """Note which children have become services. Such a child has its client's socket, and outlives it."""
+        for pid in self.services.hear():
+            if pid in self.clients:
+                self.clients.pop(pid).close()
+
     def _accept(self) -> None:
+        self._hear()  # the client may want a service that another client has just been told of
         try:
             client, _ = self.listening.accept()
         except OSError:  # the client left already, or no descriptor is free
@@ -154,6 +158,7 @@ class Resident:
 
     def _reap(self) -> None:
         """Reap children that have ended, and tell their clients how."""
+        self._hear()
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
