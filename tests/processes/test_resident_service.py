@@ -1,4 +1,4 @@
-"""The resident server's compile service: programs share it, it outlives none of them in vain, and nobody waits for it."""
+"""The resident server's compile service: programs share it, it outlives none in vain, and nobody waits for it."""
 
 from __future__ import annotations
 
