@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-MOST = 4
+MOST = 2
 """Services that a server keeps. Further ones take the place of the least recently used."""
 MESSAGE_BYTES = 4096
 
