@@ -27,6 +27,8 @@ from atune.processes.worker import Worker
 from atune.system.folders import server_folder
 
 PREPARE_TIMEOUT_S = 120.0
+SHARED_TIMEOUT_S = 30.0
+"""For the resident server's process, which may parse for other programs first. It has a fallback."""
 LEAVE_S = 1.0
 PARSED = "parsed"
 """Key of the fact whether headers are parsed. The next run gets it with the process."""
@@ -189,7 +191,8 @@ async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _call(worker: Worker | SharedWorker, entry: str, request: bytes) -> ServiceReady:
-    return msgspec.msgpack.decode(await worker.call(entry, request, PREPARE_TIMEOUT_S), type=ServiceReady)
+    within_s = SHARED_TIMEOUT_S if isinstance(worker, SharedWorker) else PREPARE_TIMEOUT_S
+    return msgspec.msgpack.decode(await worker.call(entry, request, within_s), type=ServiceReady)
 
 
 def _park(kind: tuple[object, ...], process: ForkServerProcess) -> None:

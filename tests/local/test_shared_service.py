@@ -125,6 +125,12 @@ async def fails_later(worker: SharedWorker, entry: str, payload: bytes, timeout_
     return await call(worker, entry, payload, timeout_s)
 
 
+async def stops(worker: SharedWorker, entry: str, payload: bytes, timeout_s: float) -> bytes:
+    os.kill(worker.pid, signal.SIGSTOP)
+    assert timeout_s == service_process.SHARED_TIMEOUT_S
+    return await call(worker, entry, payload, 0.2)
+
+
 call = SharedWorker.call
 
 
@@ -134,8 +140,9 @@ call = SharedWorker.call
         ((service_process, "service"), no_service),
         ((SharedWorker, "call"), fails_at_once),
         ((SharedWorker, "call"), fails_later),
+        ((SharedWorker, "call"), stops),
     ],
-    ids=["there is none", "it fails", "it is killed"],
+    ids=["there is none", "it fails", "it is killed", "it hangs"],
 )
 async def test_where_it_fails_the_run_has_a_service_of_its_own(
     where: tuple[object, str], what: object, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,12 @@ import anyio
 import pytest
 import residents
 import shared_services
-from processes import wait_until
+from processes import MARK, marked, new_mark, wait_until
 from residents import running, status
 from services import children
 from shared_services import connected, find, header, listen
 
+from atune.cli.server import _described
 from atune.errors import WorkerError
 from atune.local import resident_control
 from atune.processes import resident_service
@@ -80,6 +82,7 @@ async def test_the_second_program_finds_the_headers_parsed_and_uses_the_same_cic
             assert b"k" in cicc.compile_remotely(source, Flavour(shared_services.ARCH), str(tmp_path / folder))
         assert second.pid == third.pid == pid and children(pid) == [cicc_pid]
     told = status()
+    assert re.search(r" \d+ MiB in 1 compile service with parsed headers\.$", _described(told))
     assert told["services"] == [pid] and told["services_bytes"] > 50 << 20 and told["sessions"] == 0
 
 
@@ -272,6 +275,29 @@ async def test_requests_without_meaning_end_the_connection_alone() -> None:
                 with pytest.raises(WorkerError), anyio.fail_after(5):
                     await third.call(entry, payload, 5.0)
         assert first.pid == second.pid and first.alive and not (await find(second)).ok
+
+
+HANGS = """
+import os, socket, subprocess
+from atune.stages.accelerators import shared_service
+
+os.setpgid(0, 0)
+shared_service.PARSE_S = 1
+shared_service.new_server = lambda *_: subprocess.run(["sleep", "600"])
+(control, theirs), (client, service) = (socket.socketpair(type=socket.SOCK_SEQPACKET) for _ in range(2))
+request = os.memfd_create("request")
+os.write(request, b"\\xa6sm_90a")  # as msgpack
+socket.send_fds(client, [b"header"], [request])
+shared_service.serve(theirs, service, os.pidfd_open(os.getppid()))
+"""
+
+
+def test_a_compiler_that_hangs_ends_with_the_service() -> None:
+    mark = new_mark()
+    program = subprocess.Popen([sys.executable, "-c", HANGS], env={**residents.environment(), MARK: mark})
+    wait_until(lambda: any("sleep" in command for command in marked(mark).values()), 20, "the compiler")
+    assert program.wait(10) == -signal.SIGKILL
+    wait_until(lambda: not marked(mark), 2, "the end of the compiler")
 
 
 def test_headers_that_a_program_uses_are_not_evicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from atune.system.folders import server_folder
 
 MOST = 3
 """Parsed headers that are kept. The least recently used go first, but none that a connected program uses."""
-PARSE_S = 120
+PARSE_S = 60
 """After that long a hanging compiler ends the service."""
 
 
