@@ -159,12 +159,12 @@ def _provide_service(
         return
     control = services.register(request)
     services.close()
-    _reply(client, {"pid": os.getpid()})
     os.environ.clear()
     os.environ.update(request["program"]["env"])
     server_main.set_limits()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.chdir(request["folder"])
+    _reply(client, {"pid": os.getpid()})
     module, _, function = request["entry"].partition(":")
     getattr(importlib.import_module(module), function)(control, client, watched)
 
