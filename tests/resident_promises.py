@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from atune.local import resident_control
-from atune.local.workers import server_env
+from atune.local.server_env import server_env
 from atune.processes import resident_client
-from atune.processes.resident_client import NoSession, Place, Session
+from atune.processes.resident_client import NoSession, Place, ResidentSession
 from atune.processes.server import ForkServerProcess, Order, Process, Program
 
 START = "from atune.local import resident_control as r; r.PRELOAD = (); r.start(600)"
@@ -34,7 +34,7 @@ def launch(order: Order) -> Process:
     try:
         if set(order.preload) - {"json"}:
             raise NoSession("the test's own imports")
-        session = Session(Place(), order)
+        session = ResidentSession(Place(), order)
         select.select([session._sock], [], [], 30)
         answer, fds = resident_client._received(session._sock)
         if "misfit" in answer:

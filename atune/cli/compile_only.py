@@ -40,6 +40,8 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct ones of those that compiled."""
     failed: int
     wall_s: float
+    compiler: str = ""
+    """Which compiler was chosen, and why; empty if there was no choice."""
     failures: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -63,6 +65,7 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
         configs = spec.configs[: most(len(spec.configs)) or len(spec.configs)]
         candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
         answers = await compiled(machine, candidates, settings.group_size)
+        compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
     reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))
     return Compiled(
@@ -72,6 +75,7 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
         codes=len({(one.path, one.symbol) for one in good}),
         failed=reasons.total(),
         wall_s=round(time.monotonic() - began, 3),
+        compiler=compiler,
         failures=tuple((*reason, count) for reason, count in reasons.most_common()),
     )
 
@@ -80,6 +84,7 @@ def lines_of(found: Compiled) -> list[str]:
     """Return what became of a space, a line each."""
     told = f"{found.compiled} of {found.total} candidates, {found.codes} distinct codes, {found.failed} failed"
     lines = [f"compiled   {told}; {duration(found.wall_s)}", f"target     {found.target}; nothing was measured"]
+    lines += [f"compiler   {printable(found.compiler)}"] if found.compiler else []
     lines += [f"           {n} × {kind}: {printable(message)}" for kind, message, n in found.failures[:REASONS]]
     if more := len(found.failures) - REASONS:
         lines += [f"           {more} other reasons"] if more > 0 else []

@@ -89,6 +89,9 @@ def _described(found: dict[str, Any]) -> str:
     if "rss_bytes" in found:
         shared = f", {found['pss_bytes'] / 2**20:.0f} of them its own share" if "pss_bytes" in found else ""
         parts.append(f"{found['rss_bytes'] / 2**20:.0f} MiB of memory{shared}")
+    if services := found.get("services"):
+        headers = f"{found['services_bytes'] / 2**20:.0f} MiB in {len(services)} compile services with parsed headers"
+        parts.append(headers if len(services) > 1 else headers.replace("services", "service"))
     why = f" Programs of this environment do not use it: {found['misfit']}." if found.get("misfit") else ""
     return f"{'; '.join(parts)}.{why}"
 

@@ -35,7 +35,8 @@ class CompileService(anyio.AsyncContextManagerMixin):
     `start` begins to parse them while the fork server still imports tilelang. The first lowered candidate decides
     whether builds use the service: only then are the number of candidates and the cost of compiling known.
     While `warming`, lowering continues and building waits. If `ready`, builds use the service. `why` is the decision.
-    A run that ends well leaves cicc, with its parsed headers, to the next run.
+    A run that ends well leaves cicc, with its parsed headers, to the next run. Where the run's fork server is a session
+    of the resident server, programs share cicc.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target, nice: int = 0) -> None:
@@ -44,7 +45,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """Called after each change of `state`."""
         self._settings, self._target, self._nice = settings, target, nice
         self._candidates, self._workers = 0, 1
-        self._run_dir = ""
+        self._run_dir, self._shared = "", False
         self._env: Mapping[str, str] = {}
         self._process: ServiceProcess | None = None
         self._tasks: anyio.abc.TaskGroup
@@ -85,13 +86,13 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """The service's process; 0 before it starts."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self, *, early: bool, run_dir: str, env: Mapping[str, str]) -> None:
+    def start(self, *, early: bool, run_dir: str, env: Mapping[str, str], shared: bool = False) -> None:
         """Take over the process that the previous run left. Otherwise, if `early`, begin to parse headers.
 
         Does nothing if the service will probably not be used. A new process also needs a free core. `run_dir`: the
-        folder where workers look for the service.
+        folder where workers look for the service. `shared`: the resident server's process is used if there is one.
         """
-        self._run_dir, self._env = run_dir, env
+        self._run_dir, self._env, self._shared = run_dir, env, shared
         try:
             target = parse_target(self._target)
         except UsageError:
@@ -99,7 +100,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         if cuda and self._may_be_used:
             arch = "" if target is None else target.arch
-            self._begin(arch, only_kept=not (early and len(usable_cores()) > 1))
+            self._begin(arch, early=early and len(usable_cores()) > 1)
 
     def expect(self, candidates: int | None, workers: int) -> None:
         """Set the number of candidates, None if unknown, and of compile workers."""
@@ -132,7 +133,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         self._move(state)
         if isinstance(state, states.Warming):
             if self._process is None:
-                self._begin(None)
+                self._begin(None, early=True)
             assert self._process is not None
             self._process.listen(msgspec.msgpack.encode((lowered.blob, target.arch, self._run_dir)))
         elif self._process is not None:
@@ -151,18 +152,22 @@ class CompileService(anyio.AsyncContextManagerMixin):
         plain = settings.flags is None and not settings.verbose and settings.backend in ("auto", "tvm_ffi")
         return asked and plain
 
-    def _begin(self, arch: str | None, *, only_kept: bool = False) -> None:
+    def _begin(self, arch: str | None, *, early: bool) -> None:
         kind = (self._target, self._settings.verbose, *surroundings())
         kept = services.take(kind) if self._may_be_used else None
-        if kept is None and only_kept:
+        shared = self._shared and kept is None
+        if not (kept or early or shared):
             return
-        self._move(states.begun(self.state, time.monotonic(), before=kept is not None))
-        self._process = ServiceProcess(kind, kept=kept, arch=arch, env=self._env, nice=self._nice)
+        if kept or early:
+            self._move(states.begun(self.state, time.monotonic(), before=kept is not None))
+        self._process = ServiceProcess(
+            kind, kept=kept, arch=arch, early=early, shared=shared, env=self._env, nice=self._nice
+        )
         self._tasks.start_soon(self._run, self._process)
 
     async def _run(self, process: ServiceProcess) -> None:
         try:
-            await process.run(anew=self._anew, answered=self._answered)
+            await process.run(anew=self._anew, answered=self._answered, had=self._had)
         except (WorkerError, OSError, msgspec.MsgspecError) as error:
             said = getattr(error, "detail", "").strip().splitlines()
             reason = "; ".join((f"the compile service ended: {error}", *said[-1:]))
@@ -171,13 +176,17 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self._move(states.left(self.state))
 
     def _anew(self) -> None:
-        """Return to parsing, because the process that the previous run left has ended."""
+        """Return to parsing, because a process that earlier runs used has ended."""
         if isinstance(self.state, states.Parsing):
             self._move(states.Parsing(self.state.started))
 
+    def _had(self) -> None:
+        """Note that earlier runs have parsed the headers."""
+        self._move(states.begun(self.state, time.monotonic(), before=True))
+
     def _answered(self, answer: ServiceReady) -> None:
         if answer.ok:
-            self._move(states.listening(self.state, answer.header_s))
+            self._move(states.listening(self.state, answer))
         else:
             self._move(states.failed(self.state, answer.reason))
 

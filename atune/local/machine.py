@@ -32,6 +32,7 @@ from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
+from atune.processes.resident_client import RESIDENT
 from atune.processes.server import ForkServerProcess
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
@@ -106,7 +107,7 @@ class LocalMachine:
                 env = self._folders()
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
-                self.service.start(early=importing, run_dir=self.run_dir, env=env)
+                self.service.start(early=importing, run_dir=self.run_dir, env=env, shared=self.fork_server == RESIDENT)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atune.local.compiler_choice import CompileCosts, choose
+from atune.processes.messages import ServiceReady
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -12,7 +13,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Parsing(msgspec.Struct, frozen=True):
-    """Parsing headers before the decision. `started`: when parsing began. `before`: the previous run parsed them."""
+    """Parsing headers before the decision. `started`: when parsing began. `before`: an earlier run parsed them."""
 
     started: float
     before: bool = False
@@ -50,7 +51,7 @@ State = Idle | Parsing | Broken | Warming | Ready | Unused
 
 
 def begun(state: State, now: float, *, before: bool) -> State:
-    """Return the next state after a process begins to parse, or is taken over from the previous run."""
+    """Return the next state after a process begins to parse. `before`: it turns out to have parsed them earlier."""
     return Parsing(now, before) if isinstance(state, Idle | Parsing) else state
 
 
@@ -73,11 +74,17 @@ def decided(
     return Warming(why, soon=isinstance(state, Parsing)) if pays else Unused(why)
 
 
-def listening(state: State, header_s: float) -> State:
-    """Return the next state after the process can compile. `header_s`: seconds of parsing, zero for none."""
+def listening(state: State, answer: ServiceReady) -> State:
+    """Return the next state after the process can compile. `answer`: what it says of the headers."""
     if not isinstance(state, Warming):
         return state
-    how = f"headers parsed in {header_s:.1f} s" if header_s else "headers parsed by the previous run"
+    by = " by the resident server" if answer.resident else ""
+    if answer.header_s:
+        how = f"headers parsed{by} in {answer.header_s:.1f} s"
+    elif answer.resident:
+        how = f"headers parsed before{by}, which saves {answer.saved_s:.1f} s"
+    else:
+        how = "headers parsed by the previous run"
     return Ready(f"{state.why}; {how}")
 
 

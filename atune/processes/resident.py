@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from atune.processes import server_main
 from atune.processes.fit import facts, packages, stamps
+from atune.processes.resident_service import Services
 from atune.processes.resident_session import Imported, answer, imported_environment, imported_path
 
 BACKLOG = 64
@@ -79,6 +80,7 @@ class Resident:
         self.woken, self.wakeup = socket.socketpair()
         self.clients: dict[int, socket.socket] = {}
         """Clients' sockets by the pid of their child. A session's client learns over it how the session ended."""
+        self.services = Services()
         self.served = 0
         self.began = self.idle_since = time.monotonic()
         self.stopping = False
@@ -92,6 +94,7 @@ class Resident:
         poll = select.poll()
         poll.register(self.listening, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
+        poll.register(self.services.heard, select.POLLIN)
         while not self.stopping:
             self._reap()
             left_s = self.idle_since + self.idle_s - time.monotonic()
@@ -108,7 +111,14 @@ class Resident:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
+    def _hear(self) -> None:
+        """Note which children have become services. Such a child has its client's socket, and outlives it."""
+        for pid in self.services.hear():
+            if pid in self.clients:
+                self.clients.pop(pid).close()
+
     def _accept(self) -> None:
+        self._hear()  # the client may want a service that another client has just been told of
         try:
             client, _ = self.listening.accept()
         except OSError:  # the client left already, or no descriptor is free
@@ -123,6 +133,7 @@ class Resident:
             "idle_s": self.idle_s,
             "sessions": len(self.clients),
             "served": self.served,
+            "services": [service.pid for service in self.services.running.values()],
         }
         try:
             pid = os.fork()
@@ -132,11 +143,11 @@ class Resident:
             return
         if pid == 0:
             self._leave_to_child()
-            answer(client, self.imported, told)
+            answer(client, self.imported, told, self.services)
         self.clients[pid] = client
 
     def _leave_to_child(self) -> None:
-        """In a child: close the server's descriptors and reset its signal handlers."""
+        """In a child: close the server's descriptors, except those of services, and reset its signal handlers."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -147,15 +158,18 @@ class Resident:
 
     def _reap(self) -> None:
         """Reap children that have ended, and tell their clients how."""
+        self._hear()
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
+                self.services.ended(pid)
                 client = self.clients.pop(pid, None)
-                if status:  # a session, which ends by a signal; other children only answer
-                    self.served += 1
-                    self.idle_since = time.monotonic()
-                if client is not None:
-                    with suppress(OSError), client:
+                if client is None:
+                    continue
+                with suppress(OSError), client:
+                    if status:  # a session, which ends by a signal; other children only answer
+                        self.served += 1
+                        self.idle_since = time.monotonic()
                         client.setblocking(False)
                         client.send(json.dumps({"ended": os.waitstatus_to_exitcode(status)}).encode())
 

@@ -1,4 +1,4 @@
-"""Finds a resident server, and asks it for a session as a run's fork server, for its status, or to stop.
+"""Finds a resident server, and asks it for a session as a run's fork server, a service, its status, or to stop.
 
 It sends nothing but JSON, and reads nothing before the kernel has named the user at the other end.
 """
@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -16,19 +17,20 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from atune.errors import AtuneError, UsageError
+from atune.errors import AtuneError, UsageError, WorkerError
 from atune.processes.fit import facts, surroundings
 from atune.processes.resident import peer
-from atune.processes.resident_session import MESSAGE_BYTES, SESSION
+from atune.processes.resident_session import MESSAGE_BYTES, SERVICE, SESSION
 from atune.processes.server import ForkServerProcess, Order, search_path
 from atune.system.folders import private_root, short_path
+from atune.system.paths import working_folder
 
 VARIABLE = "ATUNE_SERVER"
 """Environment variable: ``off`` means that no resident server is used."""
@@ -39,9 +41,16 @@ STATUS_S = 0.05
 """Seconds to wait for a session's exit status. Without it the session counts as killed, which most are."""
 
 
+_PASSING = re.compile(
+    r"PWD|OLDPWD|_|SHLVL|TERM|TERM_\w+|COLORTERM|COLUMNS|LINES|WINDOWID|DISPLAY|WAYLAND_DISPLAY|SSH_\w+|TMUX\w*|STY"
+    r"|XDG_SESSION_\w+|VSCODE_\w+|PYTEST_CURRENT_TEST|ATUNE_\w+"
+)
+"""Variables of a terminal, and atune's own: no compiler depends on them, and services do not get them."""
+
+
 class NoSession(AtuneError):
-    """A resident server gives no session: it does not fit, or does not answer. The fallback is a fork server of this
-    program."""
+    """A resident server gives no session or service: it does not fit, or does not answer. The fallback is a process of
+    this program."""
 
 
 class Place:
@@ -173,14 +182,8 @@ class ResidentSession:
 
     async def answered(self) -> None:
         """Wait for the session to start. Raises `NoSession` if it does not."""
-        with anyio.move_on_after(ANSWER_S) as waiting:
-            await anyio.wait_readable(self._sock)
-        if waiting.cancelled_caught:
-            raise NoSession(f"it does not answer within {ANSWER_S:g} s; atune server status tells more")
-        answer, fds = _received(self._sock)
-        if "misfit" in answer:
-            raise NoSession(answer["misfit"])
-        self.pid, [self._pidfd] = answer["pid"], fds
+        answer, [self._pidfd] = await _answer(self._sock)
+        self.pid = answer["pid"]
 
     def poll(self) -> int | None:
         if self.returncode is None and (self._pidfd < 0 or select.select([self._pidfd], [], [], 0)[0]):
@@ -213,6 +216,71 @@ class ResidentSession:
         return -signal.SIGKILL
 
 
+class SharedWorker:
+    """A service of the resident server, which programs share. It is called as a worker is."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pid = 0
+        self.alive = True
+        self._sock = sock
+
+    async def call(self, entry: str, payload: bytes, timeout_s: float) -> bytes:
+        """Have the service carry out `entry`. Raises `WorkerError` if it ends or takes longer."""
+        with anyio.move_on_after(timeout_s), suppress(NoSession):
+            _send_file(self._sock, entry.encode(), payload, [])
+            if reply := await self._received():
+                return reply
+        self.alive = False
+        raise await self.ended()
+
+    async def ended(self) -> WorkerError:
+        """Wait for the service to hang up, and return the error that says so."""
+        while self.alive:
+            self.alive = bool(await self._received())
+        return WorkerError(f"the resident server's service, process {self.pid}, does not answer any more")
+
+    async def _received(self) -> bytes:
+        await anyio.wait_readable(self._sock)
+        try:
+            return self._sock.recv(MESSAGE_BYTES)
+        except OSError:
+            return b""
+
+
+@asynccontextmanager
+async def service(
+    preload: Sequence[str], entry: str, *, env: Mapping[str, str], nice: int
+) -> AsyncGenerator[SharedWorker, None]:
+    """Connect to the resident server's service that runs `entry` in this program's surroundings.
+
+    `preload`, `env`: as for a fork server. `nice`: added to this program's niceness. Raises `NoSession` if the server
+    does not fit, or does not answer in time.
+    """
+    if (place := found()) is None:
+        raise NoSession("it has ended")
+    program = surroundings({name: value for name, value in env.items() if not _PASSING.fullmatch(name)})
+    program["nice"] = min(19, program["nice"] + nice)
+    request = {**wanted(preload, env), "entry": entry, "program": program, "folder": _folder(env)}
+    sock = _connected(place)
+    own = os.pidfd_open(os.getpid())
+    try:
+        _send(sock, SERVICE, request, [own])
+        worker = SharedWorker(sock)
+        worker.pid = (await _answer(sock))[0]["pid"]
+        yield worker
+    finally:
+        os.close(own)
+        anyio.notify_closing(sock)
+        sock.close()
+
+
+def _folder(env: Mapping[str, str]) -> str:
+    """Return the folder for a service: that of the program if variables with search paths are relative to it."""
+    paths = ("PATH", "LD_LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+    entries = [entry for name in paths if name in env for entry in env[name].split(os.pathsep)]
+    return "/" if all(map(os.path.isabs, entries)) else working_folder()
+
+
 def _connected(place: Place) -> socket.socket:
     """Connect to the server at `place`. Raises `NoSession` if nobody, or another user, is there."""
     if why := place.unsafe():
@@ -234,16 +302,32 @@ def _connected(place: Place) -> socket.socket:
 
 
 def _send(sock: socket.socket, what: bytes, request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    """Send a request in a file without a name, because its environment may be larger than a message."""
+    _send_file(sock, what, json.dumps(request).encode(), fds)
+
+
+def _send_file(sock: socket.socket, what: bytes, content: bytes, fds: Sequence[int]) -> None:
+    """Send `content` in a file without a name, because it may be larger than a message."""
     file = os.memfd_create("atune-request")
     try:
         with open(file, "wb", closefd=False) as writing:
-            writing.write(json.dumps(request).encode())
+            writing.write(content)
         socket.send_fds(sock, [what], [file, *fds])
     except OSError as error:
         raise NoSession(f"it cannot be asked: {error.strerror}") from error
     finally:
         os.close(file)
+
+
+async def _answer(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for the answer to a request. Raises `NoSession` if it is a refusal, or does not come in time."""
+    with anyio.move_on_after(ANSWER_S) as waiting:
+        await anyio.wait_readable(sock)
+    if waiting.cancelled_caught:
+        raise NoSession(f"it does not answer within {ANSWER_S:g} s; atune server status tells more")
+    answer, fds = _received(sock)
+    if "misfit" in answer:
+        raise NoSession(answer["misfit"])
+    return answer, fds
 
 
 def _received(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:

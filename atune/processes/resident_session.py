@@ -6,6 +6,7 @@ client's, and it no longer needs the resident server.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -20,10 +21,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from atune.processes import server_main
 from atune.processes.fit import Facts, Stamps, changed, difference, shadowed, take_over
+from atune.processes.resident_service import Services
 
 REQUEST_S = 5.0
 """Seconds that a client may take to send its request."""
-SESSION, STATUS, STOP = b"session", b"status", b"stop"
+SESSION, SERVICE, STATUS, STOP = b"session", b"service", b"status", b"stop"
 MESSAGE_BYTES = 1 << 16
 
 
@@ -52,6 +54,14 @@ class Imported(NamedTuple):
             or shadowed(self.packages, [*front, *request["path"], *back])
         )
 
+    def environment_of(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return a client's environment with the changes that importing makes to it."""
+        changed = dict(env)
+        for name, (prefix, value) in self.environment.items():
+            if env.get(name) != value:
+                changed[name] = prefix + env[name] if prefix and name in env else value
+        return changed
+
 
 def imported_environment(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the changes that importing made to the environment, as in `Imported.environment`."""
@@ -70,7 +80,7 @@ def imported_path(before: Sequence[str], after: Sequence[str]) -> tuple[list[str
     return [entry for place, entry in new if place < first], [entry for place, entry in new if place > first]
 
 
-def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any]) -> NoReturn:
+def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any], services: Services) -> NoReturn:
     """Answer `client` in this freshly forked child; never return. `told`: the server's part of a ``status`` answer."""
     try:
         client.settimeout(REQUEST_S)
@@ -78,14 +88,19 @@ def answer(client: socket.socket, imported: Imported, told: Mapping[str, Any]) -
         if asked == STOP:
             os.kill(told["pid"], signal.SIGTERM)
             _reply(client, {"pid": told["pid"]})
-        elif asked in (SESSION, STATUS):
+        elif asked in (SESSION, SERVICE, STATUS):
             request = json.loads(_read(fds[0]))
             why = imported.misfit(request)
             if asked == STATUS:
-                _reply(client, {**told, **_memory(told["pid"]), "misfit": why})
+                below = {*told["services"], *server_main.descendants(told["services"])}
+                memory = sum(_memory(pid).get("pss_bytes", 0) for pid in below)
+                _reply(client, {**told, **_memory(told["pid"]), "services_bytes": memory, "misfit": why})
             elif why:
                 _reply(client, {"misfit": why})
+            elif asked == SERVICE:
+                _provide_service(client, imported, request, fds[1], services)
             else:
+                services.close()
                 _become_fork_server(client, imported, request, fds[1:])
     except OSError:
         pass  # the client left, or sent nothing
@@ -128,14 +143,36 @@ def _become_fork_server(
     server.end()
 
 
+def _provide_service(
+    client: socket.socket, imported: Imported, request: dict[str, Any], watched: int, services: Services
+) -> None:
+    """Pass the client on to the service that it asks for. Without one, become that service, and end with it."""
+    request["program"]["env"] = imported.environment_of(request["program"]["env"])
+    fds = [client.fileno(), watched]
+    if pid := services.pass_on(request, fds):
+        _reply(client, {"pid": pid})
+        return
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if why := take_over(request["program"]):
+        _reply(client, {"misfit": why})
+        return
+    control = services.register(request)
+    services.close()
+    os.environ.clear()
+    os.environ.update(request["program"]["env"])
+    server_main.set_limits()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.chdir(request["folder"])
+    _reply(client, {"pid": os.getpid()})
+    module, _, function = request["entry"].partition(":")
+    getattr(importlib.import_module(module), function)(control, client, watched)
+
+
 def _set_environment(imported: Imported, request: dict[str, Any]) -> None:
     """Set the program's environment, search path and arguments, with the changes that importing makes to them."""
-    env = request["program"]["env"]
     os.environ.clear()
-    os.environ.update(env)
-    for name, (prefix, value) in imported.environment.items():
-        if env.get(name) != value:
-            os.environ[name] = prefix + env[name] if prefix and name in env else value
+    os.environ.update(imported.environment_of(request["program"]["env"]))
     front, back = ([entry for entry in part if entry not in request["path"]] for part in imported.path)
     sys.path[:] = [*front, *request["path"], *back]
     sys.argv[:] = [server_main.__file__, request["arguments"]]

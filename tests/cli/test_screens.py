@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.compile_only import Compiled, lines_of
+from atune.cli.compile_only import Compiled, as_data, lines_of
 from atune.cli.main import main
 from atune.cli.printing import fitted, fitted_rows
 
@@ -153,6 +153,11 @@ def test_many_reasons_are_counted() -> None:
     failures = tuple(("lower", f"reason {k}", 1) for k in range(11))
     lines = lines_of(Compiled(target="c", total=11, compiled=0, codes=0, failed=11, wall_s=1.0, failures=failures))
     assert len(lines) == 2 + 8 + 1 and lines[-1].strip() == "3 other reasons"
+
+
+def test_compile_only_says_which_compiler_was_chosen_and_why() -> None:
+    found = Compiled(target="sm_90a", total=1, compiled=1, codes=1, failed=0, wall_s=1.0, compiler="as asked; parsed")
+    assert lines_of(found)[2:] == ["compiler   as asked; parsed"] and as_data(found)["compiler"] == "as asked; parsed"
 
 
 def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from atune.local import service_state as states
 from atune.local.compiler_choice import CompileCosts
 from atune.local.service_state import Broken, Idle, Parsing, Ready, State, Unused, Warming
+from atune.processes.messages import ServiceReady
 
 COSTS = CompileCosts()
 
@@ -65,9 +66,13 @@ def test_one_that_is_not_used_breaks_unnoticed() -> None:
 
 def test_it_says_since_when_the_headers_are_parsed() -> None:
     warming = Warming("as asked", soon=True)
-    assert states.listening(warming, 1.25) == Ready("as asked; headers parsed in 1.2 s")
-    assert states.listening(warming, 0.0) == Ready("as asked; headers parsed by the previous run")
-    assert states.listening(Unused("given up"), 1.0) == Unused("given up")
+    assert states.listening(warming, ServiceReady(True, header_s=1.25)) == Ready("as asked; headers parsed in 1.2 s")
+    assert states.listening(warming, ServiceReady(True)) == Ready("as asked; headers parsed by the previous run")
+    parsed, had = ServiceReady(True, "", 1.25, resident=True), ServiceReady(True, resident=True, saved_s=1.25)
+    assert states.listening(warming, parsed) == Ready("as asked; headers parsed by the resident server in 1.2 s")
+    said = "as asked; headers parsed before by the resident server, which saves 1.2 s"
+    assert states.listening(warming, had) == Ready(said)
+    assert states.listening(Unused("given up"), ServiceReady(True)) == Unused("given up")
 
 
 def test_parsing_begins_once_and_not_after_the_decision() -> None:

@@ -273,6 +273,7 @@ async def test_a_client_of_another_user_is_hung_up_on_before_anything_is_read(
         assert len(forked) == (user == os.getuid())
         one.woken.close()
         one.wakeup.close()
+        one.services.close()
 
 
 async def test_two_started_at_once_are_one(tmp_path: Path) -> None:

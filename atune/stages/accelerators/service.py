@@ -11,8 +11,8 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +37,7 @@ def header(payload: bytes) -> bytes:
     """
     arch = msgspec.msgpack.decode(payload, type=str)
     try:
-        flavour = Flavour(arch or _arch_of_this_machine())
+        flavour = Flavour(arch or arch_of_this_machine())
         ready = _parse(flavour, includes_for(flavour.arch))
     except (CiccError, OSError) as error:
         ready = ServiceReady(False, str(error)[:500])
@@ -50,29 +50,46 @@ def listen(payload: bytes) -> bytes:
     Afterwards the run's `folder` has the link that workers connect to; further runs may ask for the same. If the parsed
     headers do not fit the candidate, the service parses those that its source includes.
     """
-    data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
-    blob = msgspec.msgpack.decode(data, type=Blob)
-    flavour = flavour_of(arch, blob.pass_configs)
     try:
-        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
-            raise CiccError(reason)
+        wanted = Wanted.decoded(payload)
         server, ready = _state.server, ServiceReady(True)
-        if server is not None and not (server.fits(flavour, blob.source) and server.up_to_date()):
+        if server is not None and not (server.fits(wanted.flavour, wanted.source) and server.up_to_date()):
             _state.server = None  # so that its end is expected
             server.kill()
             shutil.rmtree(server.folder, ignore_errors=True)
             server = None
         if server is None:
-            try:
-                first, wanted, _ = parts(blob.source)
-            except ValueError:
-                first, wanted = "", ()
-            ready = _parse(flavour, wanted, first)
+            ready = _parse(wanted.flavour, *wanted.headers())
         assert _state.server is not None
-        _state.server.link(folder)
+        _state.server.link(wanted.folder)
     except (CiccError, OSError) as error:
         return msgspec.msgpack.encode(ServiceReady(False, str(error)[:500]))
     return msgspec.msgpack.encode(ready)
+
+
+class Wanted(NamedTuple):
+    """A candidate that a run wants compiled, and the run's folder."""
+
+    flavour: Flavour
+    source: str
+    folder: str
+
+    @classmethod
+    def decoded(cls, payload: bytes) -> Wanted:
+        """Decode the payload of `listen`. Raises `CiccError` if only nvcc compiles the candidate."""
+        data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
+        blob = msgspec.msgpack.decode(data, type=Blob)
+        if reason := for_nvcc({**blob.pass_configs, **flags_config(blob.flags)}):
+            raise CiccError(reason)
+        return cls(flavour_of(arch, blob.pass_configs), blob.source, folder)
+
+    def headers(self) -> tuple[Sequence[str], str]:
+        """Return the includes of the source, and its text before them."""
+        try:
+            first, includes, _ = parts(self.source)
+        except ValueError:
+            return (), ""
+        return includes, first
 
 
 def _end_with(server: Server) -> None:
@@ -85,24 +102,32 @@ def _end_with(server: Server) -> None:
 
 def _parse(flavour: Flavour, includes: Sequence[str], first: str = "") -> ServiceReady:
     """Parse `first` and `includes`. Raises `CiccError` or `OSError` if cicc cannot be driven."""
-    started = time.perf_counter()
-    _state.server = server = _server(flavour, includes, first)
+    _state.server = server = new_server(flavour, includes, first)
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-    return ServiceReady(True, "", round(time.perf_counter() - started, 3))
+    return ServiceReady(True, "", server.header_s)
 
 
-def _server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
+def new_server(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
     """Return a server for `includes` and for the headers that most kernels include, if both can be combined."""
     both = dict.fromkeys((*includes, *includes_for(flavour.arch)))
     try:
-        return Server(flavour, tuple(both), tempfile.mkdtemp(prefix="cicc-"), first)
+        return _server_in_folder(flavour, tuple(both), first)
     except CiccError:
         if not includes or len(both) == len(includes):
             raise
-        return Server(flavour, includes, tempfile.mkdtemp(prefix="cicc-"), first)
+        return _server_in_folder(flavour, includes, first)
 
 
-def _arch_of_this_machine() -> str:
+def _server_in_folder(flavour: Flavour, includes: Sequence[str], first: str) -> Server:
+    folder = tempfile.mkdtemp(prefix="cicc-")
+    try:
+        return Server(flavour, includes, folder, first)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def arch_of_this_machine() -> str:
     gpus = visible_gpus()
     if not gpus:
         raise CiccError("there is no GPU")

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -179,6 +179,44 @@ def test_a_header_that_was_edited_is_parsed_again(tmp_path: Path, monkeypatch: p
     assert not server.up_to_date()
     header.unlink()
     assert not server.up_to_date()
+
+
+def test_what_an_upgrade_replaces_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files with times of the past, links that name another folder, programs, and headers that kernels brought."""
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "mine.cuh").write_text(f"#define FACTOR {version}\n")
+        (tmp_path / version / "brought.cuh").write_text("")
+    link, header, folder = tmp_path / "current", tmp_path / "1" / "mine.cuh", tmp_path / "server"
+    link.symlink_to("1")
+    monkeypatch.setenv("CPATH", str(link))
+    folder.mkdir()
+
+    def after(change: Callable[[], object]) -> list[bool]:
+        server = cicc_server.Server(AMPERE, ("<mine.cuh>",), str(folder))
+        server.kill()
+        before = server.up_to_date()
+        change()
+        return [before, server.up_to_date()]
+
+    def relink() -> None:
+        link.unlink()
+        link.symlink_to("2")
+
+    def bring() -> None:
+        (folder / "more-0.ii").write_text(f'# 1 "{tmp_path}/1/brought.cuh"\n')
+        (tmp_path / "1" / "brought.cuh").write_text("int x;\n")
+
+    past = header.stat().st_mtime
+    assert after(lambda: None) == [True, True]
+    assert after(lambda: (header.write_text("#define FACTOR 3\n"), os.utime(header, (past, past)))) == [True, False]
+    assert after(relink) == [True, False]
+    assert after(bring) == [True, False]
+    (folder / "more-0.ii").unlink()
+    program = tmp_path / "g++"
+    program.symlink_to(shutil.which("g++") or "")
+    monkeypatch.setenv("CXX", str(program))
+    assert after(program.unlink) == [True, False]
 
 
 def test_the_command_is_tilelangs(monkeypatch: pytest.MonkeyPatch) -> None:
