@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 import traceback
@@ -101,9 +102,29 @@ def _place_of(error: BaseException) -> tuple[Place | None, str]:
     shown = "".join(traceback.StackSummary.from_list(frames[number:]).format())
     place = place_in(shown)
     caller = steps[number - 1][0].f_code.co_filename if number else ""
-    if place is not None and place.caret and REWRITTEN in caller:
-        place = msgspec.structs.replace(place, caret=" " * _indent(steps[number][0]) + place.caret)
+    if place is not None and REWRITTEN in caller:
+        frame, line = steps[number][0], _line(error, number)
+        if line != place.line:
+            source = linecache.getline(place.file, line).strip()
+            place = msgspec.structs.replace(place, line=line, source=source, caret="")
+        elif place.caret:
+            place = msgspec.structs.replace(place, caret=" " * _indent(frame) + place.caret)
     return place, shown
+
+
+def _line(error: BaseException, number: int) -> int:
+    """Return the line of a step of `error`'s traceback, in a function that tilelang has rewritten.
+
+    It gives calls in the head of a loop the line 1. The line before, in the order of the code, is right then.
+    """
+    step = error.__traceback__
+    for _ in range(number):
+        step = step.tb_next if step is not None else None
+    assert step is not None
+    code, line = step.tb_frame.f_code, step.tb_lineno
+    before = [one for one, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
+    first = code.co_firstlineno
+    return line if line >= first else next((one for one in reversed(before) if one and one >= first), first)
 
 
 def _indent(frame: FrameType) -> int:

@@ -16,6 +16,7 @@ from atune.model.candidate import normalise
 from atune.stages.accelerators import registry
 from atune.stages.compile.lowering import lower
 from atune.stages.frontend.layouts import loop_layout
+from atune.system.places import detail_of, place_of
 from atune.workload.workload import FileRef
 
 TESTS = Path(__file__).parents[2]
@@ -125,3 +126,19 @@ def test_a_width_for_coalescing_reaches_the_loop(tmp_path: Path) -> None:
             if candidate.config == {**narrow, "coalesced": coalesced}
         }
     assert len(codes) == 2 == len(set(codes.values()))
+
+
+def test_a_layout_that_does_not_fit_is_refused_at_the_loops_line(tmp_path: Path) -> None:
+    """tilelang gives the head of a loop the first line of the file."""
+    file = EXAMPLES / "layout_broadcast.py"
+    [head] = [n for n, line in enumerate(file.read_text().splitlines(), 1) if "in layout.parallel(" in line]
+    with session_of(FileRef(str(file), "UNEVEN"), tmp_path) as candidates:
+        uneven = {"block_rows": 2, "threads": 256, "held": "compiler", "loop": "vector8", "coalesced": 0}
+        [candidate] = [one for one in candidates if one.config == uneven]
+        with pytest.raises(ValueError, match="256 threads do not share 2 rows") as raised:
+            lower(candidate, registry.compose(()))
+    place = place_of(raised.value)
+    assert place is not None and (place.file, place.line) == (str(file), head)
+    assert place.source.startswith("for r, c in layout.parallel(") and f"line {head}, in main" in detail_of(
+        raised.value
+    )
