@@ -276,13 +276,24 @@ def test_layouts() -> None:
     assert (found[0].measured, found[0].duplicates) == (18, 54)
 
 
+def test_layout_kinds() -> None:
+    found = {one["kind"]: one["timed"] for one in stored("layout_kinds.json")}
+    for kind in ("dequantising", "transpose"):
+        says("layout_kinds", f"{found[kind]['best_us']:.1f} against {found[kind]['own_layouts_us']:.1f} µs")
+    assert all(found[kind]["best_us"] == found[kind]["own_layouts_us"] for kind in ("norm", "attention"))
+
+
 def test_start() -> None:
-    saved = stored("start/cuda-all.json")["rows"]["all"]["median"]
+    def median(row: str) -> str:
+        return f"{stored(f'start/cuda-{row}.json')['rows'][row]['median']:.2f}"
+
     says(
         "start",
-        f"{saved:.2f} of the start",
-        f"{stored('start/cuda-drop-in-1.json')['rows']['drop-in-1']['median']:.2f} of",
+        f"{median('all')} of the start",
+        f"{median('drop-in-1')} of the time",
+        f"one with four {median('drop-in-4')}",
     )
+    says("start", f"takes {median('edit')} of the cold run")
 
 
 def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
