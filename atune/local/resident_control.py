@@ -143,11 +143,14 @@ def _said(heard: int, process: subprocess.Popen[bytes], place: Place) -> dict[st
 
 def _log(path: Path) -> int:
     """Open a new log for the server. Raises `UsageError`."""
-    try:
-        path.unlink(missing_ok=True)  # another server may still write to it
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    while True:
+        try:
+            path.unlink(missing_ok=True)  # another server may still write to it
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except FileExistsError:  # another start opened one in between
+            continue
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _env() -> dict[str, str]:

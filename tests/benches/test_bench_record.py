@@ -58,6 +58,7 @@ def play(monkeypatch: pytest.MonkeyPatch, script: Scripted, out: Path, *more: st
     return record.main(["--spaces", SLICED, "--out", str(out), *more])
 
 
+@pytest.mark.slow
 def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
     assert sorted(path.name for path in recorded.iterdir()) == ["table.md", f"{NAME}.jsonl.xz"]
     with record.opened(recorded / f"{NAME}.jsonl.xz") as journal:
@@ -69,6 +70,7 @@ def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
     assert [cell.strip() for cell in row.split("|")][2:6] == ["2", "2", "0", "0"]
 
 
+@pytest.mark.slow
 def test_a_recording_names_no_path_of_the_machine(recorded: Path) -> None:
     """Paths are cut to what is below the repository, and checksums hold."""
     text = whole(recorded).decode()
@@ -115,6 +117,7 @@ def test_a_run_cut_short_keeps_its_journal_and_goes_on(
     assert whole(tmp_path) == journal and not (tmp_path / f"{NAME}.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_journal_that_came_from_another_machine_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
     """Nothing that has an outcome is measured again, and one recording holds both parts."""
     lines = whole(recorded).splitlines(keepends=True)

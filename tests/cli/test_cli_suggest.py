@@ -53,6 +53,7 @@ def test_what_an_axis_does_is_said_in_a_line() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_broadcast_needs_none_of_its_coalesced_widths(tmp_path: Path) -> None:
     """Without a GPU: rows, threads, fragment and loop change the code, beside the default; the width does not."""
     out = tmp_path / "space.py"

@@ -227,7 +227,7 @@ async def test_whoever_leads_the_finalists_are_nvccs_and_all_else_is_as_without(
     workers, devices = rng.choice((1, 3, 6)), rng.choice((1, 2))
     script = Script(latency_ms=latency, compile_s=seconds, shared=True, fails={rng.randrange(20): "compile"})
     machine = FakeMachine(20, script, workers=workers, devices=devices)
-    run = await tuned(machine, 4, compile=CompileSettings())
+    run = await tuned(machine, 4, compile=CompileSettings(end_hopeless=False))
     ok = sorted((latency({"x": e.index}), e.index) for e in run.of(CandidateMeasured))
     assert run.result.best_config == {"x": ok[0][1]} and len(ok) == 19 and not run.of(Warned)
     again = [i for _, e in run.nvcc() for i in e.indices]

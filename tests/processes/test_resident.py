@@ -300,6 +300,23 @@ async def test_a_server_whose_imports_fail_says_so_and_leaves_nothing(
     assert found() is None and resident_control.status() is None and resident_control.stop() is None
 
 
+def test_a_start_whose_log_another_one_opens_first_opens_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, unlinked = tmp_path / "log", 0
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        nonlocal unlinked
+        os.unlink(path) if path.exists() else None
+        unlinked += 1
+        if unlinked == 1:
+            path.write_text("another's")
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    os.close(resident_control._log(log))
+    assert unlinked == 2 and log.read_text() == ""
+
+
 async def test_a_disk_that_is_full_fails_the_start_and_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/full stands for the disk of the server's log; the lock and the socket lie where nothing can be made."""
     with monkeypatch.context() as patch:

@@ -110,7 +110,9 @@ def found(name: str, seed: int, tries: int) -> bool:
     return any(CONFIGS[index] == BEST for index in asked)
 
 
-@pytest.mark.parametrize(("name", "least"), [("local", 12), ("evolution", 10), ("forest", 15)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("local", 12), ("evolution", 10), pytest.param("forest", 15, marks=pytest.mark.slow)]
+)
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it(name: str, least: int) -> None:
     """Drawn blindly, a third of the seeds would find it: 7 of 20."""
     assert sum(found(name, seed, len(CONFIGS) // 3) for seed in range(20)) >= least

@@ -104,9 +104,9 @@ def test_inputs_of_an_earlier_candidate_are_used_where_all_agrees(
 ) -> None:
     made: list[Any] = []
 
-    def make(artifact: Artifact) -> None:
-        made.append(artifact.params)
-        monkeypatch.setattr(benchmark._device, "arguments", SimpleNamespace(params=artifact.params))
+    def make(params: tuple[KernelParam, ...]) -> None:
+        made.append(params)
+        monkeypatch.setattr(benchmark._device, "arguments", SimpleNamespace(params=params))
 
     monkeypatch.setattr(benchmark, "_make_arguments", make)
     monkeypatch.setattr(benchmark._device, "arguments", None)
