@@ -58,7 +58,6 @@ def play(monkeypatch: pytest.MonkeyPatch, script: Scripted, out: Path, *more: st
     return record.main(["--spaces", SLICED, "--out", str(out), *more])
 
 
-@pytest.mark.slow
 def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
     assert sorted(path.name for path in recorded.iterdir()) == ["table.md", f"{NAME}.jsonl.xz"]
     with record.opened(recorded / f"{NAME}.jsonl.xz") as journal:
@@ -70,7 +69,6 @@ def test_a_recording_holds_the_whole_run(recorded: Path) -> None:
     assert [cell.strip() for cell in row.split("|")][2:6] == ["2", "2", "0", "0"]
 
 
-@pytest.mark.slow
 def test_a_recording_names_no_path_of_the_machine(recorded: Path) -> None:
     """Paths are cut to what is below the repository, and checksums hold."""
     text = whole(recorded).decode()

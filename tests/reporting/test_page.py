@@ -23,7 +23,7 @@ from atune.reporting.report import Timeline, report
 from atune.reporting.ticks import linear_ticks, log_ticks
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
-"""72 candidates of an H200, with registers, occupancy, rooflines and four failures."""
+"""72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
 PAGE = Path(__file__).parents[2] / "atune" / "reporting" / "report_page.html"
 
 
@@ -41,7 +41,7 @@ def test_the_table_has_every_candidate_the_winner_first() -> None:
     assert len(rows) == result.total == 72 and rows[0]["candidate"] == str(result.best_index)
     assert rows[0]["mark"] == "winner, final" and rows[0]["latency, ms"] == f"{result.latency_ms:.4g}"
     assert [row["candidate"] for row in rows] == [str(record.index) for record in ranking(result)]
-    assert [row["mark"] for row in rows].count("failed") == result.failed == 4
+    assert [row["mark"] for row in rows].count("failed") == result.failed == 6
     assert [row["what became of it"][:12] for row in rows].count("same code as") == result.duplicates == 44
     assert rows[0]["what became of it"] == "timed in the final" and "timed once" in {
         row["what became of it"] for row in rows
@@ -52,7 +52,6 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
     result, rows = replay(LAYOUTS), table_of(report(LAYOUTS))
     assert {
         "registers",
-        "stack and spills, bytes",
         "threads a block",
         "occupancy, blocks",
         "fragment slots",
