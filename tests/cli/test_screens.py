@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,20 @@ def test_bash_completes_commands_and_the_options_of_each(capsys: pytest.CaptureF
     asked = [ask.format("rep", 1), ask.format("tune --dry", 2), ask.format("cache l", 2), ask.format("--inst", 1)]
     found = subprocess.run(["bash", "-c", "\n".join([script, *asked])], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == ["replay report", "--dry-run", "ls", "--install-completion"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed here")
+def test_fish_completes_commands_and_the_options_of_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--show-completion", "fish"]) == 0
+    asked = [f'complete -C "atune {line}"' for line in ("rep", "tune --dry", "cache l", "--inst")]
+    monkeypatch.setenv("HOME", str(tmp_path))  # fish writes its history there
+    monkeypatch.chdir(tmp_path)  # files are completed, too
+    command = ["fish", "--no-config", "-c", "\n".join([capsys.readouterr().out, *asked])]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = [line.partition("\t")[0] for line in found.stdout.splitlines()]
+    assert said == ["replay", "report", "--dry-run", "ls", "--install-completion"]
 
 
 def test_completion_is_installed_where_the_shell_looks(
