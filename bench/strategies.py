@@ -5,8 +5,8 @@
 
 Plays every strategy of `--strategies` on every space of `--spaces` under `--budget`, and gemm288 with 29 and 40
 candidates. With `--prior` strategies have its estimates, but for exhaustive and random, which take none. Writes
-results/strategies/table.md and result.json, or cpu.md. Rows of result.json that `--spaces` and `--strategies` leave out
-stay. Needs no GPU and no torch.
+table.md and result.json, or cpu.md, to results/strategies, with `--prior` to results/strategies_prior. Rows of
+result.json that `--spaces` and `--strategies` leave out stay. Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -258,9 +258,10 @@ def main() -> None:
     parser.add_argument("--budget", default=BUDGET)
     parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS / "strategies")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--cpu", action="store_true", help="what the strategies themselves cost, and nothing else")
     options = parser.parse_args()
+    options.out = options.out or RESULTS / ("strategies_prior" if options.prior else "strategies")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.cpu:
         (options.out / "cpu.md").write_text(cpu_page(options.strategies))
