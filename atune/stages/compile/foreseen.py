@@ -35,6 +35,9 @@ def _foreseen(function: Any, work: Work | None, arch: str) -> StaticFacts:
             tag = str(node.thread_binding.thread_tag)
             if tag.startswith("blockIdx."):
                 grid[tag[-1]] = int(node.extent)
+            elif tag.startswith("threadIdx."):  # as tilelang 0.1.14 launches threads
+                threads *= int(node.extent)
+                body = node.body.block.body if type(node.body).__name__ == "SBlockRealize" else body
         elif kind == "SBlock":
             if (asked := node.annotations.get("tl.launch_threads")) is not None:
                 threads, body = math.prod(int(n) for n in asked), node.body
