@@ -11,7 +11,7 @@ PLAIN = "all candidates fit the free workers: each is compiled plain"
 NO_PROOF = "compiling so few candidates plain takes no longer than proving the winner"
 FEW = 1.5
 """Candidates for each worker up to which a proof, one plain compile at the end, takes longer than accelerators save.
-Measured with 16 workers on an H200's host: all plain takes 0.67 of the wall with 20 candidates, and 0.99 with 32."""
+Measured with 16 workers on an H200's host: all plain takes 0.67 of the wall with 20 candidates, and 1.0 with 32."""
 
 
 def check_discovery(found: Discovery, compile: CompileSettings, benchmark: BenchmarkSettings) -> None:
