@@ -92,15 +92,19 @@ def row(found: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def keep(found: Sequence[dict[str, Any]]) -> None:
+    OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
 def main() -> None:
     if "--time" in sys.argv[1:]:
         found = json.loads(OUT.read_text())
         for one in found:
             one["timed"] = timed(one["kind"].upper())
-            OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+            keep(found)
     else:
         found = [looked_at(kind) for kind in KINDS]
-        OUT.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        keep(found)
     print("| kernel | registers, spill bytes | smem | blocks | redundant | widths | axes that change code | timed |")
     print("|---|---|---|---|---|---|---|---|")
     print("\n".join(map(row, found)))

@@ -39,6 +39,13 @@ def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> flo
     return time.monotonic() - started
 
 
+def gone(pid: int) -> bool:
+    """Tell whether a process has ended; a zombie has."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return True
+
+
 def groups(pids: Iterator[int] | dict[int, str]) -> set[int]:
     """Return the process groups of `pids`."""
     found = set()

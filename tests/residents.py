@@ -12,24 +12,38 @@ from typing import Any
 
 import anyio
 import pytest
+from processes import environment
 
+import atune
 from atune.local import resident_control
+from atune.local.entry_points import PRELOAD
 from atune.processes import resident_client
 from atune.processes.pool import ForkServer
 from atune.processes.resident_client import Place, session
 from atune.processes.server import ForkServerProcess
 
-ROOT = Path(__file__).parents[1]
 LIGHT = ("json", "pool_targets")
 
 
 def prepare(patch: pytest.MonkeyPatch, folder: Path, preload: tuple[str, ...] = LIGHT) -> None:
     """Have a place of the test's own for a server, which imports `preload` alone."""
     folder.mkdir(mode=0o700, exist_ok=True)
+    patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     patch.setenv("XDG_RUNTIME_DIR", str(folder))
     patch.delenv("ATUNE_SERVER", raising=False)
     patch.setattr(resident_control, "PRELOAD", preload)
     patch.setattr(resident_client, "ANSWER_S", 20.0)  # however loaded the machine is
+
+
+@contextmanager
+def with_tilelang(folder: Path) -> Iterator[int]:
+    """Run a server for a whole module, because its imports take seconds; yield its pid."""
+    atune.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(patch, folder, PRELOAD)
+        with running() as pid:
+            yield pid
+            atune.shutdown()
 
 
 @contextmanager
@@ -68,10 +82,6 @@ async def client(folder: str) -> None:
         tasks.start_soon(worker.call, "pool_targets:run_compiler", b"")
         print(json.dumps(server.pids()), flush=True)
         await anyio.sleep_forever()
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
 
 
 if __name__ == "__main__":

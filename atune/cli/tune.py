@@ -129,8 +129,7 @@ def drive(
     interrupts: Interrupts,
 ) -> int:
     """Run `call` with a listener, show progress, cancel on a signal, and print the outcome. Returns the exit status."""
-    state, since = State(), time.time()
-    begun: list[Event] = []
+    state, since, begun = State(), time.time(), False
     listeners: list[Callable[[Event], None]] = []
     with ExitStack() as stack:
         if arguments.verbose or arguments.log_json:
@@ -143,9 +142,10 @@ def drive(
             listeners.append(stack.enter_context(Progress(budget=budget, plain=arguments.plain)).on_event)
 
         def on_event(event: Event) -> None:
+            nonlocal begun
             state.apply(event)
             if isinstance(event, (RunStarted, RunResumed)) and event.time >= since:  # earlier parts are told, too
-                begun.append(event)
+                begun = True
             for listener in list(listeners):
                 try:
                     listener(event)
@@ -154,7 +154,7 @@ def drive(
 
         with interrupts.counted():
             ended = anyio.run(_interruptible, lambda: call(on_event), interrupts, stack.close, backend="asyncio")
-            return _report(ended, state, journal, arguments, begun=bool(begun))
+            return _report(ended, state, journal, arguments, begun=begun)
 
 
 async def _interruptible(

@@ -6,8 +6,8 @@ import itertools
 import linecache
 import re
 import traceback
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
 
 import msgspec
 
@@ -94,33 +94,36 @@ def _unparsed(error: SyntaxError) -> Place | None:
 
 def _place_of(error: BaseException) -> tuple[Place | None, str]:
     """Return the innermost place of the user's own code, and how Python's traceback shows it."""
-    steps = list(traceback.walk_tb(error.__traceback__))
-    number = _innermost([frame.f_code.co_filename for frame, _ in steps])
+    steps = list(_steps(error))
+    number = _innermost([step.tb_frame.f_code.co_filename for step in steps])
     if number is None:
         return None, ""
     frames = traceback.TracebackException.from_exception(error, limit=number + 1).stack
     shown = "".join(traceback.StackSummary.from_list(frames[number:]).format())
     place = place_in(shown)
-    caller = steps[number - 1][0].f_code.co_filename if number else ""
+    caller = steps[number - 1].tb_frame.f_code.co_filename if number else ""
     if place is not None and REWRITTEN in caller:
-        frame, line = steps[number][0], _line(error, number)
+        line = _line(steps[number])
         if line != place.line:
             source = linecache.getline(place.file, line).strip()
             place = msgspec.structs.replace(place, line=line, source=source, caret="")
         elif place.caret:
-            place = msgspec.structs.replace(place, caret=" " * _indent(frame) + place.caret)
+            place = msgspec.structs.replace(place, caret=" " * _indent(steps[number].tb_frame) + place.caret)
     return place, shown
 
 
-def _line(error: BaseException, number: int) -> int:
-    """Return the line of a step of `error`'s traceback, in a function that tilelang has rewritten.
+def _steps(error: BaseException) -> Iterator[TracebackType]:
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+def _line(step: TracebackType) -> int:
+    """Return the line of a traceback's step in a function that tilelang has rewritten.
 
     It gives calls in the head of a loop the line 1. The line before, in the order of the code, is right then.
     """
-    step = error.__traceback__
-    for _ in range(number):
-        step = step.tb_next if step is not None else None
-    assert step is not None
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [one for one, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]
     first = code.co_firstlineno

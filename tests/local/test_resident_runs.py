@@ -19,7 +19,6 @@ from atune.cli.main import main
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.reader import read
 from atune.local import resident_control
-from atune.local.entry_points import PRELOAD
 
 TESTS = Path(__file__).parents[1]
 SCALE = f"{TESTS / 'workloads.py'}:SCALE"
@@ -27,14 +26,8 @@ SCALE = f"{TESTS / 'workloads.py'}:SCALE"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """One server for the module: its imports take seconds."""
-    atune.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
-        residents.prepare(patch, tmp_path_factory.mktemp("runtime"), PRELOAD)
-        with residents.running() as pid:
-            yield pid
-            atune.shutdown()
+    with residents.with_tilelang(tmp_path_factory.mktemp("runtime")) as pid:
+        yield pid
 
 
 def header(**options: object) -> str:
@@ -113,7 +106,6 @@ def test_the_command_line_starts_shows_and_stops_one(
         status = main(["server", *argv, "--json"])
         return status, json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
     residents.prepare(monkeypatch, tmp_path / "runtime")
     try:
         assert said("status") == (1, {"pid": None})

@@ -19,7 +19,6 @@ from versions import accelerated
 import atune
 from atune.errors import WorkerError
 from atune.local import service_process
-from atune.local.entry_points import PRELOAD
 from atune.model.settings import CompileSettings
 from atune.processes.resident_client import SharedWorker
 from atune.processes.server import services
@@ -40,14 +39,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """One server for the module: its imports take seconds."""
-    atune.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
-        residents.prepare(patch, tmp_path_factory.mktemp("runtime"), PRELOAD)
-        with residents.running() as pid:
-            yield pid
-            atune.shutdown()
+    with residents.with_tilelang(tmp_path_factory.mktemp("runtime")) as pid:
+        yield pid
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 import residents
-from processes import wait_until
+from processes import environment, gone, wait_until
 from residents import new_session, pool, running, status
 
 from atune.errors import MachineError, ServerLost, UsageError, WorkerError
@@ -43,7 +43,6 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}")
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
     residents.prepare(monkeypatch, tmp_path / "runtime")
 
@@ -52,13 +51,6 @@ def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def server() -> Iterator[int]:
     with running() as pid:
         yield pid
-
-
-def gone(pid: int) -> bool:
-    """Tell whether a process has ended; a zombie has."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return True
 
 
 async def works(process: ForkServerProcess) -> bool:
@@ -130,7 +122,7 @@ async def test_a_killed_client_leaves_no_process_of_its_session(server: int, tmp
     """SIGKILL: the compilers of its workers are gone, too; the server is the only thing that stays."""
     program = subprocess.Popen(
         [sys.executable, residents.__file__, str(tmp_path / "run")],
-        env=residents.environment(), stdout=subprocess.PIPE, text=True,
+        env=environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with program:
         assert program.stdout is not None
@@ -279,7 +271,7 @@ async def test_a_client_of_another_user_is_hung_up_on_before_anything_is_read(
 async def test_two_started_at_once_are_one(tmp_path: Path) -> None:
     script = "from residents import *; resident_control.PRELOAD = LIGHT; print(resident_control.start(600)['pid'])"
     programs = [
-        subprocess.Popen([sys.executable, "-c", script], env=residents.environment(), stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     try:

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 import residents
 import shared_services
-from processes import MARK, marked, new_mark, wait_until
+from processes import MARK, environment, gone, marked, new_mark, wait_until
 from residents import running, status
 from services import children
 from shared_services import connected, find, header, listen
@@ -46,18 +45,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}")
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
     residents.prepare(monkeypatch, tmp_path / "runtime")
     with running() as pid:
         yield pid
-
-
-def gone(pid: int) -> bool:
-    """Tell whether a process has ended; a zombie has."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return True
 
 
 def files(pid: int) -> int:
@@ -151,7 +142,7 @@ async def test_a_killed_program_leaves_nothing_when_the_resident_server_is_gone(
     """Neither where a process that it forked holds its sockets, too."""
     program = subprocess.Popen(
         [sys.executable, shared_services.__file__, forks],
-        env=residents.environment(), stdout=subprocess.PIPE, text=True,
+        env=environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with program:
         assert program.stdout is not None
@@ -301,7 +292,7 @@ shared_service.serve(theirs, service, os.pidfd_open(os.getppid()))
 
 def test_a_compiler_that_hangs_ends_with_the_service() -> None:
     mark = new_mark()
-    program = subprocess.Popen([sys.executable, "-c", HANGS], env={**residents.environment(), MARK: mark})
+    program = subprocess.Popen([sys.executable, "-c", HANGS], env={**environment(), MARK: mark})
     wait_until(lambda: any("sleep" in command for command in marked(mark).values()), 20, "the compiler")
     assert program.wait(10) == -signal.SIGKILL
     wait_until(lambda: not marked(mark), 2, "the end of the compiler")
