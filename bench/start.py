@@ -103,14 +103,16 @@ class Folder:
 
 
 def figures(events: Sequence[dict[str, Any]], began: float) -> dict[str, float]:
-    """Return the seconds from `began` to the first lowering, and what the first candidate itself took.
+    """Return the seconds from `began` to the first work on candidates, and what the first candidate itself took.
 
-    That is its lowering, its library and its measuring, as its workers timed them.
+    The first work is surveying the space or lowering. A candidate's own is its lowering, its library and its measuring,
+    as its workers timed them.
     """
     lowered = [e for e in events if e["event"] == "candidate_lowered"]
+    surveyed = [e["time"] - e["seconds"] - began for e in events if e["event"] == "space_surveyed"]
     own = [next((e for e in events if e["event"] == k), {}) for k in ("artifact_built", "candidate_measured")]
     first = min(lowered, key=lambda e: e["time"] - e["seconds"])
-    start_s = first["time"] - first["seconds"] - began
+    start_s = min([first["time"] - first["seconds"] - began, *surveyed])
     return {"start_s": start_s, "own_s": first["seconds"] + sum(e.get("seconds", 0.0) for e in own)}
 
 

@@ -251,16 +251,16 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (needs ``atune[search]``),
-        ``optuna`` or ``optuna:NAME`` with a sampler's name (needs ``atune[optuna]``), or ``auto``. Or an object with
-        a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``exhaustive`` if the budget covers the
-        space. For few candidates it is ``prior``, or ``random`` without a prior. Otherwise it is ``forest``, or
-        ``evolution`` without scikit-learn. None is ``auto`` under a budget, and ``exhaustive`` without one. A resumed
-        journal keeps its strategy. The seed determines all random draws.
+        ``exhaustive``, ``best-first``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (needs
+        ``atune[search]``), ``optuna`` or ``optuna:NAME`` with a sampler's name (needs ``atune[optuna]``), or ``auto``
+        (and None). Or an object with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is
+        ``best-first`` if all is tried and there is a prior, or ``exhaustive``. Under a budget it is ``prior`` for few
+        candidates, or ``random`` without a prior. Otherwise it is ``forest``, or ``evolution`` without scikit-learn. A
+        resumed journal keeps its strategy. The seed determines all random draws.
     prior
         Estimates that let a search begin with likely winners. ``auto`` (and None) estimates from the machine's figures
-        and the elaborated kernels, on CUDA under a budget. A function of (configuration, `StaticFacts`) returns
-        milliseconds or a rank, less being better; it is used without a budget too. False: no prior.
+        and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 candidates. A function of
+        (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. False: no prior.
     budget
         Candidates (``40``), a share of them (``"10%"``), a time (``"90s"``, ``"2m"``, ``"1h"``), device seconds
         (``"20ds"``) or a `Budget`. None tries the whole space. Under a budget, candidates that will probably spill

@@ -16,6 +16,7 @@ from atune.cli.mistakes import USAGE
 from atune.cli.printing import complain, say
 from atune.journal.printing import describe_config, printable
 from atune.reporting.progress import duration
+from atune.search.choosing import AUTO
 from atune.workload.workload import FileRef
 
 ASKED = ("target", "devices", "budget", "compile", "benchmark")
@@ -27,7 +28,7 @@ def dry_run_command(
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     asked = {name: options[name] for name in ASKED}
     found = anyio.run(partial(dry_run, workload, journal=journal, **asked))
-    strategy = options["strategy"] or ("auto" if options["budget"].limited else "exhaustive")
+    strategy = options["strategy"] or AUTO
     say(json.dumps(as_data(found)) if arguments.json else "\n".join(lines_of(found, strategy)))
     if found.space.candidates == 0:
         complain("the space is empty: no configuration satisfies the constraints")

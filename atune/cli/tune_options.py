@@ -33,7 +33,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         "--strategy",
         type=strategy_name,
         metavar="NAME",
-        help=f"{', '.join(SHOWN)} (exhaustive; auto under a budget, or what the journal began with)",
+        help=f"{', '.join(SHOWN)} (auto, or what the journal began with)",
     )
     group.add_argument(
         "--prior",

@@ -83,11 +83,13 @@ class Compiling:
         *,
         hints: Callable[[int], CompileHints],
         ahead: Callable[[], Ahead | None] = lambda: None,
+        early: Callable[[], Ahead | None] = lambda: None,
         codes: Mapping[str, int] = {},
         build: Build = lambda worker, group: worker.build(group),
     ) -> None:
         self.signals, self.state, self.answers = signals, state, answers
-        self._proposals, self._hints, self._ahead, self._build_with = proposals, hints, ahead, build
+        self._proposals, self._hints, self._build_with = proposals, hints, build
+        self._ahead, self._early = ahead, early
         self._codes = dict(codes)
         self._likely: set[int] = set()
         """Likely winners that were not measured at the last look."""
@@ -139,6 +141,8 @@ class Compiling:
         state, going_on = self.state, not self.signals.stopping
         if going_on and state.leaders_known and not self._likely_leaders_left() and (ahead := self._ahead()):
             return partial(self._do_ahead, worker, ahead)
+        if going_on and state.pipeline and state.hints.builds == "all" and (early := self._early()):
+            return partial(self._do_ahead, worker, early)
         if (job := state.next_job()) is not None:
             return partial(self._do, worker, job)
         if going_on and state.spare and (ahead := self._ahead()):

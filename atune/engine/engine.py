@@ -30,7 +30,7 @@ from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.pool import drawn_pool
-from atune.engine.proof import Proofs, ProofStage
+from atune.engine.proof import EarlyProofs, Proofs, ProofStage
 from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
@@ -164,10 +164,12 @@ class Engine:
             run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
             unmeasured=answers.unmeasured,
         )  # fmt: skip
+        early = EarlyProofs(run, finalists, proofs, total=plan.to_compile, workers=n)
         watch = CompileWatch(answers.deadline_s, machine.sleep)
         compiling = Compiling(
             run, scheduled, proposals, answers,
-            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), codes=plan.codes, build=watch.build,
+            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), early=early.next,
+            codes=plan.codes, build=watch.build,
         )  # fmt: skip
         measuring = Measuring(run, device_workers, pipeline=self.pipeline)
         final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
@@ -237,7 +239,7 @@ class Engine:
         prior = there_is(self.prior, self._figures)
         self.strategy_name = strategy_name(
             self.strategy, state.header, spec.total, budget,
-            learns=self.pipeline, prior=prior, own_prior=self._own_prior,
+            learns=self.pipeline, prior=prior, own_prior=self._own_prior, listed=spec.size is None,
         )  # fmt: skip
         pool = await self._pool(spec)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None

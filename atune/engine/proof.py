@@ -1,11 +1,13 @@
 """The proof that the winner is tilelang's own code: compiles it plain, and compares that with what was measured.
 
-Idle workers prove leaders ahead of the final. After it, the winner is proven if it was not yet. If the plain library
-differs, it replaces the winner's: it is checked and timed, and the final is repeated.
+Idle workers prove leaders ahead of the final. One that leads for long is proven while others compile. After the final,
+the winner is proven if it was not yet. If the plain library differs, it replaces the winner's: it is checked and timed,
+and the final is repeated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -26,6 +28,11 @@ from atune.model.candidate import Candidate
 
 TRIES = 2
 """How many workers one proof may lose."""
+
+WORKERS_EACH = 8
+"""Compile workers for each leader that is proven early."""
+LONG, LONG_SHARE = 16, 0.125
+"""How many candidates, and which share of all, are measured while a leader leads, before it is proven early."""
 
 How = Literal["plain", "compared", "replaced"]
 
@@ -57,12 +64,15 @@ class Proofs:
         self._lost: dict[tuple[str, str], int] = {}
         self._under_way: list[tuple[int, anyio.CancelScope]] = []
 
-    def next(self) -> Ahead | None:
-        """Return work for an idle worker: a leader to prove. None once all is measured."""
+    def next(self, leaders: Sequence[int] | None = None) -> Ahead | None:
+        """Return work for an idle worker: one of `leaders` (default: the current ones) to prove.
+
+        None once all is measured.
+        """
         if not self.wanted or (self.run.compiled.is_set() and not self.unmeasured()):
             return None
         under_way = {index for index, _ in self._under_way}
-        for index in self._leaders():
+        for index in self._leaders() if leaders is None else leaders:
             artifact = self._library(index)
             if index not in under_way and artifact is not None and _key(artifact) not in self._made:
                 return partial(self._prove_ahead, artifact)
@@ -118,6 +128,34 @@ class Proofs:
             made = self.finalists.made.get(index)
             artifact = made if isinstance(made, Artifact) else None
         return None if artifact is None or artifact.plain else artifact
+
+
+class EarlyProofs:
+    """Proves the first leaders while other candidates still compile, once they have led for long.
+
+    A proof delays these by one of many compiles, and the run's end need not wait for it. `total`: how many candidates
+    will be proposed. `workers`: how many; with few, a proof would delay the others too much.
+    """
+
+    def __init__(self, run: Run, finalists: Finalists, proofs: Proofs, *, total: int, workers: int) -> None:
+        self._run, self._finalists, self._proofs = run, finalists, proofs
+        self._most, self._long = workers // WORKERS_EACH, max(LONG, math.ceil(LONG_SHARE * total))
+        self._leader, self._since = -1, 0
+
+    def next(self) -> Ahead | None:
+        """Return work for any worker; None if no leader is to be proven now."""
+        state = self._run.recorder.state
+        best, measured = state.best, state.counts["measured"]
+        if best is None or not self._most or not self._proofs.wanted:
+            return None
+        if best[0] != self._leader:
+            self._leader, self._since = best[0], measured
+        if measured - self._since < self._long:
+            return None
+        leaders = self._finalists.fastest(self._most)
+        if part := self._finalists.next_part(leaders):
+            return partial(self._finalists.make, part)
+        return self._proofs.next(leaders)
 
 
 class ProofStage:

@@ -17,12 +17,13 @@ from atune.engine.plan import Plan, proposed
 from atune.engine.proposals import Listed, LookedUp, LookUp
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.survey import SHARE_OF_TIME, Survey, drawn, refine
+from atune.engine.survey import ORDERING_S, SHARE_OF_TIME, Survey, drawn, refine
 from atune.errors import SpaceError
 from atune.journal.events import BuildFailed, CandidateProposed, SpaceSurveyed, Warned
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.grid import grid_of
+from atune.search.choosing import BEST_FIRST
 from atune.search.devices import Figures
 from atune.search.guard import Guarded
 from atune.search.prior import Chosen, OwnPrior, check_answers, estimates
@@ -156,7 +157,9 @@ class Proposing:
         run, recorder = self._run, self._run.recorder
         candidates = self._plan.candidates if self._plan.listed else self._plan.pool
         began = recorder.elapsed_s
-        until = float("inf") if self._seconds is None else began + SHARE_OF_TIME * self._seconds
+        limits = [ORDERING_S] if self._plan.name == BEST_FIRST else []
+        limits += [] if self._seconds is None else [SHARE_OF_TIME * self._seconds]
+        until = began + min(limits, default=float("inf"))
         survey = Survey(
             drawn(list(candidates.values()), self._seed),
             going_on=lambda: not run.stopping and recorder.elapsed_s < until,

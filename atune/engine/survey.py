@@ -25,6 +25,8 @@ ROUNDS, BEST = 8, 8
 """In a large space: rounds that survey neighbours, and of how many of the best estimates."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
+ORDERING_S = 2.0
+"""After this many seconds, it starts none where it only orders candidates that are all tried."""
 
 
 def drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:

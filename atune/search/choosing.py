@@ -13,7 +13,7 @@ from atune.model.grid import Grid
 from atune.model.settings import Budget
 from atune.search.encoding import Encoding
 from atune.search.interface import Searched, Strategy, check_strategy
-from atune.search.orders import Begun, Exhaustive, Random, Ranked, first_of
+from atune.search.orders import LARGE, Begun, BestFirst, Exhaustive, Random, Ranked, first_of
 from atune.search.spread import spread_order, spread_places
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ AUTO = "auto"
 ORDERS: dict[str, type[Exhaustive] | type[Random]] = {"exhaustive": Exhaustive, "random": Random}
 """Strategies that know nothing about candidates: plain orders."""
 PRIOR = Ranked.name
-UNTAUGHT = (*ORDERS, PRIOR)
+BEST_FIRST = BestFirst.name
+UNTAUGHT = (*ORDERS, PRIOR, BEST_FIRST)
 """Strategies that learn nothing from outcomes."""
 LEARNING = ("local", "evolution", "forest")
 """Strategies that need the space's configurations, and learn from outcomes."""
@@ -132,6 +133,8 @@ def make_strategy(name: str, searched: Searched) -> Strategy:
     order: Strategy
     if name == PRIOR:
         order = Ranked(searched)
+    elif name == BEST_FIRST:
+        order = BestFirst(searched)
     else:
         configs = list(searched.configs.values())
         order = _Of(make_order(name, len(indices), searched.seed, configs=configs), indices)
@@ -146,16 +149,19 @@ def chosen(
     learns: bool = True,
     prior: bool = False,
     own_prior: bool = False,
+    listed: bool = True,
 ) -> str:
     """Return the name of the strategy that ``auto`` stands for, for a space of `total` candidates.
 
     `limited`: whether there is any budget. `budget`: how many candidates it admits, if known. `learns`: whether
     outcomes come before all is proposed. `prior`: whether there is any prior. `own_prior`: whether the user gave one.
+    `listed`: whether the space is listed.
     """
     from atune.search.forest import available
 
     if not limited or (budget is not None and budget >= total):
-        return PRIOR if own_prior else "exhaustive"
+        ordered = BEST_FIRST if prior and listed and total > LARGE else "exhaustive"
+        return PRIOR if own_prior else ordered
     ranked = own_prior or prior
     if not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
         return PRIOR if ranked else "random"

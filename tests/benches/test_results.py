@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atune.api.resume import read_state
+from atune.journal.events import BestChanged
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
 
@@ -253,6 +254,18 @@ def test_proven_runs() -> None:
     assert all(one.proven for run in results for one in run)
     slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
     says("proven_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
+
+
+def test_best_first() -> None:
+    names = [(f"best_first_{n}", f"space_order_{n}") for n in (1, 2, 3)]
+    runs = [[read(RESULTS / f"search/best_first/{name}.jsonl.xz") for name in pair] for pair in names]
+    ratios = [(first[-1].mono - first[0].mono) / (other[-1].mono - other[0].mono) for first, other in runs]
+    says("best_first", "{:.2f}, {:.2f} and {:.2f}".format(*ratios))
+    known = [[[e for e in run if isinstance(e, BestChanged)][-1].mono - run[0].mono for run in pair] for pair in runs]
+    for seconds in zip(*known, strict=True):
+        says("best_first", f"after {min(seconds):.1f} to {max(seconds):.1f} s")
+    results = [journal(f"search/best_first/{name}.jsonl.xz") for pair in names for name in pair]
+    assert {result.best_index for result in results} == {results[0].best_index} and all(one.proven for one in results)
 
 
 def test_roofline() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from atune import UsageError, resume, tune
+from atune.engine import proposing
 from atune.engine.ending import Ending
 from atune.engine.run_state import Outcome, Run
 from atune.engine.survey import CHUNK, MOST, Survey, drawn
@@ -123,6 +124,40 @@ async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, option
     machine = fake(target)
     result = await tune(machine=machine, **options)
     assert not machine.elaborated and result.header is not None and result.header.strategy == strategy
+
+
+def many(**script: Any) -> FakeMachine:
+    """Return more candidates than are taken in the space's order without a budget."""
+    script = {"facts": facts, "latency_ms": lambda c: 1.0 + c["x"] % 7, **script}
+    return FakeMachine(2 * N, Script(**script), target="sm_90a", workers=3)
+
+
+async def test_without_a_budget_all_are_tried_and_the_priors_neighbourhoods_first(tmp_path: Path) -> None:
+    result = await tune(machine=many(), journal=tmp_path / "j")
+    assert result.header is not None and result.header.strategy == "best-first" and result.measured == 2 * N
+    order = proposed(read(tmp_path / "j"))
+    assert order[:16] == [*range(32, 40), *range(8, 16)]  # those of 37 and 12
+    assert sorted(order) == list(range(2 * N)) and len(kept(tmp_path / "j", SpaceSurveyed)) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 9, 40])
+async def test_a_run_without_a_budget_goes_on_in_the_priors_order(tmp_path: Path, cut: int) -> None:
+    await tune(machine=many(), journal=tmp_path / "j")
+    whole = proposed(read(tmp_path / "j"))
+    cut_before(tmp_path / "j", cut)
+    machine = many()
+    result = await resume(tmp_path / "j", machine=machine)
+    assert proposed(read(tmp_path / "j")) == whole and result.measured == 2 * N and not machine.elaborated
+
+
+async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it leaves out have no estimate, and are tried all the same."""
+    monkeypatch.setattr(proposing, "ORDERING_S", 0.0)
+    machine = many()
+    result = await tune(machine=machine)
+    assert result.measured == 2 * N and not machine.elaborated
+    await tune(machine=(searching := many()), budget=20)
+    assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
 
 
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:

@@ -70,6 +70,25 @@ async def test_with_one_worker_a_leader_is_proven_while_the_last_one_is_measured
     assert run.when(WinnerProven) == run.when(FinalOrdered)
 
 
+MANY, LONG_PROOF_S = 120, 5.0
+
+
+@pytest.mark.parametrize(("workers", "early"), [(7, False), (8, True), (16, True)])
+async def test_leaders_that_lead_for_long_are_proven_while_others_compile(workers: int, early: bool) -> None:
+    """With few workers a proof would delay the others' compiles too much."""
+    script = Script(latency_ms=lambda c: 1.0 + c["x"], accelerated=True, prove_s=LONG_PROOF_S)
+    run = await tuned(machine := FakeMachine(MANY, script, workers=workers))
+    assert run.proven() == (0, "compared", LONG_PROOF_S) and machine.proved.count(0) == 1
+    waited = run.when(FinalOrdered) - run.when(CandidateMeasured)
+    assert waited < LONG_PROOF_S / 8 if early else waited > LONG_PROOF_S / 2
+
+
+async def test_a_leader_that_was_overtaken_after_its_early_proof_proves_nothing() -> None:
+    script = Script(latency_ms=lambda c: 1.0 + c["x"] if c["x"] < MANY - 1 else 0.5, accelerated=True)
+    run = await tuned(machine := FakeMachine(MANY, script, workers=16))
+    assert machine.proved[0] == 0 and run.proven() == (MANY - 1, "compared", 1.0)
+
+
 async def test_once_all_is_measured_no_proof_is_begun_before_the_final() -> None:
     machine = FakeMachine(1, accelerated(prove_s=3.0))
     run = await tuned(machine)

@@ -67,8 +67,35 @@ def made(name: str, seed: int = 0, **options: Any) -> Strategy:
 def test_same_seed_and_same_tells_ask_the_same(name: str) -> None:
     one, other = (list(play(made(name, 5, budget=50), 60)) for _ in range(2))
     assert one == other
-    if name != "exhaustive":
+    if name not in ("exhaustive", "best-first"):
         assert one != list(play(made(name, 6, budget=50), 60))
+
+
+def asked(strategy: Strategy) -> list[int]:
+    return list(iter(strategy.ask, None))
+
+
+def test_best_first_begins_with_the_neighbourhoods_of_the_best_estimates_and_then_takes_all() -> None:
+    configs: dict[int, Config] = {index: {"x": index} for index in range(200) if index != 131}
+    prior = {index: 5.0 for index in configs if index % 3} | {77: 1.0, 130: 2.0, 129: 2.5, 8: 3.0}
+    order = asked(make_strategy("best-first", Searched(configs, 0, prior=prior)))
+    first = [*range(72, 80), *range(128, 131), *range(132, 136), *range(8, 16)]  # a tenth of 25 blocks, rounded up
+    whole: dict[int, Config] = {index: {"x": index} for index in range(200)}
+    rest = asked(make_strategy("exhaustive", Searched(whole, 0)))
+    assert order == first + [index for index in rest if index not in {*first, 131}]
+
+
+def test_best_first_without_estimates_takes_the_order_of_exhaustive() -> None:
+    configs: dict[int, Config] = {index: {"x": index} for index in range(100)}
+    orders = [asked(make_strategy(name, Searched(configs, 0))) for name in ("best-first", "exhaustive")]
+    assert orders[0] == orders[1] and sorted(orders[0]) == list(configs)
+
+
+def test_without_a_budget_a_prior_orders_listed_spaces_of_more_than_64() -> None:
+    assert chosen(65, None, limited=False, prior=True) == "best-first" == chosen(65, 65, limited=True, prior=True)
+    assert chosen(64, None, limited=False, prior=True) == "exhaustive" == chosen(65, None, limited=False)
+    assert chosen(65, None, limited=False, prior=True, listed=False) == "exhaustive"
+    assert chosen(65, None, limited=False, prior=True, own_prior=True) == "prior"
 
 
 @pytest.mark.parametrize("cut", [1, 13, 30])
