@@ -268,6 +268,15 @@ def test_best_first() -> None:
     assert {result.best_index for result in results} == {results[0].best_index} and all(one.proven for one in results)
 
 
+def test_conditions() -> None:
+    alone, beside = (journal(f"conditions/{name}.jsonl.xz") for name in ("alone", "beside"))
+    assert alone.energy is not None and beside.energy is not None
+    says("conditions", f"{alone.energy.power_w:.0f} W", f"{alone.energy.call_j:.3f} J", f"{beside.energy.call_j:.3f} J")
+    assert not alone.warnings and not alone.noise
+    assert "is also used by process" in beside.warnings[0] and "(power cap)" in beside.noise[0]
+    says("conditions", *re.findall(r"at (\d+ of \d+ timings)", beside.noise[0]))
+
+
 def test_roofline() -> None:
     found = stored("roofline/gemm288.json")
     winner, reference = found["roofline"], found["reference_roofline"]
