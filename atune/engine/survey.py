@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ Run = Callable[[], Awaitable[None]]
 
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
-CHUNK = 16
-"""How many candidates a worker gets at once. It answers with those done in its time slice."""
+CHUNK, SHARES = 16, 2
+"""How many candidates a worker gets at once: at most `CHUNK`, and so many that `SHARES` are left for each worker. So
+all end together. A worker answers with those done in its time slice."""
 ROUNDS, BEST = 8, 8
 """In a large space: rounds that survey neighbours, and of how many of the best estimates."""
 SHARE_OF_TIME = 0.1
@@ -43,7 +45,7 @@ class Survey:
     """
 
     def __init__(self, candidates: Sequence[Candidate], going_on: Callable[[], bool]) -> None:
-        self._chunks = deque[Sequence[Candidate]]()
+        self._left, self._suspects = deque[Candidate](), deque[Candidate]()
         self._going_on = going_on
         self.candidates = dict[int, Candidate]()
         self.add(candidates)
@@ -54,26 +56,29 @@ class Survey:
     def add(self, candidates: Sequence[Candidate]) -> None:
         """Have the next `run` elaborate `candidates`."""
         self.candidates |= {candidate.index: candidate for candidate in candidates}
-        starts = range(0, len(candidates), CHUNK)
-        self._chunks.extend(candidates[start : start + CHUNK] for start in starts)
+        self._left.extend(candidates)
 
     async def run(self, workers: Sequence[CompileWorker]) -> None:
         async with anyio.create_task_group() as tasks:
             for worker in workers:
-                tasks.start_soon(self._serve, worker)
+                tasks.start_soon(self._serve, worker, len(workers))
 
-    async def _serve(self, worker: CompileWorker) -> None:
-        while self._chunks and self._going_on():
-            chunk = self._chunks.popleft()
+    async def _serve(self, worker: CompileWorker, workers: int) -> None:
+        while self._going_on() and (chunk := self._chunk(workers)):
             try:
                 answers = await worker.elaborate(chunk)
             except GroupFailed:
-                self._chunks.extend([candidate] for candidate in chunk)
+                self._suspects.extend(chunk)
                 continue
             for answer in answers:
                 self._take(answer)
-            if len(answers) < len(chunk):
-                self._chunks.appendleft(chunk[len(answers) :])
+            self._left.extendleft(reversed(chunk[len(answers) :]))
+
+    def _chunk(self, workers: int) -> list[Candidate]:
+        """Take the next candidates for one of `workers`. Those of a failed chunk come alone, and last."""
+        if not self._left and self._suspects:
+            return [self._suspects.popleft()]
+        return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (SHARES * workers))))]
 
     def _take(self, answer: Elaborated | Failure) -> None:
         if isinstance(answer, Elaborated):

@@ -83,7 +83,7 @@ async def test_all_are_surveyed_before_the_first_is_lowered_on_every_worker(tmp_
     machine = fake()
     await tune(machine=machine, budget=14, journal=tmp_path / "j")
     assert sorted(index for chunk in machine.elaborated for index in chunk) == list(range(N))
-    assert max(map(len, machine.elaborated)) == CHUNK and machine.most_at_once["elaborate"] == 3
+    assert machine.most_at_once["elaborate"] == 3
     [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
     assert surveyed.indices == tuple(range(N)) and surveyed.seq < kept(tmp_path / "j", CandidateProposed)[0].seq
     order = sorted(surveyed.indices, key=lambda index: surveyed.prior[index])
@@ -244,13 +244,25 @@ async def test_an_elaboration_that_hangs_is_ended_and_harms_its_candidate_alone(
     assert set(surveyed.indices) == set(range(N)) - {5} and proposed(read(tmp_path / "j")) == BEST[:4]
 
 
+async def test_workers_end_a_survey_together(anyio_backend: Any) -> None:
+    """Chunks shrink with what is left: none waits long for the last one."""
+    machine = FakeMachine(288, Script(elaborate_s=1.0), clock=(clock := FakeClock()), workers=16)
+    found = Survey([Candidate(index, str(index), {"x": index}) for index in range(288)], going_on=lambda: True)
+    async with machine.open():
+        workers = machine.compile_workers()
+        began = clock.now
+        await found.run(workers)
+    assert len(found.facts) == 288 and len(workers) == 16
+    assert clock.now - began <= 288 / 16 + 1 and max(map(len, machine.elaborated)) <= CHUNK
+
+
 async def test_a_survey_ends_when_it_may_not_go_on(anyio_backend: Any) -> None:
     machine, left = FakeMachine(N, clock=FakeClock()), iter([True, True, False])
     candidates = [Candidate(index, str(index), {"x": index}) for index in range(N)]
     found = Survey(candidates, going_on=lambda: next(left))
     async with machine.open():
         await found.run(machine.compile_workers()[:1])
-    assert len(machine.elaborated) == 2 and len(found.facts) == 2 * CHUNK
+    assert len(machine.elaborated) == 2 and len(found.facts) == sum(map(len, machine.elaborated)) < N
 
 
 async def test_a_budget_in_seconds_bounds_the_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
