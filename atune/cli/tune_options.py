@@ -185,9 +185,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not arguments.dry_run:
-        from atune.local.fork_servers import warm_early
+        from atune.local.fork_servers import settle_early, warm_early
 
-        warm_early()  # answers 0.1 s sooner than the imports below allow
+        warm_early(settle=False)  # a resident server answers while the next module loads
     from atune.cli.tune import tune_command
 
+    if not arguments.dry_run:
+        settle_early()
     return tune_command(arguments, interrupts)
