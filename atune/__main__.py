@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
-gc.set_threshold(20_000, 10, 10)  # imports make many objects and no garbage
 try:
     from atune.cli.main import main
 
