@@ -46,7 +46,8 @@ class Folder:
         self.path = path
         for name in ("cache", "tilelang", "tmp", "runtime", "work"):
             (path / name).mkdir(mode=0o700)
-        left_out = ("TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM", "ATUNE_SERVER")
+        left_out = {"TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM", "ATUNE_SERVER"}
+        left_out.add("PYTHONDONTWRITEBYTECODE")  # users have compiled modules
         self.env = {name: value for name, value in os.environ.items() if name not in left_out}
         self.env |= {
             "XDG_CACHE_HOME": str(path / "cache"),

@@ -7,7 +7,6 @@ test whose server imports something that matters has a server of its own.
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ import pytest
 from atune.local import resident_control
 from atune.local.server_env import server_env
 from atune.processes import resident_client
-from atune.processes.resident_client import NoSession, Place, ResidentSession
+from atune.processes.resident_client import NoSession, ResidentSession
+from atune.processes.resident_place import Place
 from atune.processes.server import ForkServerProcess, Order, Process, Program
 
 START = "from atune.local import resident_control as r; r.PRELOAD = (); r.start(600)"
@@ -35,11 +35,7 @@ def launch(order: Order) -> Process:
         if set(order.preload) - {"json"}:
             raise NoSession("the test's own imports")
         session = ResidentSession(Place(), order)
-        select.select([session._sock], [], [], 30)
-        answer, fds = resident_client._received(session._sock)
-        if "misfit" in answer:
-            raise NoSession(answer["misfit"])
-        session.pid, [session._pidfd] = answer["pid"], fds
+        session.hear(30)
         used.append("session")
         return session
     except NoSession:

@@ -19,7 +19,8 @@ from atune.local import resident_control
 from atune.local.entry_points import PRELOAD
 from atune.processes import resident_client
 from atune.processes.pool import ForkServer
-from atune.processes.resident_client import Place, session
+from atune.processes.resident_client import asked
+from atune.processes.resident_place import Place
 from atune.processes.server import ForkServerProcess
 
 LIGHT = ("json", "pool_targets")
@@ -66,7 +67,13 @@ def status() -> dict[str, Any]:
 
 async def new_session(folder: Path, preload: tuple[str, ...] = LIGHT, **env: str) -> ForkServerProcess:
     """Return a session whose own variables, beside this program's, are `env`."""
-    return await session(Place(), preload, folder, lambda: None, env={**resident_control._env(), **env})
+    process = asked(Place(), preload, folder, lambda: None, env={**resident_control._env(), **env})
+    try:
+        await process.answered()
+    except BaseException:
+        process.destroy()
+        raise
+    return process
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from atune.system.signals import Interrupts
 
 
-def add_cache_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add ``cache`` and its commands. `shown` holds the options that all commands share."""
     text = "List, show, clear, export or import the results of earlier tunings"
     cache = commands.add_parser(

@@ -6,9 +6,11 @@ Imports no torch and makes no CUDA context. A separate process imports tilelang 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+import atune
 from atune.local.entry_points import SURVEY
 from atune.model.device import parse_target
 from atune.system.cores import usable_cores
@@ -52,7 +55,8 @@ def examine() -> list[Check]:
 
     The last two findings say which targets can be tuned.
     """
-    checks = [_python(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores(), _cache()]
+    checks = [_python(), bytecode(), *(_package(name) for name in TESTED), _gxx(), _nvcc(), *_gpus(), _cores()]
+    checks.append(_cache())
     by_name = {check.name: check for check in checks}
     packages = [name for name in TESTED if by_name[name].found == "missing"]
     missing_c = packages + [n for n in ("Python", "g++", "cache folder") if not by_name[n].ok]
@@ -87,6 +91,17 @@ def _python() -> Check:
     found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     ok = sys.version_info >= (3, 11) and sys.platform == "linux"
     return Check("Python", ok, found, "" if ok else "atune needs Python 3.11 or newer on Linux")
+
+
+def bytecode() -> Check:
+    """Check whether Python keeps atune's modules compiled; otherwise each start compiles them."""
+    kept = importlib.util.cache_from_source(__file__)
+    if os.path.exists(kept):
+        return Check("bytecode", True, "kept")
+    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else f"{os.path.dirname(kept)} cannot be written"
+    folder = shlex.quote(str(Path(atune.__file__).parent))
+    advice = f"each start of atune compiles its modules: {sys.executable} -m compileall -q {folder} keeps them compiled"
+    return Check("bytecode", True, f"not kept: {why}", advice)
 
 
 def _package(name: str) -> Check:

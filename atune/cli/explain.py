@@ -23,7 +23,7 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 """A comma before the next name. Commas inside a value do not split."""
 
 
-def add_explain_command(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the command's parser to `commands`. `shown` holds the options that all commands share."""
     text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
     parser = add_command(commands, shown, "explain", _explain, text)

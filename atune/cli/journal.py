@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from atune.system.signals import Interrupts
 
 
-def add_journal_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
 
     def add(name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:

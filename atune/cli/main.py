@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from atune.cli.cache import add_cache_commands
 from atune.cli.completion import add_completion
-from atune.cli.explain import add_explain_command
-from atune.cli.journal import add_journal_commands
 from atune.cli.mistakes import NO_WINNER, USAGE, report_error
-from atune.cli.parsing import add_command
 from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
-from atune.cli.server import add_server_commands
-from atune.cli.show import add_show_command
-from atune.cli.suggest import add_suggest_command
-from atune.cli.tune_options import add_tune_options
 from atune.errors import UsageError
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
@@ -29,6 +23,19 @@ if TYPE_CHECKING:
 
 OK, INTERRUPTED = 0, 130
 
+_COMMANDS = {
+    "tune_options": ("tune",),
+    "suggest": ("suggest",),
+    "journal": ("resume", "replay", "watch", "report", "export", "simulate", "import", "merge", "apply"),
+    "show": ("show",),
+    "explain": ("explain",),
+    "cache": ("cache",),
+    "server": ("server",),
+    "doctor_options": ("doctor",),
+}
+"""The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,
+because all of them take longer than the rest of the start."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status. Nothing else in atune installs signal handlers.
@@ -36,12 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv` defaults to the process's own arguments. The handlers then stay until the process ends, so that a late
     Ctrl-C shows no traceback. With `argv` given, the former handlers are restored.
     """
+    if argv is not None:
+        return _run(argv, keep=False)
+    prepare()
+    try:
+        return _run(sys.argv[1:], keep=True)
+    finally:
+        gc.freeze()  # Python ends without a search for garbage among all that was imported
+
+
+def _run(argv: Sequence[str], *, keep: bool) -> int:
+    """Run one command and return the exit status. `keep`: leave the signal handlers installed."""
     arguments: argparse.Namespace | None = None
-    if argv is None:
-        prepare()
-    with Interrupts(keep=argv is None) as interrupts:
+    with Interrupts(keep=keep) as interrupts:
         try:
-            arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+            arguments = _parser(*argv[:1]).parse_args(argv)
             status: int = arguments.command(arguments, interrupts)
             return status
         except SystemExit as error:  # --help and --version
@@ -56,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
         except Exception as error:
-            wanted = "--json" in (sys.argv if argv is None else argv) if arguments is None else arguments.json
+            wanted = "--json" in argv if arguments is None else arguments.json
             return report_error(error, debug=arguments is not None and arguments.debug, json=wanted)
 
 
@@ -81,40 +97,14 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
         return OK if result.best is not None else NO_WINNER
 
 
-def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    if not arguments.dry_run:
-        from atune.local.fork_servers import warm_early
-
-        warm_early()  # answers 0.1 s sooner than the imports below allow
-    from atune.cli.tune import tune_command
-
-    return tune_command(arguments, interrupts)
-
-
-def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    import msgspec
-
-    from atune.cli.doctor import can_tune, examine, render
-
-    checks = examine()
-    if arguments.calibrate:
-        from atune.cli.calibrate import calibrate
-
-        checks += calibrate()
-    ready = can_tune(checks)
-    if arguments.json:
-        say(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
-    else:
-        say(render(checks))
-    return OK if ready else NO_WINNER
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(word: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the command line. `word`: its first word. If that is a command, the
+    others are left out; with ``--version`` all are."""
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     add_completion(parser)
@@ -122,22 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     shown = _Parser(add_help=False)
     shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
     shown.add_argument("--debug", action="store_true", help="show tracebacks")
-
-    add_tune_options(add_command(commands, shown, "tune", _tune, "Tune a workload"))
-
-    add_suggest_command(commands, shown)
-    add_journal_commands(commands, shown)
-    add_show_command(commands, shown)
-    add_explain_command(commands, shown)
-    add_cache_commands(commands, shown)
-    add_server_commands(commands, shown)
-
-    doctor = add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
-    doctor.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure each GPU's peaks, about 1 s each, and keep them for the rooflines of later runs",
-    )
+    known = word == "--version" or any(word in names for names in _COMMANDS.values())
+    for module, names in _COMMANDS.items():
+        if word in names or not known:
+            importlib.import_module(f"atune.cli.{module}").add_commands(commands, shown)
     return parser
 
 

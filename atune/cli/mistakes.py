@@ -5,11 +5,8 @@ from __future__ import annotations
 import json as data
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
-from atune.system.places import place_in
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -41,6 +38,10 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
 
 def error_data(error: BaseException) -> dict[str, Any]:
     """Return what ``--json`` prints of an error: its class, its message, and the place in the user's code or None."""
+    import msgspec
+
+    from atune.system.places import place_in
+
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
     where = place_in(message) or place_in(detail)

@@ -18,7 +18,7 @@ OK, NONE = 0, 1
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def add_server_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add ``server`` and its commands. `shown` holds the options that all commands share."""
     text = "Keep tilelang imported between runs, in a server for this user"
     server = commands.add_parser(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from atune.system.signals import Interrupts
 
 
-def add_show_command(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add the command's parser to `commands`; `shown` has the options that all have."""
     parser = add_command(commands, shown, "show", _show, "Show one candidate of a journal whole; runs no code")
     parser.add_argument("journal", metavar="J", help="the journal's path")

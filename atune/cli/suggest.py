@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atune.system.signals import Interrupts
 
 
-def add_suggest_command(commands: Any, shown: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     """Add ``suggest``. `shown` holds the options that all commands share."""
     text = "Find the axes that change a kernel's code, and print a space with them; measures nothing"
     parser = add_command(commands, shown, "suggest", _suggest, text)

@@ -1,19 +1,24 @@
-"""The options of ``atune tune``, in the groups that its help shows."""
+"""``atune tune`` and its options, in the groups that its help shows."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
-from atune.cli.parsing import PLAIN, number, strategy_name
+from atune.cli.parsing import PLAIN, add_command, number, strategy_name
 from atune.cluster.address import HELP as CLUSTER_HELP
 from atune.model.settings import ACCELERATORS, BACKENDS
 from atune.search.choosing import SHOWN
 
+if TYPE_CHECKING:
+    from atune.system.signals import Interrupts
+
 _SWITCH = argparse.BooleanOptionalAction
 
 
-def add_tune_options(tune: argparse.ArgumentParser) -> None:
-    """Add the workload and all options to the parser of ``atune tune``."""
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``tune``. `shown` holds the options that all commands share."""
+    tune = add_command(commands, shown, "tune", _tune, "Tune a workload")
     tune.add_argument("workload", metavar="FILE.py:NAME", help="an atune.Workload by file and name (WORKLOAD)")
     _add_search(tune.add_argument_group("search"))
     _add_where(tune.add_argument_group("where"))
@@ -176,3 +181,15 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--plain", action="store_true", help=PLAIN)
     group.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
     group.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
+
+
+def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if not arguments.dry_run:
+        from atune.local.fork_servers import settle_early, warm_early
+
+        warm_early(settle=False)  # a resident server answers while the next module loads
+    from atune.cli.tune import tune_command
+
+    if not arguments.dry_run:
+        settle_early()
+    return tune_command(arguments, interrupts)

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from atune.errors import AtuneError
 from atune.local.entry_points import PRELOAD
-from atune.local.resident_control import status
 from atune.local.server_env import server_env
-from atune.processes.resident_client import NoSession, found, session
+from atune.processes.resident_client import NoSession, asked
+from atune.processes.resident_place import found
 from atune.processes.server import ForkServerProcess, in_worker, parked
 from atune.system.folders import server_folder
 from atune.system.surroundings import surroundings
@@ -35,58 +35,93 @@ async def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None
     which. A parked one from other surroundings is ended. If this is cancelled, no process is left behind.
     """
     kind = _kind()
-    return parked.take(kind) or await _another(), functools.partial(parked.park, kind)
+    process = parked.take(kind) or _another()
+    try:
+        await process.answered()
+    except NoSession as error:
+        process.destroy()
+        process = _fresh(error)
+    except BaseException:
+        process.destroy()
+        raise
+    return process, functools.partial(parked.park, kind)
 
 
-async def _another() -> ForkServerProcess:
+def _another() -> ForkServerProcess:
+    """Return a session that has not answered yet, or a fresh server."""
     if (place := found()) is None:
         return started()
     try:
-        return await session(place, PRELOAD, *server_folder(), env=server_env())
+        return asked(place, PRELOAD, *server_folder(), env=server_env())
     except NoSession as error:
-        process = started()
-        process.kind = f"a fresh one, because the resident server cannot be used: {error}"
-        return process
+        return _fresh(error)
+
+
+def _fresh(error: NoSession) -> ForkServerProcess:
+    process = started()
+    process.kind = f"a fresh one, because the resident server cannot be used: {error}"
+    return process
 
 
 def warm() -> None:
     """Start the processes that the next tuning needs, in the background, and return at once.
 
-    They import torch and tilelang while the program continues, and then wait. A tuning takes them over if its
-    environment, working folder, umask, limits, niceness and cores are the same. Otherwise it ends them and starts its
-    own. They end with the program, however it ends, or at `shutdown`. This does nothing if they already wait, if a
-    resident server fits, or in a worker.
+    They import torch and tilelang while the program continues, and then wait. Where a resident server fits, it forks
+    them, and they import nothing. A tuning takes them over if its environment, working folder, umask, limits, niceness
+    and cores are the same. Otherwise it ends them and starts its own. They end with the program, however it ends, or at
+    `shutdown`. This does nothing if they already wait, or in a worker.
 
     Raises `UsageError` if ``$TMPDIR`` cannot be used, and OSError if no process can be started.
     """
-    if in_worker():
-        return
-    kind = _kind()
-    process = parked.take(kind)
-    if process is None and not _resident_fits():
-        process = started()
-    if process is not None:
-        parked.park(kind, process)
+    _ask()
+    _settle()
 
 
-def warm_early() -> None:
+def warm_early(*, settle: bool = True) -> None:
     """Do what `warm` does, once per program, on a sign that it will tune. Failures are silent.
 
-    Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions.
+    Does nothing in a child of `multiprocessing`, which runs the program's file only to load its functions. Without
+    `settle` it does not wait for a resident server's answer: call `settle_early` soon.
     """
     global _started_early
     if _started_early or os.environ.get(VARIABLE) == "off" or _is_child():
         return
     _started_early = True
     with suppress(AtuneError, OSError):
-        warm()
+        _ask()
+        if settle:
+            _settle()
 
 
-def _resident_fits() -> bool:
-    if found() is None:
-        return False
-    told = status()
-    return told is not None and not told["misfit"]
+def settle_early() -> None:
+    """Wait for the answer to what `warm_early` asked. Where it is a refusal, start a fresh server. Failures are
+    silent."""
+    if _started_early:
+        with suppress(AtuneError, OSError):
+            _settle()
+
+
+def _ask() -> None:
+    """Park a fork server that may not have answered yet, unless one is parked already."""
+    if not in_worker():
+        kind = _kind()
+        parked.park(kind, parked.take(kind) or _another())
+
+
+def _settle() -> None:
+    """Wait for the answer of the parked server, if there is one. A fresh one replaces it if the answer is a refusal."""
+    kind = _kind()
+    if (process := parked.take(kind)) is None:
+        return
+    try:
+        process.hear()
+    except NoSession as error:
+        process.destroy()
+        process = _fresh(error)
+    except BaseException:
+        process.destroy()
+        raise
+    parked.park(kind, process)
 
 
 def _is_child() -> bool:

@@ -17,8 +17,8 @@ from atune.errors import UsageError, WorkerError
 from atune.local.entry_points import PRELOAD
 from atune.local.server_env import server_env
 from atune.processes import resident_main
-from atune.processes.resident_client import ANSWER_S, NoSession, Place, ask, wanted
-from atune.processes.resident_session import STATUS, STOP
+from atune.processes.resident_client import ANSWER_S, NoSession, ask, wanted
+from atune.processes.resident_place import STATUS, STOP, Place
 from atune.processes.server import refuse_in_worker, search_path
 from atune.processes.worker import read_tail
 from atune.system.folders import SERVER_FOLDER, private_root

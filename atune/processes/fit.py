@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,6 +91,8 @@ def shadowed(imported: Mapping[str, str], path: list[str]) -> str:
 
 def stamps() -> Stamps:
     """Return stamps of the files that tell whether the imported packages are still the installed ones."""
+    from importlib import metadata  # takes 10 ms, and only the server needs it
+
     own = Path(atune.__file__).parent
     files = {*packages().values(), *(str(path) for path in own.rglob("*.py"))}
     for name in VERSIONED:

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
@@ -21,13 +20,12 @@ from typing import Any, NoReturn
 
 from atune.processes import server_main
 from atune.processes.fit import facts, packages, stamps
+from atune.processes.resident_place import peer
 from atune.processes.resident_service import Services
 from atune.processes.resident_session import Imported, answer, imported_environment, imported_path
 
 BACKLOG = 64
 TRY_AGAIN_S = 0.1
-CREDENTIALS = struct.Struct("iII")
-"""Process, user and group at the other end of a socket (Linux, ``struct ucred``)."""
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -62,12 +60,6 @@ def _begin(config: dict[str, Any]) -> tuple[Resident | None, dict[str, Any]]:
     except Exception as error:
         return None, {"error": f"{type(error).__name__}: {error}"}
     return server, {"pid": os.getpid(), "seconds": seconds}
-
-
-def peer(sock: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket, according to the kernel."""
-    _, user, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return int(user)
 
 
 class Resident:

@@ -5,35 +5,28 @@ It sends nothing but JSON, and reads nothing before the kernel has named the use
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import re
 import select
 import signal
 import socket
-import stat
 import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from atune.errors import AtuneError, UsageError, WorkerError
+from atune.errors import AtuneError, WorkerError
 from atune.processes.fit import facts, surroundings
-from atune.processes.resident import peer
-from atune.processes.resident_session import MESSAGE_BYTES, SERVICE, SESSION
+from atune.processes.resident_place import MESSAGE_BYTES, SERVICE, SESSION, Place, found, peer
 from atune.processes.server import ForkServerProcess, Order, search_path
-from atune.system.folders import private_root, short_path
+from atune.system.folders import short_path
 from atune.system.paths import working_folder
 
-VARIABLE = "ATUNE_SERVER"
-"""Environment variable: ``off`` means that no resident server is used."""
 RESIDENT = "resident"
 ANSWER_S = 1.0
 """Seconds that a resident server may take to fork a session; a fresh fork server takes longer."""
@@ -53,62 +46,6 @@ class NoSession(AtuneError):
     this program."""
 
 
-class Place:
-    """Where this user's resident server for this Python is: its socket, lock and log in one folder."""
-
-    def __init__(self) -> None:
-        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-        self.below_runtime = os.path.isabs(runtime) and os.path.isdir(runtime)
-        root = Path(runtime, "atune") if self.below_runtime else Path(tempfile.gettempdir(), f"atune-{os.getuid()}")
-        name = hashlib.sha256(f"{sys.executable}\0{sys.prefix}".encode(errors="surrogateescape")).hexdigest()[:16]
-        self.folder = root
-        self.socket, self.lock, self.log = (root / f"resident-{name}.{kind}" for kind in ("socket", "lock", "log"))
-
-    def make(self) -> None:
-        """Make the folder if it is missing. Raises `UsageError` if others have access to it, or it cannot be made."""
-        try:
-            if self.below_runtime:
-                self.folder.mkdir(mode=0o700, exist_ok=True)
-            else:
-                private_root()
-        except OSError as error:
-            raise UsageError(f"{self.folder} cannot be made: {error.strerror or error}") from error
-        if why := self.unsafe():
-            raise UsageError(f"{why}; set XDG_RUNTIME_DIR or TMPDIR to another place")
-
-    def holder(self) -> int:
-        """Return the process that holds the lock, by its own account; zero if none does, or the folder is unsafe."""
-        if self.unsafe():
-            return 0
-        try:
-            with open(self.lock, "rb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return int(lock.read() or b"0")
-        except (OSError, ValueError):
-            pass
-        return 0
-
-    def unsafe(self) -> str:
-        """Say why the folder is unsafe; empty if only this user has access to it."""
-        try:
-            found = os.lstat(self.folder)
-        except OSError as error:
-            return f"{self.folder} cannot be looked at: {error.strerror}"
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            return f"{self.folder} must be a folder that is yours alone (mode 700, no link)"
-        return ""
-
-
-def found() -> Place | None:
-    """Return where the resident server is, if there is one and it may be used. Costs two stats."""
-    if os.environ.get(VARIABLE) == "off":
-        return None
-    place = Place()
-    return place if os.path.lexists(place.socket) else None
-
-
 def ask(place: Place, what: bytes, request: Mapping[str, Any] | None = None, within_s: float = 5.0) -> dict[str, Any]:
     """Ask for an answer without descriptors, blocking. Raises `NoSession` if no answer comes in time."""
     with _connected(place) as sock:
@@ -124,7 +61,7 @@ def wanted(preload: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     return {"preload": list(preload), "facts": facts(env), "path": search_path()}
 
 
-async def session(
+def asked(
     place: Place,
     preload: Sequence[str],
     folder: Path,
@@ -132,26 +69,14 @@ async def session(
     *,
     env: Mapping[str, str],
 ) -> ForkServerProcess:
-    """Return a session of the resident server at `place`, with a fork server's interface.
+    """Ask the resident server at `place` for a session, and return it, with a fork server's interface.
 
-    Raises `NoSession` if the server does not fit, or does not answer in time. If cancelled, it leaves no process
-    behind.
+    It may not have started yet: its `answered` waits for that. Raises `NoSession` if the server cannot be asked.
     """
-    asked: list[ResidentSession] = []
-
-    def launch(order: Order) -> ResidentSession:
-        asked.append(ResidentSession(place, order))
-        return asked[0]
-
     try:
-        process = ForkServerProcess(preload, folder, remove_folder, env=env, launch=launch)
+        process = ForkServerProcess(preload, folder, remove_folder, env=env, launch=partial(ResidentSession, place))
     except BaseException:
         remove_folder()
-        raise
-    try:
-        await asked[0].answered()
-    except BaseException:
-        process.destroy()
         raise
     process.kind = RESIDENT
     return process
@@ -181,18 +106,26 @@ class ResidentSession:
             os.close(own)
 
     async def answered(self) -> None:
-        """Wait for the session to start. Raises `NoSession` if it does not."""
-        answer, [self._pidfd] = await _answer(self._sock)
-        self.pid = answer["pid"]
+        if not self.pid:
+            await _readable(self._sock)
+            self.hear(0)
+
+    def hear(self, within_s: float | None = None) -> None:
+        """Do what `answered` does, blocking."""
+        if not self.pid:
+            answer, [self._pidfd] = _answer(self._sock, ANSWER_S if within_s is None else within_s)
+            self.pid = answer["pid"]
 
     def poll(self) -> int | None:
-        if self.returncode is None and (self._pidfd < 0 or select.select([self._pidfd], [], [], 0)[0]):
+        if self.pid and self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
             self.returncode = self._status()
             self.forget()
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        if self.returncode is None and self._pidfd >= 0 and not select.select([self._pidfd], [], [], timeout)[0]:
+        if not self.pid:  # nobody waits for the answer any more
+            self.forget()
+        elif self.returncode is None and not select.select([self._pidfd], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("session", timeout)
         code = self.poll()
         assert code is not None, "it has ended"
@@ -266,7 +199,8 @@ async def service(
     try:
         _send(sock, SERVICE, request, [own])
         worker = SharedWorker(sock)
-        worker.pid = (await _answer(sock))[0]["pid"]
+        await _readable(sock)
+        worker.pid = _answer(sock, 0)[0]["pid"]
         yield worker
     finally:
         os.close(own)
@@ -318,11 +252,15 @@ def _send_file(sock: socket.socket, what: bytes, content: bytes, fds: Sequence[i
         os.close(file)
 
 
-async def _answer(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait for the answer to a request. Raises `NoSession` if it is a refusal, or does not come in time."""
-    with anyio.move_on_after(ANSWER_S) as waiting:
+async def _readable(sock: socket.socket) -> None:
+    """Wait until an answer comes, but not longer than one may take."""
+    with anyio.move_on_after(ANSWER_S):
         await anyio.wait_readable(sock)
-    if waiting.cancelled_caught:
+
+
+def _answer(sock: socket.socket, within_s: float) -> tuple[dict[str, Any], list[int]]:
+    """Return the answer to a request. Raises `NoSession` if it is a refusal, or does not come in time."""
+    if not select.select([sock], [], [], within_s)[0]:
         raise NoSession(f"it does not answer within {ANSWER_S:g} s; atune server status tells more")
     answer, fds = _received(sock)
     if "misfit" in answer:

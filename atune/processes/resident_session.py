@@ -21,12 +21,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from atune.processes import server_main
 from atune.processes.fit import Facts, Stamps, changed, difference, shadowed, take_over
+from atune.processes.resident_place import SERVICE, SESSION, STATUS, STOP
 from atune.processes.resident_service import Services
 
 REQUEST_S = 5.0
 """Seconds that a client may take to send its request."""
-SESSION, SERVICE, STATUS, STOP = b"session", b"service", b"status", b"stop"
-MESSAGE_BYTES = 1 << 16
 
 
 class Imported(NamedTuple):

@@ -106,6 +106,14 @@ class Process(Protocol):
         """Return a new descriptor that becomes readable when the process ends. Raises `ProcessLookupError`."""
         ...
 
+    async def answered(self) -> None:
+        """Wait until it has started. Raises `NoSession` if it does not."""
+        ...
+
+    def hear(self) -> None:
+        """Do what `answered` does, blocking."""
+        ...
+
     def forget(self) -> None:
         """In a forked child: release the parent's resources."""
 
@@ -126,6 +134,12 @@ class Program(subprocess.Popen[bytes]):
 
     def open_pidfd(self) -> int:
         return os.pidfd_open(self.pid)
+
+    async def answered(self) -> None:
+        pass
+
+    def hear(self) -> None:
+        pass
 
     def forget(self) -> None:
         self.returncode = 0  # not our child: nothing to wait for
@@ -193,6 +207,14 @@ class ForkServerProcess:
     def returncode(self) -> int | None:
         return self._process.poll()
 
+    async def answered(self) -> None:
+        """Wait until a resident server has answered the request for it. Raises `NoSession` if it refuses."""
+        await self._process.answered()
+
+    def hear(self) -> None:
+        """Do what `answered` does, blocking."""
+        self._process.hear()
+
     async def wait(self) -> int | None:
         """Wait for the process to end, and reap it."""
         while self.returncode is None:
@@ -213,12 +235,10 @@ class ForkServerProcess:
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
-        with suppress(ProcessLookupError):
-            if self.returncode is None:
-                os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # it may not have made its group yet
-            if self.returncode is None:
-                os.kill(self.pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            with suppress(ProcessLookupError):
+                if self.pid and self.returncode is None:
+                    kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Wait for the process after `hang_up`, blocking. It takes milliseconds, and half a second at most."""

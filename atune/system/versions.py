@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import suppress
-from importlib import metadata
 
 from atune.version import __version__
 
@@ -18,6 +17,8 @@ def installed_versions() -> dict[str, str]:
 
 @functools.cache
 def _installed_versions() -> dict[str, str]:
+    from importlib import metadata  # takes 10 ms, so a run imports it in a thread
+
     found = {"atune": __version__}
     for name in VERSIONED:
         with suppress(metadata.PackageNotFoundError):

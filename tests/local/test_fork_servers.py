@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
+import residents
 from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.cli.main import main
 from atune.local import fork_servers, machine
 from atune.processes import server_main
+from atune.processes.resident_client import RESIDENT
 from atune.processes.server import ForkServerProcess, parked
 from atune.system import surroundings as around
 from atune.system.surroundings import surroundings
@@ -49,14 +51,74 @@ def test_a_run_takes_over_the_server_that_warm_started() -> None:
     assert waiting() == [server] and server.returncode is None
 
 
-@pytest.mark.parametrize("misfit", ["", "it imported other modules"])
-def test_nothing_is_started_ahead_where_a_resident_server_fits(
-    quick: None, monkeypatch: pytest.MonkeyPatch, misfit: str
-) -> None:
-    monkeypatch.setattr(fork_servers, "found", lambda: Path("somewhere"))
-    monkeypatch.setattr(fork_servers, "status", lambda: {"pid": 1, "misfit": misfit})
+@pytest.fixture
+def resident(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
+    """A resident server that imports nothing either; yields its pid."""
+    residents.prepare(monkeypatch, tmp_path / "runtime", ())
+    with residents.running() as pid:
+        yield pid
+        atune.shutdown()
+
+
+def test_where_a_resident_server_fits_a_session_waits_for_the_run(resident: int) -> None:
     atune.warm()
-    assert len(waiting()) == bool(misfit)
+    [session] = waiting()
+    atune.warm()
+    assert waiting() == [session] and session.kind == RESIDENT and session.pid
+    server, park = anyio.run(fork_servers.taken)
+    assert server is session
+    park(server)
+    assert residents.status()["sessions"] == 1, "the run asked for another"
+    atune.shutdown()
+    wait_until(lambda: residents.status()["sessions"] == 0, 5, "the session's end")
+
+
+def test_where_it_does_not_fit_a_fresh_server_starts_at_once(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_SOMETHING", "1")
+    atune.warm()
+    [server] = waiting()
+    assert server.kind.endswith("it was started with another TVM_SOMETHING") and server.pid
+
+
+def test_a_session_that_has_not_answered_yet_is_taken_over(resident: int) -> None:
+    os.kill(resident, signal.SIGSTOP)
+    try:
+        fork_servers.warm_early(settle=False)
+        [session] = waiting()
+        assert session.pid == 0 and session.returncode is None
+    finally:
+        os.kill(resident, signal.SIGCONT)
+    server, park = anyio.run(fork_servers.taken)
+    assert server is session and server.pid
+    park(server)
+
+
+@pytest.mark.parametrize("how", [fork_servers.settle_early, lambda: anyio.run(fork_servers.taken)[1]])
+def test_a_refusal_that_comes_later_starts_a_fresh_server(
+    resident: int, monkeypatch: pytest.MonkeyPatch, how: Callable[[], object]
+) -> None:
+    started, start = [], fork_servers.started
+    monkeypatch.setattr(fork_servers, "started", lambda: (started.append(start()), started[-1])[1])
+    monkeypatch.setenv("TVM_SOMETHING", "1")
+    fork_servers.warm_early(settle=False)
+    assert started == []
+    how()
+    [server] = started
+    assert "TVM_SOMETHING" in server.kind
+    server.destroy()
+
+
+def test_a_program_that_ends_before_the_answer_leaves_no_session(resident: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    os.kill(resident, signal.SIGSTOP)
+    try:
+        fork_servers.warm_early(settle=False)
+        assert len(waiting()) == 1
+        atune.shutdown()
+    finally:
+        os.kill(resident, signal.SIGCONT)
+    assert len(os.listdir("/proc/self/fd")) == before
+    wait_until(lambda: residents.status()["sessions"] == 0, 10, "the end of what was asked for in vain")
 
 
 def set_variable(patch: pytest.MonkeyPatch) -> None:

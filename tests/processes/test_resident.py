@@ -25,7 +25,8 @@ from atune.local import resident_control
 from atune.processes import resident, resident_client
 from atune.processes.fit import changed, difference
 from atune.processes.pool import ForkServer
-from atune.processes.resident_client import NoSession, Place, found
+from atune.processes.resident_client import NoSession
+from atune.processes.resident_place import Place, found
 from atune.processes.resident_session import imported_environment, imported_path
 from atune.processes.server import ForkServerProcess
 from atune.processes.server_main import children_of, descendants
