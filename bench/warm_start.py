@@ -4,8 +4,8 @@
 
 Plays every strategy of `--strategies` on every space of `--spaces`, without advice, with the ratios of another
 recording, and with these turned round, so that the worst configurations there come first. Writes table.md and
-result.json to results/warm, with `--prior` to results/warm_prior. Rows of spaces that `--spaces` leaves out stay. Needs
-no GPU and no torch.
+result.json to results/warm, with `--prior` to results/warm_prior. Rows of spaces and strategies that are left out stay.
+Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SOURCES = {
     "gemm_square": ("gemm_odd", "gemm_unaligned", "gemm_tall"),
 }
 """Whose recordings advise a space, each by itself: of the same kernel, with configurations that both spaces have."""
+STRATEGIES = ("random", "local", "evolution", "forest")
 BEST, WORST = "best", "worst"
 
 
@@ -106,10 +107,14 @@ def page(rows: list[Row], percent: str, seeds: int, prior: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def place(row: Row) -> tuple[int, int]:
+    return list(SOURCES).index(row.space), (*STRATEGIES, row.summary.strategy).index(row.summary.strategy)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=list(SOURCES), choices=list(SOURCES), metavar="NAME")
-    parser.add_argument("--strategies", nargs="+", default=["random", "forest"], metavar="NAME")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", default="10%")
     parser.add_argument("--processes", type=int, default=2)
@@ -120,7 +125,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path, began = options.out / "result.json", time.monotonic()
     earlier = msgspec.convert(json.loads(path.read_text())["rows"], list[Row]) if path.exists() else []
-    rows = [row for row in earlier if row.space not in options.spaces]
+    rows = [row for row in earlier if row.space not in options.spaces or row.summary.strategy not in options.strategies]
     for space in options.spaces:
         told = [("", ""), *((source, advice) for source in SOURCES[space] for advice in (BEST, WORST))]
         plays = [(strategy, source, advice) for strategy in options.strategies for source, advice in told]
@@ -130,7 +135,7 @@ def main() -> None:
             for row in pool.map(one, strategies, sources, kinds):
                 rows.append(row)
                 print(f"{time.monotonic() - began:6.0f} s {shown(row)}", flush=True)
-        rows.sort(key=lambda row: list(SOURCES).index(row.space))
+        rows.sort(key=place)
         (options.out / "table.md").write_text(page(rows, options.budget, options.seeds, options.prior))
         data = {"seeds": options.seeds, "budget": options.budget, "rows": msgspec.to_builtins(rows)}
         path.write_text(json.dumps(data, indent=1) + "\n")
