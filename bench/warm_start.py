@@ -2,9 +2,10 @@
 
     python bench/warm_start.py --seeds 20
 
-Plays every strategy of `--strategies` on every space of `--spaces`, without a prior, without advice, with the ratios of
-another recording, and with these turned round, so that the worst configurations there come first. Writes
-results/warm/table.md and result.json. Rows of spaces that `--spaces` leaves out stay. Needs no GPU and no torch.
+Plays every strategy of `--strategies` on every space of `--spaces`, without advice, with the ratios of another
+recording, and with these turned round, so that the worst configurations there come first. Writes table.md and
+result.json to results/warm, with `--prior` to results/warm_prior. Rows of spaces and strategies that are left out stay.
+Needs no GPU and no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from strategies import RESULTS, recorded
+from strategies import RESULTS, interval, recorded
 
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
@@ -27,13 +28,16 @@ from atune.search.choosing import make_strategy
 from atune.search.orders import first_of
 from atune.search.recording import Recording
 from atune.search.simulation import Summary, simulate_seeds, summary_of
+from atune.search.surveyed import figures_for, told_of
 
 SOURCES = {
     "gemm_odd": ("gemm_unaligned", "gemm_tall", "gemm_square"),
     "gemm_unaligned": ("gemm_odd", "gemm_tall", "gemm_square"),
     "gemm_tall": ("gemm_odd", "gemm_unaligned", "gemm_square"),
+    "gemm_square": ("gemm_odd", "gemm_unaligned", "gemm_tall"),
 }
 """Whose recordings advise a space, each by itself: of the same kernel, with configurations that both spaces have."""
+STRATEGIES = ("random", "local", "evolution", "forest")
 BEST, WORST = "best", "worst"
 
 
@@ -57,12 +61,14 @@ def ratios(source: Recording, here: Recording, advice: str) -> dict[int, float]:
     return elsewhere([told], {index: config_key(config) for index, config in here.configs.items()})
 
 
-def play(space: str, strategy: str, source: str, advice: str, percent: str, seeds: int) -> Row:
+def play(space: str, strategy: str, source: str, advice: str, percent: str, seeds: int, prior: bool) -> Row:
     here = recorded(space)
     budget = Budget.parse(percent).most(len(here.configs)) or len(here.configs)
     known = ratios(recorded(source), here, advice) if source else {}
     make = partial(make_strategy, strategy)
-    trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"elsewhere": known})
+    figures = figures_for(here.target, here.devices)
+    more = told_of(here.configs, here.facts, figures) if prior else {}
+    trials = simulate_seeds(here, make, budget=budget, seeds=range(seeds), known={"elsewhere": known, **more})
     return Row(
         space=space,
         total=len(here.configs),
@@ -76,21 +82,23 @@ def play(space: str, strategy: str, source: str, advice: str, percent: str, seed
 def shown(row: Row) -> str:
     s = row.summary
     to_2pct = "–" if s.evaluations_to_2pct_median is None else f"{s.evaluations_to_2pct_median:g}"
+    low, high = interval(s.within_2pct, s.seeds)
     told = f"{row.advice} of {row.source}" if row.source else "–"
     return (
         f"| {row.space} ({row.total}) | {s.evaluations} | {s.strategy} | {told} | "
-        f"{100 * s.within_2pct:.0f} | {100 * s.regret_median:.2f} | {to_2pct} |"
+        f"{100 * s.within_2pct:.0f} ({100 * low:.0f}–{100 * high:.0f}) | {100 * s.regret_median:.2f} | {to_2pct} |"
     )
 
 
-def page(rows: list[Row], percent: str, seeds: int) -> str:
+def page(rows: list[Row], percent: str, seeds: int, prior: bool) -> str:
     lines = [
         "# Warm starts on recorded matrix products",
         "",
-        f"Simulated, {seeds} seeds each, a budget of {percent} of the candidates, no prior, 16 compile workers and one",
-        "device. Advice: the best candidates of another shape's recording come first, or the worst ones, as wrong",
-        "advice. Within 2 %: share of the seeds, in per cent. Regret and candidates to 2 % are medians; – where more",
-        "than half of the seeds did not get there.",
+        f"Simulated, {seeds} seeds each, {'with the prior' if prior else 'without a prior'}, 16 compile workers and",
+        f"one device. The budget is {percent} of the candidates, with those that are advised. Advice: the best of",
+        "another shape's recording come first, or the worst ones, as wrong advice. Within 2 %: share of the seeds, in",
+        "per cent; in brackets Wilson's 95 % interval. Regret and candidates to 2 % are medians; – where more than",
+        "half of the seeds did not get there.",
         "",
         "| space (candidates) | tried | strategy | advice | within 2 % | regret % | to 2 % after |",
         "|---|---|---|---|---|---|---|",
@@ -99,30 +107,36 @@ def page(rows: list[Row], percent: str, seeds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def place(row: Row) -> tuple[int, int]:
+    return list(SOURCES).index(row.space), (*STRATEGIES, row.summary.strategy).index(row.summary.strategy)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", default=list(SOURCES), choices=list(SOURCES), metavar="NAME")
-    parser.add_argument("--strategies", nargs="+", default=["random", "forest"], metavar="NAME")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", default="10%")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS / "warm")
+    parser.add_argument("--prior", action="store_true", help="with estimates from the facts beside the recordings")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    options.out = options.out or RESULTS / ("warm_prior" if options.prior else "warm")
     options.out.mkdir(parents=True, exist_ok=True)
     path, began = options.out / "result.json", time.monotonic()
     earlier = msgspec.convert(json.loads(path.read_text())["rows"], list[Row]) if path.exists() else []
-    rows = [row for row in earlier if row.space not in options.spaces]
+    rows = [row for row in earlier if row.space not in options.spaces or row.summary.strategy not in options.strategies]
     for space in options.spaces:
         told = [("", ""), *((source, advice) for source in SOURCES[space] for advice in (BEST, WORST))]
         plays = [(strategy, source, advice) for strategy in options.strategies for source, advice in told]
         strategies, sources, kinds = zip(*plays, strict=True)
         with ProcessPoolExecutor(options.processes) as pool:
-            one = partial(play, space, percent=options.budget, seeds=options.seeds)
+            one = partial(play, space, percent=options.budget, seeds=options.seeds, prior=options.prior)
             for row in pool.map(one, strategies, sources, kinds):
                 rows.append(row)
                 print(f"{time.monotonic() - began:6.0f} s {shown(row)}", flush=True)
-        rows.sort(key=lambda row: list(SOURCES).index(row.space))
-        (options.out / "table.md").write_text(page(rows, options.budget, options.seeds))
+        rows.sort(key=place)
+        (options.out / "table.md").write_text(page(rows, options.budget, options.seeds, options.prior))
         data = {"seeds": options.seeds, "budget": options.budget, "rows": msgspec.to_builtins(rows)}
         path.write_text(json.dumps(data, indent=1) + "\n")
 

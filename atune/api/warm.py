@@ -6,14 +6,22 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
-from atune.engine.engine import Advise
+from atune.engine.advising import Advise
 from atune.errors import UsageError
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.model.device import DeviceInfo
-from atune.search.advice import Experience, advice_of, experience_of, nearest_first, no_advice, same_kernel
+from atune.search.advice import (
+    Experience,
+    advice_of,
+    experience_of,
+    finder,
+    nearest_first,
+    no_advice,
+    same_kernel,
+)
 from atune.storage.result_cache import ResultCache
 from atune.storage.result_key import CacheEntry
 from atune.workload.workload import WorkloadSpec
@@ -66,10 +74,10 @@ def _advise(
 
 def _cached(cache: ResultCache, spec: WorkloadSpec) -> list[Experience]:
     """Return the cache's results of this kernel with configurations in its space."""
-    here = {config_key(config) for config in spec.configs}
+    find = finder(spec)
     entries = [e for e in cache.entries() if same_kernel(e.parts.kernel, e.parts.source, spec)]
     found = [each for entry in entries if (each := _experience(cache, entry)) is not None]
-    return [each for each in found if not here.isdisjoint(each.measured)]
+    return [each for each in found if find(each.measured)]
 
 
 def _experience(cache: ResultCache, entry: CacheEntry) -> Experience | None:

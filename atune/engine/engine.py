@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from atune.engine.advising import Advise, Advised, advised, recalled
 from atune.engine.aside import computed
 from atune.engine.asking import Asking
 from atune.engine.audit import Audit
@@ -29,7 +30,7 @@ from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import Plan, check_places, finished, plan_new, plan_rest, proposed
-from atune.engine.pool import drawn_pool
+from atune.engine.pool import drawn_pool, pools
 from atune.engine.proof import EarlyProofs, Proofs, ProofStage
 from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
@@ -39,14 +40,8 @@ from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
 from atune.engine.sharding import narrowed, sharded, sharding_of
 from atune.engine.strategies import check_ranked, strategy_name
-from atune.journal.events import (
-    SCHEMA,
-    RunFinished,
-    RunStarted,
-    Warned,
-)
+from atune.journal.events import SCHEMA, RunFinished, RunStarted, Warned
 from atune.journal.recorder import Recorder
-from atune.model.advice import Advice
 from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, common_limits
@@ -71,8 +66,6 @@ ARTIFACTS_PER_DEVICE = 64
 """Artifacts that may wait for each device. When there are more, compile workers wait."""
 
 Keep = Callable[[Artifact], Artifact]
-Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
-"""Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
 class Engine:
@@ -217,7 +210,7 @@ class Engine:
             target, devices = await self.machine.discover()
         spec = await self._shard_of(specs[0])
         self._run.spec, self._run.limits = spec, common_limits(devices)
-        plan = await self._plan(spec, target, devices)
+        plan = await self._plan(spec, specs[0], target, devices)
         if plan is not None:
             self._run.outcomes.sync_soon()
         return spec, plan
@@ -231,8 +224,10 @@ class Engine:
         self._look_up = sharded(self.machine.look_up, shard)
         return await computed(spec, partial(narrowed, spec, shard))
 
-    async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
-        """Plan and record the start. Returns None if a resumed run has no work left."""
+    async def _plan(
+        self, spec: WorkloadSpec, whole: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]
+    ) -> Plan | None:
+        """Plan and record the start. Returns None if a resumed run has no work left. `whole`: see `advised`."""
         state, budget = self.recorder.state, self.budget
         layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
@@ -241,17 +236,18 @@ class Engine:
             self.strategy, state.header, spec.total, budget,
             learns=self.pipeline, prior=prior, own_prior=self._own_prior, listed=spec.size is None,
         )  # fmt: skip
-        pool = await self._pool(spec)
+        asked = partial(advised, self.advise, spec, whole, self._sharding, devices)
+        told = await (asked(self._look_up) if state.header is None else recalled(state.header, spec, self._look_up))
+        pool = await self._pool(spec, told)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
         header = await computed(spec, partial(self._header, spec, target, devices))
         if state.header is None:
-            advice, said = await computed(spec, partial(self.advise, spec, devices), quick=self.advise is no_advice)
-            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, advice, pool)
+            new = partial(plan_new, spec, own or self.strategy_name, self.seed, budget, prior, told.advice, pool)
             plan = await computed(spec, new)
             await self._make_strategy(plan, spec)
             active, unused = self.machine.accelerators(plan.to_compile)
-            self.recorder.emit(RunStarted, **header, advice=advice, accelerators=active, unused=dict(unused))
-            for remark in (*spec.remarks, *endless(spec, budget), *said):
+            self.recorder.emit(RunStarted, **header, advice=told.advice, accelerators=active, unused=dict(unused))
+            for remark in (*spec.remarks, *endless(spec, budget), *told.remarks):
                 self.recorder.emit(Warned, message=remark)
             return plan
         check_places(state.header, spec)
@@ -272,7 +268,7 @@ class Engine:
     def _own_prior(self) -> bool:
         return isinstance(self.prior, OwnPrior)
 
-    async def _pool(self, spec: WorkloadSpec) -> dict[int, Candidate]:
+    async def _pool(self, spec: WorkloadSpec, told: Advised) -> dict[int, Candidate]:
         """Return the candidates of a large space that a prior ranks, or from which a strategy begins to learn.
 
         Raises `UsageError` if the user asks for a ranking and there is nothing to rank.
@@ -284,6 +280,8 @@ class Engine:
             self.strategy_name = "random"
         check_ranked(spec, self.strategy_name, self.budget, own_prior=own_prior, drawn=pool is not None)
         surveyed = self.recorder.state.surveyed
+        if pools(self.strategy_name, kept=kept):
+            pool = {**told.there, **(pool or {})}
         if pool and surveyed is not None:
             added = [place for place in surveyed.indices if place not in pool]
             pool |= await looked_up(added, self._look_up)

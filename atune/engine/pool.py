@@ -29,12 +29,17 @@ async def drawn_pool(
 
     `kept`: whether it searches only the prior's best. Returns None if constraints refuse nearly all places.
     """
-    if spec.size is None or (strategy in ORDERS and not kept):
+    if spec.size is None or not pools(strategy, kept=kept):
         return {}
     pool, places = dict[int, Candidate](), islice(_places(spec, seed), DRAWS)
     while len(pool) < POOL and (some := list(islice(places, AT_ONCE))):
         pool.update(await looked_up(some, look_up))
     return dict(islice(pool.items(), POOL)) if len(pool) >= LEAST else None
+
+
+def pools(strategy: str, *, kept: bool) -> bool:
+    """Tell whether a strategy searches a pool of a large space. `kept`: see `drawn_pool`."""
+    return strategy not in ORDERS or kept
 
 
 def _places(spec: WorkloadSpec, seed: int) -> Iterator[int]:

@@ -113,10 +113,14 @@ def maker(
 
 
 def begun(order: Strategy, advice: Sequence[Advice], candidates: Mapping[int, Candidate], most: int | None) -> Strategy:
-    """Return `order`, preceded by the candidates that `advice` recommends."""
+    """Return `order`, preceded by the candidates that `advice` recommends.
+
+    Those of a large space go by their places, as `candidates` has few of them.
+    """
     if not advice:
         return order
-    ratios = elsewhere(advice, {index: candidate.key for index, candidate in candidates.items()})
+    keys = {index: candidate.key for index, candidate in candidates.items()}
+    ratios = elsewhere(advice, keys | {place: key for each in advice for key, place in each.places.items()})
     return Begun(order, first_of(ratios, most)) if ratios else order
 
 

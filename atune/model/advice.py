@@ -25,3 +25,10 @@ class Advice(msgspec.Struct, frozen=True):
     """The fastest configuration of the other run."""
     ratios: dict[str, float]
     """By configuration key: its latency divided by that of the fastest configuration there, 1 or more."""
+    places: dict[str, int] = {}
+    """By configuration key: its place in a large space; empty for a listed one."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether it is of the result cache."""
+        return self.source.startswith("cache ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -60,6 +61,28 @@ class Grid:
         both = zip(self.axes.items(), self.digits(place), strict=True)
         return {name: values[digit] for (name, values), digit in both}
 
+    def find(self, config: Mapping[str, Any]) -> int | None:
+        """Return the place of a configuration of plain values, without checking constraints; None if it has none."""
+        if config.keys() != self.axes.keys():
+            return None
+        digits = [self._position(name, config[name]) for name in self.axes]
+        return None if None in digits else self.place([digit for digit in digits if digit is not None])
+
+    def _position(self, name: str, value: Any) -> int | None:
+        values = self.axes[name]
+        if isinstance(values, range):
+            return values.index(value) if type(value) is int and value in values else None
+        return self._positions[name].get(_text(value))
+
+    @cached_property
+    def _positions(self) -> dict[str, dict[bytes, int]]:
+        """Positions by value. Keys are texts, because True, 1 and 1.0 are three values, and journals have lists."""
+        return {
+            name: {_text(value): position for position, value in reversed(list(enumerate(values)))}
+            for name, values in self.axes.items()
+            if not isinstance(values, range)
+        }
+
     def neighbours(self, place: int) -> Iterator[int]:
         """Yield neighbouring places along each axis, up to `STEPS` in each direction, the nearest of each axis
         first."""
@@ -74,3 +97,7 @@ class Grid:
 def grid_of(axes: Sequence[AxisValues]) -> Grid | None:
     """Return the grid of these axes; None without axes."""
     return Grid({axis.name: axis.plain for axis in axes}) if axes else None
+
+
+def _text(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")

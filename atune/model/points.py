@@ -14,6 +14,7 @@ import msgspec
 
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
+from atune.model.grid import Grid
 from atune.model.layouts import LayoutAxis
 from atune.model.permutation import Permutation
 from atune.model.questions import Question
@@ -195,14 +196,11 @@ class Product(Points):
         return {name: values[place // step % length] for name, values, step, length in self._plain_steps}
 
     def _find(self, config: Config) -> int | None:
-        if config.keys() != self._plain_axes.keys():
-            return None
-        place = 0
-        for name, values in self._plain_axes.items():
-            if (position := self._position(name, config[name])) is None:
-                return None
-            place = place * len(values) + position
-        return place
+        return self._grid.find(config)
+
+    @cached_property
+    def _grid(self) -> Grid:
+        return Grid(self._plain_axes)
 
     def twice(self) -> str:
         """Return the text of a value that an axis has twice; empty if none."""

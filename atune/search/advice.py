@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from atune.errors import UsageError
 from atune.journal.result import TuneResult
 from atune.model.advice import Advice
 from atune.model.candidate import Config, config_key
+from atune.model.grid import grid_of
 from atune.workload.workload import WorkloadSpec
 
 MOST_RATIOS = 100_000
 """How many ratios a header holds for all sources together: the best of each, about 30 bytes a ratio."""
+MOST_PLACES = 1024
+"""The same for a large space, in which each is looked up."""
+
+Measured = Mapping[str, tuple[Config, float]]
+"""Configurations with their latency, ms, by key."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Experience:
     """SHA-256 of the kernel's source and closure; empty if unknown."""
     arguments: Mapping[str, Any]
     devices: tuple[str, ...]
-    measured: Mapping[str, tuple[Config, float]]
+    measured: Measured
 
 
 def experience_of(result: TuneResult, source: str) -> Experience:
@@ -59,31 +67,54 @@ def same_kernel(name: str, kernel: str, spec: WorkloadSpec) -> bool:
 def advice_of(experiences: Sequence[Experience], spec: WorkloadSpec) -> tuple[tuple[Advice, ...], list[str]]:
     """Return the advice for `spec`, an item for each experience, and remarks for the user.
 
-    Raises `UsageError` for experience of another kernel or without any of this space's configurations. It also does for
-    a space that is not listed.
+    Advice for a large space has the places of its configurations, some of which constraints may refuse. Raises
+    `UsageError` for experience of another kernel or without any of this space's configurations. It also does for a
+    list that is too long to be searched.
     """
-    if spec.size is not None and experiences:
-        raise UsageError(
-            f"warm: the space has {spec.size:,} points and is not listed, so that advice cannot be used. Leave out "
-            "warm= (--warm), or give fewer axes or values"
-        )
-    here = {config_key(config) for config in spec.configs}
-    found, remarks = [], []
+    if not experiences:
+        return (), []
+    found, remarks, find = [], list[str](), finder(spec)
     for each in experiences:
         if not same_kernel(each.name, each.kernel, spec):
             raise UsageError(
                 f"warm {each.source}: it is of another kernel, {each.name!r}, and this one is {spec.name!r}. Give "
                 "journals of this kernel, or name both workloads alike if they are the same"
             )
-        if not (known := [key for key in each.measured if key in here]):
-            raise UsageError(
-                f"warm {each.source}: none of the {len(each.measured)} configurations that were measured there is in "
-                f"this space of {len(here)}. Give a journal of a space that shares some"
-            )
+        if not (known := find(each.measured)):
+            raise nothing_shared(each.source, len(each.measured), spec)
         if each.kernel and spec.kernel and each.kernel != spec.kernel:
             remarks.append(f"warm {each.source}: the kernel's source, or what it closes over, has changed since")
-        found.append(_advice(each, known, MOST_RATIOS // len(experiences)))
+        most = MOST_RATIOS if spec.size is None else MOST_PLACES
+        advice = _advice(each, known, most // len(experiences))
+        places = {} if spec.size is None else {key: known[key] for key in advice.ratios}
+        found.append(replace(advice, places=places))
     return tuple(found), remarks
+
+
+def finder(spec: WorkloadSpec) -> Callable[[Measured], dict[str, int]]:
+    """Return a function that returns where `spec` has configurations, by key: their index, or place if it is large.
+
+    In a large space constraints are not asked. Raises `UsageError` if it is a list, whose places only a worker knows.
+    """
+    if spec.size is None:
+        here = {config_key(config): index for index, config in enumerate(spec.configs)}
+        return lambda measured: {key: here[key] for key in measured if key in here}
+    grid = grid_of(spec.axes)
+    if grid is None:
+        raise UsageError(
+            f"warm: the space is a list of {spec.size:,} configurations, in which those of other runs are not looked "
+            "up. Leave out warm= (--warm), or give axes in place of the list"
+        )
+    places = grid.find
+    return lambda measured: {key: at for key, (config, _) in measured.items() if (at := places(config)) is not None}
+
+
+def nothing_shared(source: str, count: int, spec: WorkloadSpec) -> UsageError:
+    """Return the error for a source with `count` configurations, none of which the space has."""
+    return UsageError(
+        f"warm {source}: none of the {count} configurations that were measured there is in this space of "
+        f"{spec.total:,}. Give a journal of a space that shares some"
+    )
 
 
 def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
@@ -91,7 +122,7 @@ def no_advice(*_: object) -> tuple[tuple[Advice, ...], list[str]]:
     return (), []
 
 
-def _advice(each: Experience, known: Sequence[str], most: int) -> Advice:
+def _advice(each: Experience, known: Iterable[str], most: int) -> Advice:
     fastest_ms = min(latency for _, latency in each.measured.values())
     ranked = sorted(known, key=lambda key: (each.measured[key][1], key))
     ratios = {key: round(each.measured[key][1] / fastest_ms, 4) for key in ranked[:most]}

@@ -32,6 +32,9 @@ TREES = 50
 EARLY, LEAST = 64, 4
 """Until this many candidates were proposed, batches have `LEAST`, because early learning counts most. One candidate of
 each `BATCH` is drawn at random."""
+EVIDENCE = 24
+"""Until so many candidates that were not advised have an outcome, the forest does not learn from advised ones. These
+are alike and at first the best, so that it would stay near them."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
 
@@ -115,14 +118,23 @@ class Forest(Learner):
 
     def _lessons(self) -> tuple[list[int], list[int], list[float]]:
         """Return the known candidates, whether each is good, and its weight. A good one weighs by its improvement."""
-        ranked = sorted(self.latencies, key=lambda c: (self.latencies[c], c))
-        known = [*ranked, *self.failures]
+        latencies, failures = self._evidence()
+        ranked = sorted(latencies, key=lambda c: (latencies[c], c))
+        known = [*ranked, *failures]
         good = max(1, min(len(ranked) - 1, math.ceil(len(known) / GOOD)))
-        least = math.log(self.latencies[ranked[good]])
-        gains = [max(least - math.log(self.latencies[c]), 0.0) for c in ranked[:good]]
+        least = math.log(latencies[ranked[good]])
+        gains = [max(least - math.log(latencies[c]), 0.0) for c in ranked[:good]]
         mean = sum(gains) / good
         weights = [(gain / mean if mean > 0 else 1.0) + 1e-3 for gain in gains]
         return known, [1] * good + [0] * (len(known) - good), weights + [1.0] * (len(known) - good)
+
+    def _evidence(self) -> tuple[dict[int, float], list[int]]:
+        """Return the latencies and the failures to learn from."""
+        advised = frozenset(self.advised)
+        own = {c: ms for c, ms in self.latencies.items() if c not in advised}
+        if len(self._told - advised) >= EVIDENCE or len(own) < 2:
+            return self.latencies, list(self.failures)
+        return own, [c for c in self.failures if c not in advised]
 
 
 def available() -> bool:

@@ -20,4 +20,5 @@ def kept_of(searched: Searched, keep: int | None) -> Searched:
         raise UsageError("keep= keeps what a prior ranks best, and there is no prior: give prior=, or leave out keep=")
     best = set(by_prior(list(searched.configs), searched.prior)[:keep])
     configs = {index: config for index, config in searched.configs.items() if index in best}
-    return replace(searched, configs=configs, grid=None)
+    known = {index: ratio for index, ratio in searched.elsewhere.items() if index in best}
+    return replace(searched, configs=configs, elsewhere=known, grid=None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from strategies import interval
 
 from atune.api.resume import read_state
 from atune.journal.events import BestChanged
@@ -348,27 +349,51 @@ def test_strategies_prior() -> None:
     says("strategies_prior", f"{100 * missed['within_2pct']:.0f} of 100 seeds get there by {missed['evaluations']}")
 
 
-def test_warm() -> None:
-    rows = [row for row in stored("warm/result.json")["rows"] if row["summary"]["strategy"] == "forest"]
-    assert {row["summary"]["seeds"] for row in rows} == {50} and len(rows) == 2 * 7
-    key = "evaluations_to_2pct_median"
+WARM = "gemm_odd", "gemm_unaligned", "gemm_tall"
+COUNTS = {5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 12: "twelve", 18: "eighteen"}
+
+
+def warm_starts(folder: str) -> tuple[dict[str, Any], dict[tuple[str, str, str], Any]]:
+    """Return the forest's summaries: without advice by space, and with it by what came first, space and source."""
+    rows = [row for row in stored(f"{folder}/result.json")["rows"] if row["summary"]["strategy"] == "forest"]
+    assert {row["summary"]["seeds"] for row in rows} == {50}
     alone = {row["space"]: row["summary"] for row in rows if not row["source"]}
-    more = {
-        (row["advice"], row["space"], row["source"]): row["summary"][key] - alone[row["space"]][key]
-        for row in rows
-        if row["source"] and row["summary"][key] is not None
-    }
-    wrong, right = ([cost for (advice, *_), cost in more.items() if advice == one] for one in ("worst", "best"))
-    assert len(wrong) == 6 and len(right) == 5
-    says("warm", "median of 50 seeds", f"{abs(max(wrong)):g} to {-min(wrong):g} candidates fewer", "six of six")
-    saved = [-cost for cost in right if cost < 0]
-    says("warm", f"saves {min(saved):g} to {max(saved):g} candidates in four of six")
-    assert len(saved) == 4
-    says("warm", f"gemm_square's best cost {more['best', 'gemm_odd', 'gemm_square']:g}")
-    [missed] = [row for row in rows if row["source"] and row["summary"][key] is None]
-    assert (missed["space"], missed["source"], missed["advice"]) == ("gemm_odd", "gemm_tall", "best")
-    shares = [round(100 * summary["within_2pct"]) for summary in (missed["summary"], alone["gemm_odd"])]
-    says("warm", f"{shares[0]} % of the seeds come within 2 % there, rather than {shares[1]} %")
+    advised = {(row["advice"], row["space"], row["source"]): row["summary"] for row in rows if row["source"]}
+    assert set(alone) == set(WARM) and len(advised) == 2 * 3 * len(alone)
+    return alone, advised
+
+
+def holds_up(alone: dict[str, Any], advised: dict[tuple[str, str, str], Any]) -> bool:
+    """Tell whether no share within 2 % is below the interval of the one without advice."""
+    least = {space: interval(summary["within_2pct"], summary["seeds"])[0] for space, summary in alone.items()}
+    return all(summary["within_2pct"] >= least[space] for (_, space, _), summary in advised.items())
+
+
+def test_warm() -> None:
+    alone, advised = warm_starts("warm")
+    assert holds_up(alone, advised)
+    key = "evaluations_to_2pct_median"
+    more = {case: summary[key] - alone[case[1]][key] for case, summary in advised.items()}
+    right, wrong = ({case: cost for case, cost in more.items() if case[0] == one} for one in ("best", "worst"))
+    assert len(right) == len(wrong)
+    count = COUNTS[len(right)]
+    says("warm", f"in no case below the 95 % interval of that without advice: {count} of the best and {count} of the")
+    saved = [-cost for cost in right.values() if cost < 0]
+    says("warm", f"saves {min(saved):g} to {max(saved):g} candidates in {COUNTS[len(saved)]} of {count} cases")
+    says("warm", f"The worst costs {max(wrong.values()):g} at most")
+    missed = max(right, key=right.__getitem__)
+    cost = right[missed]
+    assert missed == ("best", "gemm_odd", "gemm_tall")
+    shares = [round(100 * summary["within_2pct"]) for summary in (advised[missed], alone["gemm_odd"])]
+    low, high = (round(100 * end) for end in interval(alone["gemm_odd"]["within_2pct"], 50))
+    said = f"{shares[0]} % of the seeds come within 2 %, rather than {shares[1]} % ({low}–{high})"
+    says("warm", f"gemm_tall's best costs {cost:g}: {said}")
+
+
+def test_warm_prior() -> None:
+    alone, advised = warm_starts("warm_prior")
+    assert {summary["within_2pct"] for summary in (*alone.values(), *advised.values())} == {1.0}
+    says("warm_prior", f"50 of 50 seeds come within 2 % in all {COUNTS[len(advised)]} cases")
 
 
 @pytest.mark.parametrize("folder", ["results", "spaces"])

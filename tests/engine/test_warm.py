@@ -15,7 +15,6 @@ from atune.journal.events import CandidateProposed, Warned
 from atune.journal.reader import read
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
-from atune.model.space import Space
 from atune.search.advice import Experience, advice_of, elsewhere, nearest_first
 from atune.search.interface import Searched
 from atune.storage.result_cache import ResultCache
@@ -156,11 +155,13 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
         assert not journal.exists()
 
 
-async def test_a_space_that_is_not_listed_takes_no_advice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["random", "forest"])
+async def test_what_a_prior_keeps_may_lack_what_was_best_elsewhere(tmp_path: Path, strategy: str) -> None:
     warm = await recorded(tmp_path / "there")
-    space = Space(**{f"d{i}": range(100) for i in range(4)})
-    with pytest.raises(UsageError, match="100,000,000 points and is not listed, so that advice cannot be used"):
-        await tune(machine=FakeMachine(space), warm=warm, budget=10)
+    options: dict[str, Any] = {"keep": 6, "prior": lambda config, known: abs(config["x"] - 17.1)}
+    await tune(machine=FakeMachine(N), strategy=strategy, warm=warm, **options, journal=tmp_path / "here")
+    asked = proposals(tmp_path / "here")
+    assert sorted(asked) == [15, 16, 17, 18, 19, 20] and asked[:2] == [20, 19]
 
 
 def spec(**changes: Any) -> WorkloadSpec:

@@ -154,3 +154,19 @@ async def test_a_budget_of_a_billion_points_is_tuned_by_real_processes(tmp_path:
     result = await tune(f"{KERNELS}:TUNABLE", target="c", budget=Budget(candidates=4), strategy="random")
     assert result.measured + result.duplicates == 4 and result.total == 10**9
     assert all(record.config["a"] <= record.config["b"] for record in result.records)
+
+
+async def test_a_journal_of_a_few_points_advises_a_billion_of_them(tmp_path: Path) -> None:
+    """All the way, and again after an interruption: the worker says which of them the space has."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    few = await tune(f"{KERNELS}:FEW", target="c", journal=there)
+    assert few.measured == 3
+    options: dict[str, Any] = {"target": "c", "strategy": "random", "warm": there, "journal": here}
+    for budget in (2, 3):
+        result = await tune(f"{KERNELS}:TUNABLE", budget=Budget(candidates=budget), **options)
+        assert result.header is not None and result.measured + result.duplicates == budget
+        [advice] = result.header.advice
+        known = {"a": 1, "b": 2, "c": 4}
+        assert (advice.best, list(advice.places.values())) == (known, [1_002_004])
+        assert result.records[0].config == known
+        there.write_text("gone")

@@ -9,7 +9,7 @@ import pytest
 
 from atune.model.candidate import Config
 from atune.search.choosing import LEARNING, NAMES, make_strategy
-from atune.search.forest import Forest
+from atune.search.forest import EVIDENCE, Forest
 from atune.search.interface import Searched
 from atune.search.orders import FIRST, Begun, Random, first_of
 from atune.search.recording import Recording, Tried
@@ -80,6 +80,24 @@ def test_the_forest_has_a_column_for_it_and_none_without() -> None:
     cold, warm = Forest(Searched(CONFIGS)), Forest(Searched(CONFIGS, elsewhere={0: 1.0, 1: 4.0}))
     assert warm._features.shape[1] == cold._features.shape[1] + 1
     assert [warm._features[n][-1] for n in range(3)] == [0.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("budget", [None, 60])
+def test_the_forest_looks_at_what_was_advised_once_it_has_evidence_of_its_own(budget: int | None) -> None:
+    """Before, it asks the same whether advised candidates are the best here or the worst."""
+    pytest.importorskip("sklearn")
+    asked: list[list[int]] = []
+    for factor in (0.5, 2.0):
+        strategy, order = make_strategy("forest", Searched(CONFIGS, 0, budget, elsewhere=WRONG)), list[int]()
+        advised = first_of(WRONG, budget)
+        for _ in range(60):
+            index = strategy.ask()
+            assert index is not None
+            order.append(index)
+            strategy.tell(index, factor if index in advised else latency(CONFIGS[index]))
+        asked.append(order)
+    one, other = asked
+    assert one[: FIRST + EVIDENCE] == other[: FIRST + EVIDENCE] and one != other
 
 
 def test_a_prior_fills_the_rest_of_the_beginning() -> None:
