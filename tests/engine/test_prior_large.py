@@ -186,7 +186,9 @@ async def test_what_failed_in_the_survey_of_a_large_space_is_not_proposed(
     assert not broken.keys() & set(whole) and result.measured == len(set(whole)) == 120
     cut_before(journal, 110)
     await resume(journal, machine=large(fails=broken))
-    assert proposed(read(journal)) == whole
+    again = proposed(read(journal))
+    assert again[:90] == whole[:90]  # 20 of 110 failed in the survey; later asks depend on when outcomes were heard
+    assert not broken.keys() & set(again) and len(set(again)) == 120
 
 
 @pytest.mark.parametrize(
