@@ -315,6 +315,7 @@ def test_start() -> None:
         f"{median('all')} of the start",
         f"{median('drop-in-1')} of the time",
         f"one with four {median('drop-in-4')}",
+        f"one with twenty {median('drop-in-20')}",
     )
     says("start", f"takes {median('edit')} of the cold run")
 
