@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import tilelang.language as T
@@ -52,6 +53,11 @@ def raising(A: torch.Tensor) -> torch.Tensor:
     return A @ missing  # type: ignore[name-defined]  # noqa: F821
 
 
+def hanging(A: torch.Tensor) -> torch.Tensor:
+    time.sleep(300)
+    return A * 2
+
+
 def badly_shaped(N: int) -> list[torch.Tensor]:
     return [torch.randn(N).view(3, -1)]
 
@@ -62,4 +68,5 @@ def workload(kernel: Any, **options: Any) -> atune.Workload:
 
 MISSPELT = workload(misspelt, reference=lambda A: A * 2)
 RAISING = workload(twice, reference=raising)
+HANGING = workload(twice, reference=hanging)
 BAD_INPUTS = workload(twice, inputs=badly_shaped)

@@ -74,6 +74,17 @@ def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     assert told["best_config"] is None and told["journal"] == journal
     assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
     assert lines[2].strip().startswith(line.strip()) and lines[3].strip() == where["caret"].strip()
+    assert lines[4:] == [f"  journal: {journal}"]
+    assert [one["reason"] for one in told["untried"]] == ["the run was cut short before them"]
+
+
+def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = str(tmp_path / "j")
+    tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
+    assert main(tuned) == 2
+    said, *rest = capsys.readouterr().err.splitlines()
+    assert "running the reference ran past benchmark_timeout_s=2: one of them hangs, or needs more time" in said
+    assert "--timeout" in said and rest == [f"  journal: {journal}"]
 
 
 @pytest.mark.parametrize(
