@@ -89,8 +89,9 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows."""
-        return min(self._state.total, self._budget.most(self._state.total) or self._state.total)
+        """Number of candidates that the budget allows, or that were proposed before it was set."""
+        allowed = self._budget.most(self._state.total) or self._state.total
+        return min(self._state.total, max(allowed, len(self._state.entries)))
 
     @property
     def compiled(self) -> int:
