@@ -78,6 +78,23 @@ def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     assert [one["reason"] for one in told["untried"]] == ["the run was cut short before them"]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("UNDEFINED", "  2 × compile: CompileError: kernel.cpp: undefined reference to `no_such_function'"),
+        ("HALF_WRITTEN", "  2 × mismatch: output 0: 64 of 64 elements differ"),
+    ],
+)
+def test_failures_of_one_kind_are_one_group(
+    name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = str(tmp_path / "j")
+    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--journal", journal]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[1].startswith(first) and not said[2].startswith("  1 ×")
+    assert ("; 32 of them were not written" in said[1]) == (name == "HALF_WRITTEN")
+
+
 def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(tmp_path / "j")
     tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
