@@ -40,7 +40,9 @@ def timing(*latencies_ms: float) -> Timing:
 class Stream:
     """Collects events; each method adds one, a tenth of a second (`step_s`) after the one before."""
 
-    def __init__(self, total: int = 4, default: int | None = None, step_s: float = 0.1, schema: int = SCHEMA) -> None:
+    def __init__(
+        self, total: int = 4, default: int | None = None, step_s: float = 0.1, schema: int = SCHEMA, **settings: Any
+    ) -> None:
         self.events: list[AnyEvent] = []
         self.step_s = step_s
         self.mono = 0.0
@@ -57,7 +59,7 @@ class Stream:
             target=Target("c"),
             devices=("cpu",),
             strategy="exhaustive",
-            settings={},
+            settings=settings,
             versions={"atune": "0"},
         )
 

@@ -45,7 +45,7 @@ def lines_of(found: DryRun, strategy: str) -> Iterator[str]:
         yield f"target     {found.target} on {', '.join(map(printable, found.devices)) or 'no device'}"
     yield from _space(found)
     yield from _known(found)
-    yield f"to do      {'an unknown number of' if found.to_do is None else found.to_do} candidates, {strategy}"
+    yield f"to do      {'an unknown number of' if found.to_do is None else found.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
     yield from _time(found)

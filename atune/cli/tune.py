@@ -18,10 +18,11 @@ import msgspec
 
 from atune.cli.main import INTERRUPTED, show_kept
 from atune.cli.mistakes import NO_WINNER, report_error
-from atune.cli.printing import complain
+from atune.cli.printing import complain, mutter
 from atune.cluster.address import Cluster
 from atune.errors import NoWinner, UsageError
 from atune.journal.events import Event, RunResumed, RunStarted
+from atune.journal.printing import printable
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
@@ -213,7 +214,10 @@ def _report(
             show_kept(ended.result, arguments)
         return NO_WINNER
     known = TuneResult(state, journal if os.path.exists(journal) else None) if begun else None
-    return report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
+    status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
+    if known is not None and known.journal is not None:
+        mutter(f"  journal: {printable(known.journal)}\n")
+    return status
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:

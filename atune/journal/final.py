@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atune.journal.events import CandidateMeasured
 from atune.journal.noise import noise_of
 from atune.journal.state import State
-from atune.model.measurement import FinalEntry
+from atune.model.measurement import DISTURBS, FinalEntry
 
 
 def standing(state: State) -> tuple[FinalEntry, ...]:
@@ -28,11 +28,12 @@ def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None
 
 
 def run_noise(state: State, final: Sequence[FinalEntry]) -> tuple[str, ...]:
-    """Return what tells that the machine was not quiet, over all timings of the run; a sentence each."""
+    """Return what tells that the machine was not quiet, a sentence each: others on its devices, then the timings."""
+    others = [message for message in state.warnings if DISTURBS in message]
     firsts = [(m.device, m.timing) for m in state.ranked()]
     finals = [(state.final.device, entry.timing) for entry in final] if state.final else []
     best = [(device, timing) for device, timing in finals if timing.n_samples == _most(final)]
-    return tuple(noise_of([*state.references.items(), *firsts, *finals], best))
+    return (*others, *noise_of([*state.references.items(), *firsts, *finals], best))
 
 
 def _most(final: Sequence[FinalEntry]) -> int:

@@ -10,6 +10,7 @@ import anyio
 
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
+from atune.journal.packed import kind_of
 from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, parse_line
 from atune.journal.result import TuneResult
 
@@ -57,8 +58,13 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
     """Yield the events of a journal that another process writes, also on another machine, until its run ends.
 
     After what is there, and each time nothing new came for `poll_s`, yields None. Looks at the file again and again
-    and needs no notification, so that shared file systems work. Raises `JournalError` where the journal is damaged.
+    and needs no notification, so that shared file systems work. A compressed journal grows no more, and ends with its
+    last event. Raises `JournalError` where the journal is damaged.
     """
+    if _packed(path):
+        for recorded in JournalReader(path):
+            yield recorded
+        return
     position = expected = 0
     while True:
         try:
@@ -81,3 +87,10 @@ async def follow(path: str | Path, poll_s: float = 0.5) -> AsyncIterator[AnyEven
                 pass
         yield None
         await anyio.sleep(poll_s)
+
+
+def _packed(path: str | Path) -> bool:
+    try:
+        return bool(kind_of(str(path)))
+    except OSError as error:
+        raise cannot("read", str(path), error) from error

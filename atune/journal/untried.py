@@ -54,7 +54,7 @@ def passed_over(outcome: Outcome | None) -> bool:
 def untried(state: State) -> tuple[Untried, ...]:
     """Return the untried candidates by reason, the most frequent first."""
     by_reason: dict[str, list[int]] = {}
-    why = "the run has not ended" if state.interrupted is None else "the run was interrupted before them"
+    why = "the run has not ended" if state.interrupted is None else "the run was cut short before them"
     if state.finished is not None:
         why = ENDED.get(state.finished.reason, state.finished.reason)
     for entry in state.entries.values():

@@ -170,7 +170,10 @@ class LocalDeviceWorker:
         except WorkerTimeout as error:
             if not first:  # an earlier process finished it in time
                 raise
-            message = f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}"
+            message = (
+                f"making the inputs and running the reference ran past benchmark_timeout_s={limit:g}: one of them "
+                "hangs, or needs more time (--timeout, BenchmarkSettings(benchmark_timeout_s=…))"
+            )
             raise WorkloadError(message) from error
         except WorkerLost as error:
             if not first or error.outside:

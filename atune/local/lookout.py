@@ -12,6 +12,7 @@ import msgspec
 from atune.errors import WorkerError
 from atune.local.entry_points import NEIGHBOURS
 from atune.model.device import DeviceInfo
+from atune.model.measurement import DISTURBS
 from atune.processes.messages import Around, Neighbours
 from atune.processes.worker import Worker
 
@@ -50,10 +51,10 @@ class Lookout:
             if (seen.busy_percent or 0) > BUSY_PERCENT:
                 self.warn(
                     f"device {self.info.id} was {seen.busy_percent} % busy before anything was measured on it: "
-                    f"another program computes there and may disturb the timings; {REMEDY}"
+                    f"another program computes there and {DISTURBS}; {REMEDY}"
                 )
             new = [one for one in seen.neighbours if one.pid not in self._told][: MOST_NEIGHBOURS - len(self._told)]
             self._told |= {one.pid for one in new}
             if new:
                 others = ", ".join(map(str, new))
-                self.warn(f"device {self.info.id} is also used by {others}: that may disturb the timings; {REMEDY}")
+                self.warn(f"device {self.info.id} is also used by {others}: that {DISTURBS}; {REMEDY}")

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+DISTURBS = "may disturb the timings"
+"""What a warning says that tells of another user of a device."""
+
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The GPU's state right after its samples were taken, from NVML. None: NVML did not tell."""

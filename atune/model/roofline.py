@@ -58,10 +58,11 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def describe(self) -> str:
         """Return it as a line of text; empty if nothing is known."""
-        rates = ((self.gflops_s, "GFLOP/s", self.compute_share), (self.gbytes_s, "GB/s", self.memory_share))
+        rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
         peak = {"measured": "measured peak", "nominal": "nominal peak", "": ""}[self.peaks]
         told = [
-            f"{rate:,.4g} {unit}" + (f" ({100 * share:.0f} % of the {peak})" if share is not None else "")
+            (f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}")
+            + (f" ({100 * share:.0f} % of the {peak})" if share is not None else "")
             for rate, unit, share in rates
             if rate is not None
         ]
@@ -98,6 +99,11 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
         bound=_bound(compute, memory),
         peaks="" if peaks is None else "measured" if peaks.measured else "nominal",
     )
+
+
+def in_thousands(rate: float) -> str:
+    """Return a rate for a column of them, all in one unit: four digits, or all those before the point."""
+    return f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}"
 
 
 def operand_rate(dtype: str) -> float:

@@ -13,6 +13,7 @@ from atune.journal.printing import printable
 from atune.journal.result import Record, TuneResult
 from atune.journal.table import ranking
 from atune.journal.wins import resident_blocks
+from atune.model.roofline import in_thousands
 
 ROWS = 10_000
 """Most rows of the page's table; the fastest come first."""
@@ -68,8 +69,8 @@ def facts(result: TuneResult) -> list[Column]:
         Column("fragment slots", layouts("slots")),
         Column("redundant iterations", layouts("redundant")),
         Column("code, bytes", of("machine", "code_bytes")),
-        Column("GFLOP/s", of("roofline", "gflops_s"), lambda v: f"{v:.4g}"),
-        Column("GB/s", of("roofline", "gbytes_s"), lambda v: f"{v:.4g}"),
+        Column("GFLOP/s", of("roofline", "gflops_s"), in_thousands),
+        Column("GB/s", of("roofline", "gbytes_s"), in_thousands),
         Column("of the tensor cores, %", share("compute_share"), lambda v: f"{v:.1f}"),
         Column("of the memory, %", share("memory_share"), lambda v: f"{v:.1f}"),
     ]

@@ -6,7 +6,7 @@ from html import escape
 
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult
-from atune.model.roofline import Roofline
+from atune.model.roofline import Roofline, in_thousands
 
 
 def roofline_lines(result: TuneResult) -> list[str]:
@@ -51,13 +51,9 @@ def _table(result: TuneResult) -> list[str]:
 
 
 def _row(name: str, found: Roofline) -> str:
-    rates = [_number(found.gflops_s), _number(found.gbytes_s)]
+    rates = ["–" if rate is None else in_thousands(rate) for rate in (found.gflops_s, found.gbytes_s)]
     shares = [_share(found.compute_share), _share(found.memory_share)]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in (name, *rates, *shares, found.bound or "–")) + "</tr>"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.4g}"
 
 
 def _share(value: float | None) -> str:

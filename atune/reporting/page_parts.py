@@ -65,7 +65,7 @@ def failures_section(groups: Sequence[Mapping[str, Any]]) -> str:
 
 def warnings_section(result: TuneResult) -> str:
     """Return the run's warnings; empty without any."""
-    said = [f"<li>{breakable(text)}</li>" for text in (*result.warnings, *result.noise)]
+    said = [f"<li>{breakable(text)}</li>" for text in dict.fromkeys([*result.warnings, *result.noise])]
     return "\n".join(["<h2>Warnings</h2>", "<ul>", *said, "</ul>"]) if said else ""
 
 

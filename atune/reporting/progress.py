@@ -9,6 +9,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+import msgspec
+
+from atune.errors import UsageError
 from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.printing import describe_config, printable
 from atune.journal.state import State
@@ -22,7 +25,8 @@ class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
     `stream`: where to write (default: stderr). `interval_s`: least time between two plain lines, by the run's clock.
-    `budget`: the run's budget, needed for totals and for the time left. `plain`: lines on a terminal, too.
+    `budget`: the run's budget, needed for totals and for the time left (default: what the run's header has). `plain`:
+    lines on a terminal, too.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Progress:
         self._in_notebook = stream is None and not plain and in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
-        self._budget = budget or Budget()
+        self._budget, self._as_recorded = budget or Budget(), budget is None
         self._state, self._hosts = State(), Hosts()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
@@ -72,6 +76,8 @@ class Progress:
         self._mono = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # earlier time went into imports, not candidates
+            if self._as_recorded:
+                self._budget = _recorded_budget(event)
         if isinstance(event, Warned):
             self._warn(event.message)
         if isinstance(event, FinalStarted | FinalOrdered):
@@ -89,8 +95,9 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows."""
-        return min(self._state.total, self._budget.most(self._state.total) or self._state.total)
+        """Number of candidates that the budget allows, or that were proposed before it was set."""
+        allowed = self._budget.most(self._state.total) or self._state.total
+        return min(self._state.total, max(allowed, len(self._state.entries)))
 
     @property
     def compiled(self) -> int:
@@ -252,6 +259,14 @@ class _Bars:
 
     def stop(self) -> None:
         self._live.stop()
+
+
+def _recorded_budget(header: RunStarted) -> Budget:
+    """Return the budget that a header has; none where it cannot be read."""
+    try:
+        return msgspec.convert(header.settings.get("budget") or {}, Budget)
+    except (msgspec.ValidationError, UsageError):
+        return Budget()
 
 
 def shortened(text: str, most: int) -> str:

@@ -195,8 +195,9 @@ SHOWN_VALUES = 12
 
 def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the name that is most like `name`; empty where none is."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lowered = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.7)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 class _Fit:
@@ -215,9 +216,10 @@ class _Fit:
         self._default_keys: dict[tuple[object, ...], str] = {}
         for name in workload.arguments:
             if name not in parameters and not self._takes_any:
+                symbolic = "; a symbolic dimension (T.dynamic) has its size from inputs"
                 raise WorkloadError(
                     f"Workload {workload.name}: the kernel takes no argument {name!r}; it takes {', '.join(parameters)}"
-                    f"{meant(name, parameters)}; a symbolic dimension (T.dynamic) has its size from inputs"
+                    f"{meant(name, parameters) or symbolic}"
                 )
 
     @property

@@ -96,4 +96,5 @@ def test_estimates_are_called_so() -> None:
     assert "counted on 1,000 points: 250 of them are candidates" in text
     text = "\n".join(lines_of(found(space=replace(space, points=None), to_do=None, impossible="no GPU"), "random"))
     assert "an unknown number of points, of which an unknown number are candidates" in text
-    assert "to do      an unknown number of candidates" in text and "cannot be tuned here: no GPU" in text
+    assert "to do      an unknown number of candidates, strategy random" in text
+    assert "cannot be tuned here: no GPU" in text

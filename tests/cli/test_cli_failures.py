@@ -74,6 +74,34 @@ def test_a_reference_or_inputs_that_raise_are_shown_with_their_line(
     assert told["best_config"] is None and told["journal"] == journal
     assert lines[1].startswith(f'  File "{KERNELS}", line {line_of(line)}, in ')
     assert lines[2].strip().startswith(line.strip()) and lines[3].strip() == where["caret"].strip()
+    assert lines[4:] == [f"  journal: {journal}"]
+    assert [one["reason"] for one in told["untried"]] == ["the run was cut short before them"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("UNDEFINED", "  2 × compile: CompileError: kernel.cpp: undefined reference to `no_such_function'"),
+        ("HALF_WRITTEN", "  2 × mismatch: output 0: 64 of 64 elements differ"),
+    ],
+)
+def test_failures_of_one_kind_are_one_group(
+    name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = str(tmp_path / "j")
+    assert main(["tune", f"{KERNELS}:{name}", "--target", "c", "--quiet", "--journal", journal]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[1].startswith(first) and not said[2].startswith("  1 ×")
+    assert ("; 32 of them were not written" in said[1]) == (name == "HALF_WRITTEN")
+
+
+def test_a_reference_that_hangs_is_told_of_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = str(tmp_path / "j")
+    tuned = ["tune", f"{KERNELS}:HANGING", "--target", "c", "--quiet", "--journal", journal, "--timeout", "2"]
+    assert main(tuned) == 2
+    said, *rest = capsys.readouterr().err.splitlines()
+    assert "running the reference ran past benchmark_timeout_s=2: one of them hangs, or needs more time" in said
+    assert "--timeout" in said and rest == [f"  journal: {journal}"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.result import TuneResult
 from atune.model.artifact import Access, Gemm, StaticFacts, Work
 from atune.model.device import DeviceInfo
-from atune.model.roofline import Peaks, Roofline, problem_work, roofline
+from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
 from atune.reporting.efficiency import efficiency_section, inert_lines, roofline_lines
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
@@ -88,6 +88,14 @@ def test_a_problem_of_unknown_work_has_no_roofline() -> None:
 def test_operands_of_eight_bits_have_twice_the_peak() -> None:
     found = roofline(1.0, problem_work([product(100, 10, "float8_e4m3")]), PEAKS)
     assert found is not None and found.compute_share == 0.01
+
+
+@pytest.mark.parametrize(
+    ("rate", "line", "cell"),
+    [(0.125, "0.125 GFLOP/s", "0.125"), (757621.3, "757.6 TFLOP/s", "757,621"), (1000.0, "1 TFLOP/s", "1,000")],
+)
+def test_rates_are_written_without_powers_of_ten(rate: float, line: str, cell: str) -> None:
+    assert Roofline(gflops_s=rate).describe() == line and in_thousands(rate) == cell
 
 
 def test_text_and_report_say_whether_the_peaks_were_measured() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import html
+from pathlib import Path
 from typing import Any
 
 import pytest
-from event_streams import Stream
+from event_streams import Stream, write
 
 from atune.cli.summary import summary_text
+from atune.journal.events import Warned
 from atune.journal.noise import noise_of
+from atune.journal.replay import replay
 from atune.journal.result import TuneResult
-from atune.model.measurement import Conditions, Timing
+from atune.model.measurement import DISTURBS, Conditions, Timing
+from atune.reporting.report import report
 
 
 def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[str, Timing]:
@@ -61,3 +66,19 @@ def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
     assert result.noise == tuple(result.summary()["noise"]) and "scatter" in result.noise[0]
     assert f"\nnoise      {result.noise[0]}" in summary_text(result)
     assert "scatter" not in summary_text(TuneResult.from_events(Stream().candidate(0, 1.0).finished().events))
+
+
+def test_another_user_of_the_device_stays_in_the_summary_and_stands_on_the_page_once(tmp_path: Path) -> None:
+    other, rest = f"device 0 is also used by process 7 (python, 9 MiB): that {DISTURBS}; end it", "slower than asked"
+    stream = Stream(total=1).add(Warned, message=other).add(Warned, message=rest).candidate(0, 1.0).finished()
+    result = TuneResult.from_events(stream.events)
+    assert result.noise == (other,)
+    assert f"\nnoise      {other}" in summary_text(result) and rest not in summary_text(result)
+    page = html.unescape(report(write(tmp_path / "j", stream.events)).replace("<wbr>", ""))
+    assert page.count(f"<li>{other}</li>") == page.count(f"<li>{rest}</li>") == 1
+
+
+def test_a_recorded_run_beside_another_process_names_it() -> None:
+    kept = Path(__file__).parents[2] / "bench" / "results" / "conditions"
+    beside, alone = (replay(kept / f"{name}.jsonl.xz") for name in ("beside", "alone"))
+    assert "is also used by process" in beside.noise[0] and alone.noise == ()

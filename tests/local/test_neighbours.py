@@ -19,6 +19,7 @@ import atune
 from atune.local.lookout import REMEDY
 from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
+from atune.model.measurement import DISTURBS
 from atune.stages.measure.neighbours import others
 from atune.system.folders import SERVER_FOLDER
 from atune.workload.workload import FileRef
@@ -136,7 +137,7 @@ def warnings_of_a_run() -> list[str]:
     )
     result = atune.run(machine=machine)
     assert result.measured == 5
-    return [warning for warning in result.warnings if "may disturb the timings" in warning]
+    return [warning for warning in result.warnings if DISTURBS in warning]
 
 
 def test_a_run_says_once_that_another_process_uses_its_gpu(nvml: Path, stranger: Stranger) -> None:

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import lzma
 import math
 import re
 import shutil
@@ -393,6 +394,18 @@ def test_following_a_damaged_journal_names_the_line(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="line 4: damaged"):
         anyio.run(watch)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["finished", "cut short"])
+def test_a_compressed_journal_ends_with_its_last_event(tmp_path: Path, whole: bool) -> None:
+    path, lines = tmp_path / "j.xz", DATA.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lzma.compress(b"".join(lines if whole else lines[:30])))
+
+    async def watch() -> list[Any]:
+        with anyio.fail_after(20):
+            return [event async for event in follow(path, 0.01)]
+
+    assert anyio.run(watch) == list(read(path))
 
 
 def test_watch_shows_a_run_of_another_process_to_its_end(tmp_path: Path) -> None:

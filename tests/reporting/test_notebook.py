@@ -71,7 +71,7 @@ def test_a_record_shows_what_is_known_of_it() -> None:
     result = replay(LAYOUTS)
     assert result.best is not None
     words = text_of(result.best._repr_html_())
-    assert "Candidate 28 status measured block_rows 4" in words and "registers 128" in words and "GB/s" in words
+    assert "Candidate 28 status measured block_rows 4" in words and "registers 128" in words and "TB/s" in words
     reasons = {text_of(failed._repr_html_()).partition("failure ")[2].partition(":")[0] for failed in result.failures}
     assert reasons == {"lower reason ValueError", "timeout reason hopeless"}
 

@@ -65,7 +65,7 @@ def test_the_table_has_a_column_for_each_fact_that_differs_and_none_that_does_no
     best = result.best
     assert best is not None and best.machine is not None and best.roofline is not None
     assert rows[0]["registers"] == str(best.machine.registers)
-    assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:.4g}"
+    assert rows[0]["GB/s"] == f"{best.roofline.gbytes_s:,.0f}"
     assert rows[0]["of the memory, %"] == f"{100 * (best.roofline.memory_share or 0):.1f}"
 
 

@@ -100,6 +100,21 @@ def test_totals_follow_the_budget_and_what_needs_no_measuring() -> None:
         assert progress.left_s == 0.0
 
 
+def test_totals_of_a_resumed_run_are_never_below_what_was_proposed_before() -> None:
+    stream = Stream(total=288).candidate(0, 1.0).candidate(1, 1.5).candidate(2, 1.2).proposed(3).interrupted().resumed()
+    assert "3/4 compiled, 3/4 measured" in shown(stream, budget=Budget(candidates=2))[-1]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "total"),
+    [({"candidates": 2, "seconds": None}, 2), ({"percent": 50.0}, 5), ({"candidates": -1}, 10), ("x", 10)],
+)
+def test_a_run_that_is_watched_has_the_budget_of_its_header(recorded: object, total: int) -> None:
+    stream = Stream(total=10, budget=recorded).candidate(0, 1.0)
+    assert f"1/{total} compiled, 1/{total} measured" in shown(stream)[-1]
+    assert "1/10 compiled" in shown(stream, budget=Budget())[-1]  # the present part's own
+
+
 def test_warnings_are_shown_at_once() -> None:
     assert (
         shown(Stream().add(Warned, message="the governor is\npowersave"))[0]

@@ -151,6 +151,10 @@ def test_mistakes_are_named(make: Callable[[], Any], message: str) -> None:
             lambda: Workload(kernel, Space(block=[1]), arguments={"M": 1}),
             "a symbolic dimension (T.dynamic) has its",
         ),
+        (
+            lambda: Workload(kernel, Space(block=[1]), arguments={"n": 1}),
+            "the kernel takes no argument 'n'; it takes N, block, stages (did you mean 'N'?)",
+        ),
     ],
 )
 def test_names_that_the_kernel_does_not_take_are_refused_when_the_workload_is_made(

@@ -101,9 +101,14 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
         check_compiled(error, said.rpartition("Compilation error:\n")[2])  # tilelang puts the source before it
         if len(group) > 1:
             raise
-        first = re.sub(r"\S*/[^/\s:]+\.part", "kernel", first_error(said))  # failures of one kind count together
+        first = _alike(first_error(said))
         kind = "compile" if isinstance(error, CompileError) or "Compilation error" in said else "codegen"
         return [Failure(group[0].index, kind, f"{name_of(error)}: {first.strip()}"[:500], said[-4000:])]  # type: ignore[arg-type]
+
+
+def _alike(line: str) -> str:
+    """Return a compiler's line without its library's name and offsets, so that failures of one kind count together."""
+    return re.sub(r":\(\.text[^)]*\)", "", re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", line))
 
 
 def _build_alone(blobs: Sequence[Blob], path: str, output: CompilerOutput) -> Made:

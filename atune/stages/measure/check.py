@@ -216,6 +216,8 @@ def _compared(work: Workload, label: str, out: Any, ref: Any, poisoned: bool) ->
         f"{where} differ by more than rtol {rtol:g}, atol {atol:.3g}: first at {first}, "
         f"{ours} and not {theirs}; largest difference {worst:.3g}"
     )
+    if unwritten:
+        detail += f"; {unwritten} of them were not written"
     most = int(work.max_mismatched_ratio * out.numel())
     if not exact and (enough := passing_rtol(difference, want, scale, work.atol, most)):
         detail += f"; would pass with rtol ≥ {enough}"
