@@ -104,6 +104,7 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
 
 
+@pytest.mark.slow
 def test_equal_layouts_of_the_broadcast_are_one_kernel(tmp_path: Path) -> None:
     """72 candidates are 18 kernels; of 2560 columns, four have no such layout and say so."""
     keys, failures = set(), []

@@ -299,6 +299,7 @@ def test_two_checkouts_are_compared_on_the_cpu(tmp_path: Path) -> None:
     assert row(done.stdout, "this")[2] == "1"
 
 
+@pytest.mark.slow
 def test_a_folder_without_atune_is_no_checkout(tmp_path: Path) -> None:
     """Python would take atune from elsewhere."""
     with pytest.raises(SystemExit, match=f"{tmp_path} is no checkout of atune: "):

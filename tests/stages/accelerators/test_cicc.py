@@ -110,6 +110,7 @@ async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> 
     assert code(without) == code(whole) and len(without) < len(whole) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
     """Instructions of earlier devices, and atomics, where the server knows neither; each set is preprocessed once."""
