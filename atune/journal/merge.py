@@ -146,11 +146,15 @@ def _header(states: Sequence[State], spaces: Sequence[Places], total: int) -> Ru
     if any(space.sharding for space in spaces):
         surveyed = {e.key: e.surveyed for state in states for e in state.entries.values() if e.key}
         known = sum(not of_survey for of_survey in surveyed.values())
+    advice = tuple(
+        msgspec.structs.replace(each, places={key: first.whole(place) for key, place in each.places.items()})
+        for each in first.header.advice
+    )
     one = all((space.space, space.large) == (first.space, first.large) for space in spaces)
     default = next((space.default for space in spaces if space.default is not None), None) if one else first.default
     return msgspec.structs.replace(
         first.header, total=total, large=one and first.large, space=first.space, default=default,
-        known=known,
+        known=known, advice=advice,
         shard=first.header.shard if len(spaces) == 1 else None,
     )  # fmt: skip
 
