@@ -42,10 +42,10 @@ async def advised(
 ) -> Advised:
     """Ask for advice. `spec`: the run's space; `whole`: the space that it is the shard of, or itself.
 
-    `look_up` looks places of `spec` up. Raises `UsageError` for a source without use in `spec`.
+    `look_up` looks places of `spec` up. Raises `UsageError` for a source without use in `whole`. A shard may have none
+    of a source's configurations.
     """
-    asked = spec if spec.size is None else whole  # a large space's shard has no axes to find configurations by
-    advice, remarks = await computed(spec, partial(advise, asked, devices), quick=advise is no_advice)
+    advice, remarks = await computed(spec, partial(advise, whole, devices), quick=advise is no_advice)
     if spec.size is None or not advice:
         return Advised(advice, remarks)
     if sharding is not None:
@@ -53,10 +53,10 @@ async def advised(
     there = await _there(advice, look_up)
     held = [(each, _held(each, there)) for each in advice]
     for before, after in held:
-        if not after.ratios and not before.cached:
+        if before.places and not after.ratios and not before.cached:
             raise nothing_shared(before.source, len(before.ratios), spec)
     left = tuple(after for _, after in held if after.ratios)
-    if not left:
+    if not left and any(each.places for each in advice):
         remarks = [*remarks, "warm cache: this space's constraints refuse all that the result cache has: no advice"]
     return Advised(left, remarks, there)
 

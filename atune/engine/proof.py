@@ -30,7 +30,7 @@ TRIES = 2
 """How many workers one proof may lose."""
 
 WORKERS_EACH = 8
-"""Compile workers for each leader that is proven early."""
+"""Compile workers for each leader that is proven early. The final's leaders are the limit."""
 LONG, LONG_SHARE = 16, 0.125
 """How many candidates, and which share of all, are measured while a leader leads, before it is proven early."""
 
@@ -139,7 +139,8 @@ class EarlyProofs:
 
     def __init__(self, run: Run, finalists: Finalists, proofs: Proofs, *, total: int, workers: int) -> None:
         self._run, self._finalists, self._proofs = run, finalists, proofs
-        self._most, self._long = workers // WORKERS_EACH, max(LONG, math.ceil(LONG_SHARE * total))
+        self._most = min(workers // WORKERS_EACH, max(1, finalists.n_final))
+        self._long = max(LONG, math.ceil(LONG_SHARE * total))
         self._leader, self._since = -1, 0
 
     def next(self) -> Ahead | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -157,7 +157,7 @@ class Proposing:
         run, recorder = self._run, self._run.recorder
         candidates = self._plan.candidates if self._plan.listed else self._plan.pool
         began = recorder.elapsed_s
-        limits = [ORDERING_S] if self._plan.name == BEST_FIRST else []
+        limits = [ORDERING_S] if self._plan.name == BEST_FIRST and self._tries_all(candidates) else []
         limits += [] if self._seconds is None else [SHARE_OF_TIME * self._seconds]
         until = began + min(limits, default=float("inf"))
         survey = Survey(
@@ -177,6 +177,10 @@ class Proposing:
             recorder.emit(BuildFailed, index=index, kind=failure.kind, message=failure.message, detail=failure.detail)
         recorder.emit(SpaceSurveyed, seconds=round(recorder.elapsed_s - began, 4), **found)
         run.outcomes.sync_soon()
+
+    def _tries_all(self, candidates: Collection[int]) -> bool:
+        """Tell whether the budget admits all of `candidates`, so that a survey of them decides only their order."""
+        return self._plan.proposable + len(proposed(self._run.recorder.state)) >= len(candidates)
 
     async def _columns(self, survey: Survey, worker: CompileWorker) -> dict[str, Any]:
         """Return the fields of `SpaceSurveyed`."""

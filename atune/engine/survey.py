@@ -21,14 +21,14 @@ Run = Callable[[], Awaitable[None]]
 MOST = 4096
 """How many candidates are surveyed at most. Of more, the seed draws this many."""
 CHUNK, SHARES = 16, 2
-"""How many candidates a worker gets at once: at most `CHUNK`, and so many that `SHARES` are left for each worker. So
-all end together. A worker answers with those done in its time slice."""
+"""A worker gets at most `CHUNK` candidates at once: those left, divided by `SHARES` times the workers. So all workers
+end together. A worker answers with those done in its time slice."""
 ROUNDS, BEST = 8, 8
 """In a large space: rounds that survey neighbours, and of how many of the best estimates."""
 SHARE_OF_TIME = 0.1
 """After this share of a time budget, the survey starts no more candidates."""
 ORDERING_S = 2.0
-"""After this many seconds, it starts none where it only orders candidates that are all tried."""
+"""After this many seconds, the survey starts no more, where all candidates are tried and it only orders them."""
 
 
 def drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:

@@ -146,11 +146,15 @@ def _header(states: Sequence[State], spaces: Sequence[Places], total: int) -> Ru
     if any(space.sharding for space in spaces):
         surveyed = {e.key: e.surveyed for state in states for e in state.entries.values() if e.key}
         known = sum(not of_survey for of_survey in surveyed.values())
+    advice = tuple(
+        msgspec.structs.replace(each, places={key: first.whole(place) for key, place in each.places.items()})
+        for each in first.header.advice
+    )
     one = all((space.space, space.large) == (first.space, first.large) for space in spaces)
     default = next((space.default for space in spaces if space.default is not None), None) if one else first.default
     return msgspec.structs.replace(
         first.header, total=total, large=one and first.large, space=first.space, default=default,
-        known=known,
+        known=known, advice=advice,
         shard=first.header.shard if len(spaces) == 1 else None,
     )  # fmt: skip
 
@@ -188,14 +192,15 @@ def _agreed(states: Sequence[State], spaces: Sequence[Places]) -> dict[str, int]
 def _survey(states: Sequence[State], spaces: Sequence[Places]) -> tuple[bool, list[str]]:
     """Tell whether the first journal's survey of the space is that of all, and what to say where it is not.
 
-    A journal without a survey contradicts none. That of a shard says nothing of the whole space.
+    A journal without a survey contradicts none. That of a shard says nothing of the whole space, which a run that
+    resumes the merged journal surveys.
     """
     found = [state.surveyed for state in states if state.surveyed is not None]
     if not found or states[0].surveyed is None:
         return False, []
     first = found[0]
     if any(space.sharding for space in spaces):
-        return False, ["the surveys are of shards: a run that resumes the merged journal has no prior"]
+        return False, []
     if _agreed(states, spaces) is not None and all(
         (one.indices, one.prior, one.facts) == (first.indices, first.prior, first.facts) for one in found[1:]
     ):

@@ -76,7 +76,8 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
         check_known(strategy)
     if own_prior and not uses_prior(strategy):
         name = strategy if isinstance(strategy, str) else strategy.name
-        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {', '.join((PRIOR, *LEARNING))}")
+        others = ", ".join((PRIOR, BEST_FIRST, *LEARNING))
+        raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {others}")
     if not pipeline and strategy not in (AUTO, *UNTAUGHT):
         name = strategy if isinstance(strategy, str) else strategy.name
         raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False (--no-pipeline)")

@@ -17,6 +17,7 @@ from atune.engine.ending import Ending
 from atune.engine.run_state import Outcome, Run
 from atune.engine.survey import CHUNK, MOST, Survey, drawn
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
+from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
@@ -158,6 +159,48 @@ async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypa
     assert result.measured == 2 * N and not machine.elaborated
     await tune(machine=(searching := many()), budget=20)
     assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
+
+
+@pytest.mark.parametrize("options", [{"keep": len(BEST)}, {"strategy": "best-first", "budget": len(BEST)}])
+async def test_a_survey_that_decides_what_is_tried_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(proposing, "ORDERING_S", 0.0)
+    result = await tune(machine=many(), journal=tmp_path / "j", **options)
+    assert result.header is not None and result.header.strategy == "best-first"
+    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
+    assert len(surveyed.indices) == 2 * N and BEST[0] in proposed(read(tmp_path / "j"))
+
+
+@pytest.mark.parametrize("cut", [5, 40])
+@pytest.mark.parametrize("size", [2 * N + 50, 2 * N - 30])
+async def test_best_first_goes_on_in_a_space_of_another_size(tmp_path: Path, size: int, cut: int) -> None:
+    """Each candidate that the space has by then is tried, and none twice."""
+    await tune(machine=many(), journal=tmp_path / "j")
+    cut_before(tmp_path / "j", cut)
+    before = proposed(read(tmp_path / "j"))
+    script = Script(facts=facts, latency_ms=lambda c: 1.0 + c["x"] % 7)
+    resized = FakeMachine(size, script, target="sm_90a", workers=3)
+    await resume(tmp_path / "j", machine=resized, accept=["space"])
+    order = proposed(read(tmp_path / "j"))
+    assert order[:cut] == before and sorted(order) == sorted({*before, *range(size)})
+
+
+async def test_merged_shards_are_surveyed_as_one_space(tmp_path: Path) -> None:
+    for number in (1, 2):
+        script = Script(facts=facts, latency_ms=lambda c: 1.0 + c["x"] % 7)
+        shard = FakeMachine(4 * N, script, target="sm_90a")
+        result = await tune(machine=shard, shard=f"{number}/2", journal=tmp_path / str(number))
+        assert result.header is not None and result.header.strategy == "best-first"
+        cut_before(tmp_path / str(number), 20)
+    merged = merge([tmp_path / "1", tmp_path / "2"], tmp_path / "j")
+    assert not any("no prior" in said for said in merged.warnings) and not kept(tmp_path / "j", SpaceSurveyed)
+    await resume(tmp_path / "j", machine=FakeMachine(4 * N, script, target="sm_90a"))
+    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
+    order = proposed(read(tmp_path / "j"))
+    assert surveyed.indices == tuple(range(4 * N)) == tuple(sorted(order))
+    left = [index for index in range(32, 40) if index not in order[:40]]
+    assert order[40 : 40 + len(left)] == left  # 37's neighbourhood
 
 
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:

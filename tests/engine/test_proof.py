@@ -83,6 +83,15 @@ async def test_leaders_that_lead_for_long_are_proven_while_others_compile(worker
     assert waited < LONG_PROOF_S / 8 if early else waited > LONG_PROOF_S / 2
 
 
+@pytest.mark.parametrize("n_final", [0, 1, 3])
+async def test_only_leaders_of_the_final_are_proven_early(n_final: int) -> None:
+    """Where there is none, the winner is."""
+    script = Script(latency_ms=lambda c: 1.0 + c["x"], accelerated=True, prove_s=LONG_PROOF_S)
+    run = await tuned(machine := FakeMachine(300, script, workers=64), benchmark=BenchmarkSettings(n_final=n_final))
+    assert sorted(machine.proved) == list(range(max(1, n_final)))
+    assert run.proven() == (0, "compared", LONG_PROOF_S)
+
+
 async def test_a_leader_that_was_overtaken_after_its_early_proof_proves_nothing() -> None:
     script = Script(latency_ms=lambda c: 1.0 + c["x"] if c["x"] < MANY - 1 else 0.5, accelerated=True)
     run = await tuned(machine := FakeMachine(MANY, script, workers=16))
