@@ -141,19 +141,16 @@ class EarlyProofs:
         self._run, self._finalists, self._proofs = run, finalists, proofs
         self._most = min(workers // WORKERS_EACH, max(1, finalists.n_final))
         self._long = max(LONG, math.ceil(LONG_SHARE * total))
-        self._leader, self._since = -1, 0
+        self._since = dict[int, int]()
+        """Each leader, with the number of candidates that were measured when it became one."""
 
     def next(self) -> Ahead | None:
         """Return work for any worker; None if no leader is to be proven now."""
-        state = self._run.recorder.state
-        best, measured = state.best, state.counts["measured"]
-        if best is None or not self._most or not self._proofs.wanted:
+        if not self._most or not self._proofs.wanted:
             return None
-        if best[0] != self._leader:
-            self._leader, self._since = best[0], measured
-        if measured - self._since < self._long:
-            return None
-        leaders = self._finalists.fastest(self._most)
+        measured = self._run.recorder.state.counts["measured"]
+        self._since = {i: self._since.get(i, measured) for i in self._finalists.fastest(self._most)}
+        leaders = [index for index, since in self._since.items() if measured - since >= self._long]
         if part := self._finalists.next_part(leaders):
             return partial(self._finalists.make, part)
         return self._proofs.next(leaders)

@@ -16,7 +16,7 @@ from atune.model.grid import grid_of
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
 from atune.search.advice import elsewhere
-from atune.search.choosing import AUTO, ORDERS, PRIOR, chosen, make_order, make_strategy
+from atune.search.choosing import AUTO, BEST_FIRST, ORDERS, PRIOR, chosen, make_order, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import Searched, Strategy
 from atune.search.keep import kept_of
@@ -60,11 +60,11 @@ def check_ranked(spec: WorkloadSpec, strategy: str, budget: Budget, *, own_prior
             f"keep: the space has {spec.size:,} points and is not listed, so that a prior ranks a sample of it and "
             f"{budget.keep:.3g} of all is no part of that: give a number of candidates, such as keep=40 (--keep 40)"
         )
-    if not drawn and (own_prior or strategy == PRIOR or budget.keep is not None):
+    if not drawn and (own_prior or strategy in (PRIOR, BEST_FIRST) or budget.keep is not None):
         raise UsageError(
             f"the space has {spec.size:,} points and its constraints refuse nearly all of them, so that there is no "
-            "sample for a prior to rank: leave out prior=, keep= and the strategy prior, or give axes whose values fit "
-            "together"
+            "sample for a prior to rank: leave out prior=, keep= and the strategies prior and best-first, or give axes "
+            "whose values fit together"
         )
 
 

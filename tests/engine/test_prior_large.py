@@ -198,6 +198,7 @@ async def test_what_failed_in_the_survey_of_a_large_space_is_not_proposed(
         ({"keep": 40}, True, "refuse nearly all of them, .* no sample for a prior to rank: leave out prior=, "),
         ({"prior": near}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
         ({"strategy": "prior"}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
+        ({"strategy": "best-first"}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
     ],
 )
 async def test_what_no_prior_can_rank_in_a_large_space_is_refused(

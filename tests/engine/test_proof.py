@@ -92,6 +92,13 @@ async def test_only_leaders_of_the_final_are_proven_early(n_final: int) -> None:
     assert run.proven() == (0, "compared", LONG_PROOF_S)
 
 
+async def test_runners_up_that_change_all_the_time_are_not_proven_early() -> None:
+    script = Script(latency_ms=lambda c: 1.0 if c["x"] == 0 else 3.0 - c["x"] / MANY, accelerated=True)
+    run = await tuned(machine := FakeMachine(MANY, script, workers=16))
+    assert machine.proved[0] == 0 and run.proven() == (0, "compared", 1.0)
+    assert min(machine.proved[1:]) > 100  # these ahead of the final, by idle workers
+
+
 async def test_a_leader_that_was_overtaken_after_its_early_proof_proves_nothing() -> None:
     script = Script(latency_ms=lambda c: 1.0 + c["x"] if c["x"] < MANY - 1 else 0.5, accelerated=True)
     run = await tuned(machine := FakeMachine(MANY, script, workers=16))
@@ -281,6 +288,7 @@ async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
 
 
 async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
+    await tune(machine=FakeMachine(2, accelerated()), budget="9s")  # imports what a process's first search imports
     machine = FakeMachine(50, accelerated(), clock=FakeClock(pace=0.01))
     result = await tune(machine=machine, budget="0.1s")
     assert result.proven and result.remaining and result.best_index in machine.proved
