@@ -372,6 +372,7 @@ def check_loads(built: Sequence[Artifact]) -> None:
 @accelerated
 @pytest.mark.anyio
 async def test_a_group_is_compiled_and_is_tilelangs_own() -> None:
+    atune.shutdown()  # another test's service would have the headers
     async with lowered(3, CompileSettings(workers=1)) as (machine, worker, group):
         assert machine.service.ready, machine.service.why
         built = artifacts(list(await worker.build(group)))
