@@ -68,11 +68,7 @@ def status() -> dict[str, Any]:
 async def new_session(folder: Path, preload: tuple[str, ...] = LIGHT, **env: str) -> ForkServerProcess:
     """Return a session whose own variables, beside this program's, are `env`."""
     process = asked(Place(), preload, folder, lambda: None, env={**resident_control._env(), **env})
-    try:
-        await process.answered()
-    except BaseException:
-        process.destroy()
-        raise
+    await process.answered()
     return process
 
 

@@ -103,8 +103,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(word: str = "") -> argparse.ArgumentParser:
-    """Return the parser of the command line. `word`: its first word. If that is a command, the
-    others are left out; with ``--version`` all are."""
+    """Return the parser of the command line. `word`: its first word.
+
+    If that is a command, the others are left out; with ``--version`` all are.
+    """
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     add_completion(parser)

@@ -196,11 +196,9 @@ def _survey(states: Sequence[State], spaces: Sequence[Places]) -> tuple[bool, li
     resumes the merged journal surveys.
     """
     found = [state.surveyed for state in states if state.surveyed is not None]
-    if not found or states[0].surveyed is None:
+    if not found or states[0].surveyed is None or any(space.sharding for space in spaces):
         return False, []
     first = found[0]
-    if any(space.sharding for space in spaces):
-        return False, []
     if _agreed(states, spaces) is not None and all(
         (one.indices, one.prior, one.facts) == (first.indices, first.prior, first.facts) for one in found[1:]
     ):

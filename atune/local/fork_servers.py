@@ -39,11 +39,7 @@ async def taken() -> tuple[ForkServerProcess, Callable[[ForkServerProcess], None
     try:
         await process.answered()
     except NoSession as error:
-        process.destroy()
         process = _fresh(error)
-    except BaseException:
-        process.destroy()
-        raise
     return process, functools.partial(parked.park, kind)
 
 
@@ -116,11 +112,7 @@ def _settle() -> None:
     try:
         process.hear()
     except NoSession as error:
-        process.destroy()
         process = _fresh(error)
-    except BaseException:
-        process.destroy()
-        raise
     parked.park(kind, process)
 
 

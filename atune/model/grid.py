@@ -33,6 +33,25 @@ class AxisValues(msgspec.Struct, frozen=True):
         return self.values if self.span is None else range(*self.span)
 
 
+class Positions:
+    """Finds plain values on axes. Keys are texts, because True, 1 and 1.0 are three values, and journals have lists."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Any]]) -> None:
+        self._axes = axes
+        self.by_axis = {
+            name: {text_of(value): position for position, value in reversed(list(enumerate(values)))}
+            for name, values in axes.items()
+            if not isinstance(values, range)
+        }
+
+    def of(self, name: str, value: Any) -> int | None:
+        """Return the first position of a value on the axis `name`; None if the axis lacks it."""
+        values = self._axes[name]
+        if isinstance(values, range):
+            return values.index(value) if type(value) is int and value in values else None
+        return self.by_axis[name].get(text_of(value))
+
+
 class Grid:
     """Places ``0 … size-1`` of a product of axes, the last one varying fastest. Digits are positions on the axes."""
 
@@ -65,23 +84,12 @@ class Grid:
         """Return the place of a configuration of plain values, without checking constraints; None if it has none."""
         if config.keys() != self.axes.keys():
             return None
-        digits = [self._position(name, config[name]) for name in self.axes]
+        digits = [self.positions.of(name, config[name]) for name in self.axes]
         return None if None in digits else self.place([digit for digit in digits if digit is not None])
 
-    def _position(self, name: str, value: Any) -> int | None:
-        values = self.axes[name]
-        if isinstance(values, range):
-            return values.index(value) if type(value) is int and value in values else None
-        return self._positions[name].get(_text(value))
-
     @cached_property
-    def _positions(self) -> dict[str, dict[bytes, int]]:
-        """Positions by value. Keys are texts, because True, 1 and 1.0 are three values, and journals have lists."""
-        return {
-            name: {_text(value): position for position, value in reversed(list(enumerate(values)))}
-            for name, values in self.axes.items()
-            if not isinstance(values, range)
-        }
+    def positions(self) -> Positions:
+        return Positions(self.axes)
 
     def neighbours(self, place: int) -> Iterator[int]:
         """Yield neighbouring places along each axis, up to `STEPS` in each direction, the nearest of each axis
@@ -99,5 +107,6 @@ def grid_of(axes: Sequence[AxisValues]) -> Grid | None:
     return Grid({axis.name: axis.plain for axis in axes}) if axes else None
 
 
-def _text(value: Any) -> bytes:
+def text_of(value: Any) -> bytes:
+    """Return a text that tells a plain value from others of another type or content."""
     return msgspec.json.encode(value, order="deterministic")

@@ -14,7 +14,7 @@ import msgspec
 
 from atune.errors import SpaceError
 from atune.model.candidate import Config, config_key, normalise
-from atune.model.grid import Grid
+from atune.model.grid import Grid, Positions, text_of
 from atune.model.layouts import LayoutAxis
 from atune.model.permutation import Permutation
 from atune.model.questions import Question
@@ -116,7 +116,7 @@ class Points(ABC):
         for name, values in self.axes.items():
             if name not in here:
                 continue
-            at = self._position(name, here[name])
+            at = self._positions.of(name, here[name])
             assert at is not None, "the value at a place is one of its axis"
             for way in (range(at - 1, -1, -1), range(at + 1, len(values))):
                 for step in way:
@@ -125,21 +125,9 @@ class Points(ABC):
                         yield there
                         break
 
-    def _position(self, name: str, value: Any) -> int | None:
-        """Return the first position of a plain value on the axis `name`."""
-        values = self.axes[name]
-        if isinstance(values, range):
-            return values.index(value) if type(value) is int and value in values else None
-        return self._positions[name].get(_text(value))
-
     @cached_property
-    def _positions(self) -> dict[str, dict[bytes, int]]:
-        """Each axis' positions by value. Keys are texts, because True, 1 and 1.0 are three values."""
-        return {
-            name: {_text(normalise(value, name)): i for i, value in reversed(list(enumerate(values)))}
-            for name, values in self.axes.items()
-            if not isinstance(values, range)
-        }
+    def _positions(self) -> Positions:
+        return Positions({name: _plain_values(name, values) for name, values in self.axes.items()})
 
 
 class Product(Points):
@@ -202,12 +190,16 @@ class Product(Points):
     def _grid(self) -> Grid:
         return Grid(self._plain_axes)
 
+    @cached_property
+    def _positions(self) -> Positions:
+        return self._grid.positions
+
     def twice(self) -> str:
         """Return the text of a value that an axis has twice; empty if none."""
-        for name, places in self._positions.items():
+        for name, places in self._grid.positions.by_axis.items():
             values = self._plain_axes[name]
             if len(places) < len(values):
-                again = next(value for i, value in enumerate(values) if places[_text(value)] != i)
+                again = next(value for i, value in enumerate(values) if places[text_of(value)] != i)
                 return f"axis {name!r} has {again!r} twice"
         return ""
 
@@ -224,7 +216,7 @@ class Listed(Points):
         found: dict[str, dict[bytes, Any]] = {}
         for place in range(self.size):
             for name, value in self.plain(place).items():
-                found.setdefault(name, {}).setdefault(_text(value), value)
+                found.setdefault(name, {}).setdefault(text_of(value), value)
         return {name: tuple(values.values()) for name, values in found.items()}
 
     @property
@@ -259,10 +251,6 @@ def _plain_values(name: str, values: Sequence[Any]) -> Sequence[Any]:
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[Config]:
     names = tuple(axes)
     return (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
-
-
-def _text(value: Any) -> bytes:
-    return msgspec.json.encode(value, order="deterministic")
 
 
 def _digest(parts: Iterable[Any]) -> str:

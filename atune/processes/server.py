@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -208,12 +208,25 @@ class ForkServerProcess:
         return self._process.poll()
 
     async def answered(self) -> None:
-        """Wait until a resident server has answered the request for it. Raises `NoSession` if it refuses."""
-        await self._process.answered()
+        """Wait until a resident server has answered the request for it. Raises `NoSession` if it refuses.
+
+        If it raises or is cancelled, nothing is left of this server.
+        """
+        with self._destroyed_on_error():
+            await self._process.answered()
 
     def hear(self) -> None:
         """Do what `answered` does, blocking."""
-        self._process.hear()
+        with self._destroyed_on_error():
+            self._process.hear()
+
+    @contextmanager
+    def _destroyed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.destroy()
+            raise
 
     async def wait(self) -> int | None:
         """Wait for the process to end, and reap it."""

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from atune.model.candidate import Config
-from atune.model.grid import Grid
+from atune.model.grid import Grid, text_of
 from atune.search.interface import by_prior
 
 if TYPE_CHECKING:
@@ -190,4 +188,4 @@ def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> 
 
 
 def _text(value: Any) -> bytes:
-    return b"" if value is _ABSENT else msgspec.json.encode(value, order="deterministic")
+    return b"" if value is _ABSENT else text_of(value)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cache_entries import key
 from event_streams import Stream, write
+from listening import Listening
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.cli.main import main
@@ -16,7 +17,6 @@ from atune.journal.reader import read
 from atune.model.advice import Advice
 from atune.model.candidate import config_key
 from atune.search.advice import Experience, advice_of, elsewhere, nearest_first
-from atune.search.interface import Searched
 from atune.storage.result_cache import ResultCache
 from atune.testing import FakeMachine, Script
 from atune.workload.workload import WorkloadSpec
@@ -70,21 +70,6 @@ async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: P
     cut.write_bytes(b"".join(lines[: second + 1]))
     await resume(cut, machine=FakeMachine(N))
     assert proposals(cut)[:8] == proposals(whole)[:8] and len(set(proposals(cut))) == 32
-
-
-class Listening:
-    """A user's strategy that keeps what it was told at the beginning."""
-
-    name = "listening"
-
-    def begin(self, searched: Searched) -> None:
-        self.searched, self.left = searched, list(searched.configs)
-
-    def ask(self) -> int | None:
-        return self.left.pop() if self.left else None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
 
 
 async def test_a_strategy_is_told_how_candidates_compared_elsewhere_also_after_a_resume(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cache_entries import key
+from listening import Listening
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.journal.events import CandidateProposed
@@ -16,7 +17,6 @@ from atune.model.candidate import config_key
 from atune.model.grid import Grid
 from atune.model.space import LARGE, Space
 from atune.search.advice import MOST_PLACES
-from atune.search.interface import Searched
 from atune.storage.result_cache import ResultCache
 from atune.testing import FakeMachine, Script
 
@@ -93,21 +93,6 @@ async def test_a_resumed_run_asks_the_same_without_the_other_journal(tmp_path: P
     await resume(cut, machine=large())
     again = [e.index for e in asked(cut)]
     assert again[:8] == [e.index for e in asked(whole)][:8] and len(set(again)) == 32
-
-
-class Listening:
-    """A user's strategy that keeps what it was told at the beginning."""
-
-    name = "listening"
-
-    def begin(self, searched: Searched) -> None:
-        self.searched, self.left = searched, list(searched.configs)
-
-    def ask(self) -> int | None:
-        return self.left.pop() if self.left else None
-
-    def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        pass
 
 
 async def test_a_strategy_learns_from_all_that_was_measured_elsewhere(tmp_path: Path) -> None:
