@@ -3,6 +3,11 @@
 # and install nothing.
 
 SYSTEM_PYTHON ?= python3
+# How many processes run the tests.
+JOBS ?= 2
+# Hundreds of processes import atune; they need its modules compiled.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := -m pytest --numprocesses $(JOBS) --dist worksteal
 WORKLOAD := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo examples/gemm.py || echo examples/gemm_cpu.py)
 
 ifdef PYTHON
@@ -19,14 +24,14 @@ demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
 
 test: $(SETUP)
-	$(PY) -m pytest
+	$(PY) $(PYTEST)
 
 test-slow: $(SETUP)
-	$(PY) -m pytest --slow
+	$(PY) $(PYTEST) --slow
 
 # The same tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
 test-floors: .venv-floors/installed
-	.venv-floors/bin/python -m pytest
+	.venv-floors/bin/python $(PYTEST)
 
 # The tests that need neither tilelang nor torch, in an environment without them, such as for another Python.
 test-light: .venv-light/installed

@@ -74,4 +74,6 @@ def job(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if process.stdout is not None:
+            process.stdout.close()  # its steps may hold the other end for long
+        process.wait()

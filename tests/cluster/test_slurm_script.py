@@ -71,11 +71,15 @@ class Allocation:
 
 
 @pytest.fixture
-def allocated(tmp_path: Path) -> Iterator[Allocation]:
+def allocated(tmp_path: Path, with_a_terminal: None) -> Iterator[Allocation]:
     with ExitStack() as jobs:
         allocated = Allocation(tmp_path, jobs)
         yield allocated
-    wait_until(lambda: not marked(allocated.mark), WITHIN_S, "all steps of the job have ended")
+    try:
+        wait_until(lambda: not marked(allocated.mark), WITHIN_S, "all steps of the job have ended")
+    finally:
+        for pid in marked(allocated.mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 def ended(process: Any, status: int) -> str:

@@ -96,14 +96,14 @@ def few(d0: int, d1: int, d2: int, d3: int, d4: int) -> bool:
 
 async def test_a_large_space_that_holds_few_ends_and_tells_their_number(tmp_path: Path) -> None:
     """Its points are counted only once all of them were looked at; going on finds nothing left."""
-    axes = {name: DIGITS[name] for name in list(DIGITS)[:6]}
+    axes = {name: DIGITS[name] for name in list(DIGITS)[:5]} | {"d5": [0, 1]}
     result = await tune(machine=fake(few, axes), budget=100, journal=tmp_path / "j")
-    assert (result.measured, result.total, result.remaining) == (40, 40, 0)
+    assert (result.measured, result.total, result.remaining) == (8, 8, 0)
     again = replay(tmp_path / "j")
-    assert (again.total, again.remaining, again.finished) == (40, 0, True)
+    assert (again.total, again.remaining, again.finished) == (8, 0, True)
     machine = fake(few, axes)
     result = await resume(tmp_path / "j", machine=machine, budget=1000)
-    assert result.measured == 40 and not machine.opened
+    assert result.measured == 8 and not machine.opened
 
 
 async def test_constraints_that_refuse_everything_are_told_and_end_the_run(

@@ -80,6 +80,7 @@ async def test_a_session_imports_nothing_and_its_workers_answer(server: int, tmp
     wait_until(lambda: status()["served"] == 1, 10, "its being counted")
 
 
+@pytest.mark.usefixtures("with_a_terminal")
 async def test_a_session_has_the_programs_surroundings(
     server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
