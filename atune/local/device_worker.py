@@ -35,8 +35,10 @@ from atune.system.device_lock import DeviceLock
 
 STANDBY_FREE_BYTES = 4 << 30
 """Free memory that a GPU with its inputs needs for a standby process, whose context takes 0.6 GiB."""
+STANDBY_AFTER = 32
+"""Candidates after which a device gets a standby. Making its context delays measuring by a third of a second."""
 STANDBY_PATIENCE_S = 1.0
-"""Seconds that a starting standby waits for its device. Most candidates take less."""
+"""Seconds that a starting standby waits for its device, and the final for it. Most candidates take less."""
 SHARED_S = 2.0
 """Seconds of waiting for a device before the warning that another run measures there too."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load")
@@ -76,6 +78,10 @@ class LocalDeviceWorker:
         self._prepared = False
         self._used = False
         """Whether a candidate has run in this process."""
+        self._tried = 0
+        """Candidates that the device has been asked to measure."""
+        self._free_bytes: int | None = None
+        """Free memory of a GPU with the inputs on it."""
         self._lock = DeviceLock(info.uuid or info.id)
         self._called = 0.0
         self._noted = False
@@ -102,6 +108,7 @@ class LocalDeviceWorker:
         if not self._prepared:
             await self._prepare(artifact.params, first=False)
         used, self._used = self._used, True
+        self._tried += 1
         answer = await self._measured(artifact, best_ms)
         await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
@@ -114,6 +121,8 @@ class LocalDeviceWorker:
             if answer.kind == "out_of_memory" and answer.doubt and self._standby is not None:
                 self._room_for_two = False
                 await self._dismiss()
+        else:
+            self._keep_standby()
         return answer
 
     async def _measured(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
@@ -137,6 +146,9 @@ class LocalDeviceWorker:
     async def final(
         self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry | Failure], Timing | None]:
+        if self._standby is not None:
+            with anyio.move_on_after(STANDBY_PATIENCE_S):
+                await self._standby.taken()  # so that no context is made while finalists are timed
         limit = self.context.limit_s * (len(artifacts) + 1)
         request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
         self._used = True
@@ -183,15 +195,19 @@ class LocalDeviceWorker:
         prepared = msgspec.msgpack.decode(reply, type=Prepared)
         self.context.workers.agree(prepared.loaded_as)
         self._prepared, self._params = True, params
-        self._keep_standby(prepared.free_bytes)
+        self._free_bytes = prepared.free_bytes
+        self._keep_standby()
         return prepared.reference
 
-    def _keep_standby(self, free_bytes: int | None) -> None:
-        """Begin to start a standby process if the settings and the resources allow one."""
-        wanted = self.context.session.benchmark.standby
+    def _keep_standby(self) -> None:
+        """Begin to start a standby process if it pays, and the settings and the resources allow one."""
+        if self._standby is not None or not self._room_for_two:
+            return
+        wanted, free_bytes = self.context.session.benchmark.standby, self._free_bytes
         if wanted is None:
-            wanted = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES and len(usable_cores()) > 2
-        if wanted and self._room_for_two and self._standby is None:
+            room = free_bytes is not None and free_bytes >= STANDBY_FREE_BYTES
+            wanted = room and self._tried >= STANDBY_AFTER and len(usable_cores()) > 2
+        if wanted:
             standby = _Standby(lambda: self._new(warm=True))
             if self.context.workers.start_soon(standby.make):
                 self._standby = standby

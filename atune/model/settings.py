@@ -167,8 +167,8 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     `n_final_rounds`: rounds of that final; each round times every finalist once.
     `n_final_limit`: maximum of rounds: while the order is unclear, the best few get as many rounds again.
     `standby`: keep a second process with a context on each GPU, which takes over when the first one is lost. None keeps
-    one on GPUs with enough free memory, unless only two cores can compile. It keeps none on the CPU, where a new
-    process starts at once.
+    one after 32 candidates, on GPUs with enough free memory, unless only two cores can compile. It keeps none on the
+    CPU, where a new process starts at once.
     `energy`: run finalists 0.3 s longer each, for their power and energy, on GPUs that count it.
     `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
 

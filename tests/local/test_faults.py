@@ -18,6 +18,7 @@ from atune.api.tuner import tune
 from atune.journal import writer as journals
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, BenchmarkStarted, DeviceLost, DeviceReady, Event
 from atune.journal.result import TuneResult
+from atune.local import device_worker
 from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
@@ -137,6 +138,24 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
         assert worker._standby is not None and worker._standby.made
         await worker.start()
         assert worker.took_over and isinstance(await worker.measure(good), Measurement)
+
+
+async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else is asked for, it comes once several candidates were measured, and outlives the process."""
+    monkeypatch.setattr(device_worker, "STANDBY_AFTER", 3)
+    monkeypatch.setattr(device_worker, "usable_cores", lambda: [0, 1, 2, 3])
+    machine = watched(standby=None)
+    async with machine.open():
+        await machine.discover()
+        [artifact] = await built(machine, 0)
+        [worker] = machine.device_workers()
+        await worker.start()
+        await worker.prepare(artifact.params)
+        worker._free_bytes = device_worker.STANDBY_FREE_BYTES  # a CPU has no memory of its own
+        for _ in range(2):
+            assert isinstance(await worker.measure(artifact), Measurement) and worker._standby is None
+        await worker.measure(artifact)
+        assert worker._standby is not None and await worker._standby.taken() is not None
 
 
 async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
