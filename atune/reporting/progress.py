@@ -49,6 +49,7 @@ class Progress:
         self.finalists: int | None = None
         """Candidates that the final times; None before it."""
         self.final_done = False
+        self._showed_proving = False
 
     def __enter__(self) -> Self:
         able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
@@ -85,9 +86,10 @@ class Progress:
             self.finalists = len(event.entries if isinstance(event, FinalOrdered) else event.indices)
         # Thousands of events may come per second.
         interval_s = self._interval_s if self._bars is None else 0.1
-        if event.mono - self._shown_mono < interval_s and not isinstance(event, SHOWN_AT_ONCE):
+        at_once = isinstance(event, SHOWN_AT_ONCE) or self.proving != self._showed_proving
+        if event.mono - self._shown_mono < interval_s and not at_once:
             return
-        self._shown_mono = event.mono
+        self._shown_mono, self._showed_proving = event.mono, self.proving
         if self._bars is not None:
             self._bars.show(self)
         else:
@@ -163,9 +165,22 @@ class Progress:
         return self._hosts.text
 
     @property
+    def proving(self) -> bool:
+        """Whether all is measured, and the run waits for the proof of its winner."""
+        state, header = self._state, self._state.header
+        ended = state.proven is not None or state.finished is not None or state.interrupted is not None
+        if header is None or state.best is None or ended:
+            return False
+        accelerated = header.accelerators if state.resumed is None else state.resumed.accelerators
+        proves = bool(header.settings.get("compile", {}).get("prove"))
+        return bool(accelerated) and proves and state.settled >= self.total
+
+    @property
     def proof(self) -> str:
-        """Whether the winner is proven to be tilelang's own code. Empty until the run finishes with a winner."""
+        """Whether the winner is proven to be tilelang's own code, or will be next. Empty before all is measured."""
         state = self._state
+        if self.proving:
+            return "proving the winner plain"
         if state.finished is None or state.best is None:
             return ""
         return "winner proven plain" if state.proven is not None else "winner not proven plain"

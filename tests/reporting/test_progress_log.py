@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from event_streams import Stream
 
@@ -62,6 +63,25 @@ def test_the_last_line_tells_whether_the_winner_is_proven() -> None:
     assert last(measured().finished()).endswith("; winner not proven plain")
     assert "proven" not in last(measured()) and "proven" not in last(measured().interrupted())
     assert "proven" not in last(Stream(total=1).ready().candidate(0).finished())
+
+
+@pytest.mark.parametrize("accelerators", [("cicc@1",), ()])
+def test_while_a_run_waits_for_the_proof_its_best_is_shown(accelerators: tuple[str, ...]) -> None:
+    """Nothing else happens for seconds, whatever the last line was shown for."""
+    stream = Stream(total=2, step_s=0.01, compile={"prove": True})
+    stream.events[0] = msgspec.structs.replace(stream.events[0], accelerators=accelerators)
+    stream.ready().candidate(0, 2.0).candidate(1, 1.0)
+    with Progress(out := io.StringIO()) as progress:
+        for event in stream.events:
+            progress.on_event(event)
+        waiting = out.getvalue().splitlines()
+        [proven, finished] = stream.proven(1).finished().events[-2:]
+        progress.on_event(proven)
+        assert "proving" not in progress.proof
+        progress.on_event(finished)
+    wanted = "2/2 measured, 0 failed; best 1 ms: block=1; tried 2 of 2; proving the winner plain"
+    assert [line.endswith(wanted) for line in waiting] == [True] * len(accelerators)
+    assert out.getvalue().endswith("; winner proven plain\n")
 
 
 def test_the_log_tells_how_the_winner_was_proven() -> None:
