@@ -225,7 +225,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         return await self._compilers[worker].build_exact(body.candidates, body.known)
 
     async def _prove(self, worker: int, body: Proving) -> Any:
-        return await self._compilers[worker].prove(body.candidate, body.measured)
+        return await self._compilers[worker].prove(body.candidate, body.measured, body.lowered)
 
     async def _start(self, worker: str, body: None) -> Any:
         return await self._devices[worker].start()

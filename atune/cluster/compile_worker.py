@@ -123,8 +123,8 @@ class ClusterCompileWorker:
         built: list[Built] = answers
         return built
 
-    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
-        _, answer = await self._ask("prove", Proving(candidate, measured))
+    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
+        _, answer = await self._ask("prove", Proving(candidate, measured, lowered))
         proof: Proof | Failure = answer
         return proof
 

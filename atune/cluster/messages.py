@@ -100,10 +100,14 @@ class ExactGroup(msgspec.Struct, frozen=True):
 
 
 class Proving(msgspec.Struct, frozen=True):
-    """A candidate to compile with every accelerator off, and the library that was measured."""
+    """A candidate to compile with every accelerator off, and the library that was measured.
+
+    `lowered`: see `CompileWorker.prove`.
+    """
 
     candidate: Candidate
     measured: Artifact
+    lowered: Lowered | None = None
 
 
 class Measuring(msgspec.Struct, frozen=True):

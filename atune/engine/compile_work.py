@@ -88,6 +88,12 @@ def _median(ordered: Sequence[int]) -> float:
     return ordered[(len(ordered) - 1) // 2] if ordered else math.inf
 
 
+def takes_long(lowered: Lowered) -> bool:
+    """Tell whether parsing headers is a small part of a candidate's compile, whatever its neighbours take."""
+    layouts = lowered.facts.layouts
+    return accumulators(lowered) >= HEAVY_REGISTERS or (layouts is not None and layouts.iterations >= LONG_ITERATIONS)
+
+
 def accumulators(lowered: Lowered) -> int:
     return lowered.facts.accumulators or 0
 

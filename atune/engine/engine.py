@@ -146,7 +146,7 @@ class Engine:
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-        finalists = Finalists(run, plan.candidates, n_final, n)
+        finalists = Finalists(run, plan.candidates, n_final, n, proves=self.compile.prove)
         skips = self.budget.limited and self.pipeline
         audit = self._audit_of(skips, layouts)
         answers = Recorded(

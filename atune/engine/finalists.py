@@ -37,10 +37,14 @@ class Finalists:
     """Compiles likely finalists as tilelang does, if their first timing used shared code.
 
     `candidates`: the space's, by index. `n_final`: how many leaders to compile; 0 compiles none. `workers`: how many.
+    `proves`: whether the winner will be proven.
     """
 
-    def __init__(self, run: Run, candidates: Mapping[int, Candidate], n_final: int, workers: int) -> None:
+    def __init__(
+        self, run: Run, candidates: Mapping[int, Candidate], n_final: int, workers: int, *, proves: bool = False
+    ) -> None:
         self.run, self.candidates, self.n_final, self.workers = run, candidates, n_final, workers
+        self._proves = proves
         self.made: dict[int, Built] = {}
         """Each candidate's artifact, or its failure once it failed twice."""
         self._failed: set[int] = set()
@@ -74,8 +78,12 @@ class Finalists:
         return share(missing, self._failed, self.workers, self.n_final)
 
     def remember(self, lowered: Lowered, artifact: Artifact) -> None:
-        """Keep a lowered candidate with shared code, until it is clearly no finalist."""
-        if not self.n_final or artifact.exact:
+        """Keep a lowered candidate that may be compiled again, until it is clearly no finalist.
+
+        That happens if its code is shared, or for its proof.
+        """
+        proves = self._proves and lowered.plain and bool(lowered.blob) and not artifact.plain
+        if not proves and (artifact.exact or not self.n_final):
             return
         self._lowered[lowered.index] = lowered
         if len(self._lowered) > KEPT:
@@ -83,6 +91,11 @@ class Finalists:
             unknown = [index for index in self._lowered if index not in leaders and outcome(index) is None]
             keep = {*leaders, *unknown[-KEPT // 2 :]}
             self._lowered = {index: one for index, one in self._lowered.items() if index in keep}
+
+    def lowered_to(self, artifact: Artifact) -> Lowered | None:
+        """Return what the plain steps lowered a candidate to, for the proof of its library; None if it is not kept."""
+        lowered = self._lowered.get(artifact.index)
+        return lowered if lowered is not None and lowered.plain else None
 
     async def make(self, part: tuple[int, ...], worker: CompileWorker) -> None:
         """Compile `part` into one library. Cancelling (see `drop_overtaken`) leaves nothing behind."""
@@ -103,7 +116,8 @@ class Finalists:
         for one in answers:
             if isinstance(one, Artifact) or one.index in self._failed:
                 self.made[one.index] = one
-                self._lowered.pop(one.index, None)
+                if one.index in self._lowered and not self._lowered[one.index].plain:  # else its proof needs it
+                    del self._lowered[one.index]
             else:
                 self._failed.add(one.index)
         good = [one for one in answers if isinstance(one, Artifact)]

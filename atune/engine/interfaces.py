@@ -73,9 +73,10 @@ class CompileWorker(Protocol):
         """
         ...
 
-    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 
+        `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then.
         Raises `WorkerLost` if the worker ends through no fault of the candidate.
         """
         ...

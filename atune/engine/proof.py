@@ -110,7 +110,7 @@ class Proofs:
             self._made[key] = Failure(artifact.index, "lower", GONE)
             return
         try:
-            self._made[key] = await worker.prove(candidate, artifact)
+            self._made[key] = await worker.prove(candidate, artifact, self.finalists.lowered_to(artifact))
         except MachineError:
             raise
         except AtuneError as error:  # no measurement depends on it

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from atune.engine.compile_work import takes_long
 from atune.engine.interfaces import GroupFailed
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
@@ -33,7 +34,10 @@ A candidate that takes longer stays unknown, and its lowering has the whole dead
 
 @dataclass(frozen=True)
 class CompileContext:
-    """Shared state of a run's compile workers."""
+    """Shared state of a run's compile workers.
+
+    `few`: whether there are so few candidates that the longest compile, and a proof after it, decide the run's end.
+    """
 
     session: Session
     workers: Workers
@@ -41,6 +45,7 @@ class CompileContext:
     service: CompileService
     room: Room
     patience: Patience
+    few: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class LocalCompileWorker:
             answers.update((one.index, one) for one in built)
         return [answers[candidate.index] for candidate in candidates]
 
-    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         """Compile `candidate` without accelerators and compare, unless an earlier run proved it.
 
         A crash or a timeout is a `Failure`. The plain library is stored, and if nothing differs, the proof too.
@@ -174,7 +179,7 @@ class LocalCompileWorker:
         store = self.context.store
         if await store.find_proof(measured):
             return Proof(index=candidate.index)
-        job = ProofJob(candidate=candidate, measured=measured, path=self._new_library())
+        job = ProofJob(candidate=candidate, measured=measured, path=self._new_library(), lowered=lowered)
         reply = await self._try(PROVE, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):
             if reply.doubt:
@@ -190,7 +195,7 @@ class LocalCompileWorker:
 
     async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
         """Compile `group` into one library and store it. Raises `GroupFailed` if a group of several fails."""
-        service = self.context.service.ready
+        service = self.context.service.ready and not (self.context.few and any(map(takes_long, group)))
         job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
         reply = await self._try(BUILD, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):

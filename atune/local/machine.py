@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +19,7 @@ from atune.engine.interfaces import CompileHints
 from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.local.discovery import accelerators_for, bare, check_discovery
+from atune.local.discovery import accelerators_for, are_few, bare, check_discovery
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
@@ -177,7 +178,8 @@ class LocalMachine:
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
         workers, asked = self._most_workers()[0], self.acceleration
-        used, unused = accelerators_for(candidates, workers, asked, self.found, prove=self.compile.prove)
+        found = self.found if self.benchmark.n_final else msgspec.structs.replace(self.found, light=())
+        used, unused = accelerators_for(candidates, workers, asked, found, prove=self.compile.prove)
         self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused
 
@@ -211,6 +213,7 @@ class LocalMachine:
             service=self.service,
             room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
+            few=self.compile.prove and self.acceleration.auto and are_few(candidates or math.inf, n),
         )
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 

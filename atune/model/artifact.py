@@ -180,6 +180,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Candidates of equal `compile_key` share one compile of their device code; empty if there is nothing to share."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
+    plain: bool = False
+    """Whether no accelerator lowered it. A proof of its library then has only to compile it."""
 
 
 STORED = "from the artifact store"

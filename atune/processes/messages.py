@@ -48,6 +48,8 @@ class Discovery(msgspec.Struct, frozen=True):
     """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
     """Why each other accelerator cannot be used, by name."""
+    light: tuple[str, ...] = ()
+    """Those of `accelerators` that make exactly the plain compile's code of what the plain steps lowered."""
     nvcc: bool = True
     """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 
@@ -99,11 +101,15 @@ class BuildJob(msgspec.Struct, frozen=True):
 
 
 class ProofJob(msgspec.Struct, frozen=True):
-    """A measured candidate to compile again with every accelerator off, into the library `path`."""
+    """A measured candidate to compile again with every accelerator off, into the library `path`.
+
+    `lowered`: what the plain steps lowered it to, if that is at hand.
+    """
 
     candidate: Candidate
     measured: Artifact
     path: str
+    lowered: Lowered | None = None
 
 
 class ServiceReady(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ def prove(payload: bytes) -> bytes:
     job = msgspec.msgpack.decode(payload, type=ProofJob)
 
     def work(candidate: Candidate) -> Proof | Failure:
-        return proof.prove(candidate, job.measured, job.path)
+        return proof.prove(candidate, job.measured, job.path, job.lowered)
 
     return msgspec.msgpack.encode(_guarded(job.candidate, work))
 

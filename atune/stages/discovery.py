@@ -22,4 +22,6 @@ def discover(payload: bytes) -> bytes:
     grouped = settings.backend in ("auto", "tvm_ffi")
     host = registry.this_host(kind, arch, n_final=n_final, grouped=grouped, verbose=settings.verbose)
     active, unused = registry.chosen(settings.acceleration, host)
-    return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(found, accelerators=active, unused=unused, light=registry.light(active))
+    )

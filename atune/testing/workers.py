@@ -140,7 +140,7 @@ class FakeCompileWorker:
             good.pop(index, None)
         return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
 
-    async def prove(self, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+    async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index
         machine.proved.append(index)
         machine.given(candidate)

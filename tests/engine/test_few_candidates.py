@@ -1,4 +1,4 @@
-"""Small tunings: nothing is compiled twice, and few candidates on many workers are compiled each alone and at once."""
+"""Small tunings: few candidates on many workers are compiled each alone and at once, and very few are plain."""
 
 from __future__ import annotations
 

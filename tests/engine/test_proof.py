@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from event_streams import Stream, write
 from fake_runs import SLOW, SLOW_S, last_wins, slow_last, tuned
@@ -31,7 +32,7 @@ from atune.journal.merge import merge
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.journal.writer import read
-from atune.model.artifact import Artifact, Failure, Proof
+from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
@@ -54,6 +55,29 @@ async def test_a_leader_is_proven_while_devices_still_measure(workers: int) -> N
     assert run.when(WinnerProven) == run.when(FinalOrdered) and not run.result.warnings
     assert machine.proved == ([0] if workers == 2 else [0, 1])  # of six workers, two prove
     assert machine.most_at_once["prove"] <= max(1, workers // 3)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_proof_gets_what_the_plain_steps_lowered(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it need not lower again. What an accelerator lowered proves nothing."""
+    lower, prove, got = FakeCompileWorker.lower, FakeCompileWorker.prove, list[Lowered | None]()
+
+    async def lowered(self: FakeCompileWorker, candidate: Candidate) -> Lowered | Failure:
+        found = await lower(self, candidate)
+        assert isinstance(found, Lowered)
+        return msgspec.structs.replace(found, blob=b"%d" % found.index, plain=plain)
+
+    async def proven(
+        self: FakeCompileWorker, candidate: Candidate, measured: Artifact, one: Lowered | None
+    ) -> Proof | Failure:
+        got.append(one)
+        return await prove(self, candidate, measured, one)
+
+    monkeypatch.setattr(FakeCompileWorker, "lower", lowered)
+    monkeypatch.setattr(FakeCompileWorker, "prove", proven)
+    run = await tuned(FakeMachine(N, accelerated(prove_s=3.0)))
+    assert run.proven() == (0, "compared", 3.0) and got
+    assert [one and (one.index, one.blob) for one in got] == ([(0, b"0")] if plain else [None])
 
 
 async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
@@ -254,9 +278,9 @@ async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeyp
     seen: list[Artifact] = []
     prove = FakeCompileWorker.prove
 
-    async def spy(self: FakeCompileWorker, candidate: Candidate, measured: Artifact) -> Proof | Failure:
+    async def spy(self: FakeCompileWorker, candidate: Candidate, measured: Artifact, *more: Any) -> Proof | Failure:
         seen.append(measured)
-        return await prove(self, candidate, measured)
+        return await prove(self, candidate, measured, *more)
 
     monkeypatch.setattr(FakeCompileWorker, "prove", spy)
     machine = FakeMachine(N, accelerated(shared=True), workers=2)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.discovery import NO_PROOF, PLAIN, accelerators_for
+from atune.local.discovery import NO_NEIGHBOURS, NO_PROOF, PLAIN, accelerators_for, bare
 from atune.local.machine import LocalMachine
 from atune.local.service_state import Ready, Unused, Warming
 from atune.model.device import Target
-from atune.model.settings import ACCELERATE, Acceleration, CompileSettings
+from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, CompileSettings
 from atune.processes.messages import Discovery
 from atune.workload.workload import FileRef
 
@@ -58,6 +59,62 @@ def test_where_a_proof_would_take_longer_all_are_compiled_plain() -> None:
     assert machine(prove=False).accelerators(5)[0] == ALL  # no proof, nothing to save
     assert machine(accelerate="auto,-swizzle_compile").accelerators(5)[0] == ()
     assert machine(ON_CPU).accelerators(5)[0] == ON_CPU.accelerators  # g++ is not accelerated
+
+
+@pytest.mark.parametrize(
+    ("candidates", "used"), [(12, ()), (13, ("cicc@1",)), (16, ("cicc@1",)), (24, ("cicc@1",)), (25, ALL)]
+)
+def test_few_candidates_on_many_workers_are_known_early_and_cheaply_proven(
+    candidates: int, used: tuple[str, ...]
+) -> None:
+    """By an accelerator that leaves the lowering plain, so that the proof is one compile."""
+    found = msgspec.structs.replace(FOUND, light=("cicc@1",))
+    auto = Acceleration(auto=True)
+    active, unused = accelerators_for(candidates, 16, auto, found, prove=True)
+    assert active == used and set(unused) == {"haste:Haste", *(n for n in map(bare, ALL) if f"{n}@" not in str(used))}
+    assert used != ("cicc@1",) or unused["swizzle_lowering"] == NO_PROOF
+
+
+@pytest.mark.parametrize(
+    ("workers", "candidates", "used"), [(7, 7, ()), (7, 10, ()), (8, 7, ("cicc@1",)), (7, 11, ALL)]
+)
+def test_few_workers_compile_few_candidates_plain(workers: int, candidates: int, used: tuple[str, ...]) -> None:
+    """A proof would wait for their compiles."""
+    found = msgspec.structs.replace(FOUND, light=("cicc@1",))
+    assert accelerators_for(candidates, workers, Acceleration(auto=True), found, prove=True)[0] == used
+
+
+@pytest.mark.parametrize(("n_final", "used"), [(5, ("cicc@1",)), (0, ())])
+def test_where_nothing_is_measured_nothing_must_be_known_early(n_final: int, used: tuple[str, ...]) -> None:
+    one = LocalMachine(
+        FileRef("x.py", "X"), target=FOUND.target, devices=(), compile=CompileSettings(workers=8),
+        benchmark=BenchmarkSettings(n_final=n_final),
+    )  # fmt: skip
+    one._found = msgspec.structs.replace(FOUND, light=("cicc@1",))
+    assert one.accelerators(8)[0] == used
+
+
+@pytest.mark.parametrize(
+    ("candidates", "settings", "few"),
+    [(8, {}, True), (12, {}, True), (13, {}, False), (None, {}, False), (8, {"prove": False}, False),
+     (8, {"accelerate": "cicc"}, False)],
+)  # fmt: skip
+def test_workers_know_whether_a_long_compile_decides_the_end(
+    candidates: int | None, settings: dict[str, Any], few: bool
+) -> None:
+    one = LocalMachine(
+        FileRef("x.py", "X"), target=FOUND.target, devices=(), compile=CompileSettings(workers=8, **settings)
+    )
+    one._found = FOUND
+    assert one.compile_workers(candidates)[0].context.few is few
+
+
+def test_without_a_proof_a_single_candidate_is_accelerated_too() -> None:
+    found = msgspec.structs.replace(FOUND, light=("cicc@1",))
+    used, unused = accelerators_for(1, 2, Acceleration(auto=True), found, prove=False)
+    assert used == ("cicc@1",) and unused["swizzle_compile"] == NO_NEIGHBOURS
+    on_cpu = msgspec.structs.replace(ON_CPU, light=ON_CPU.accelerators)
+    assert accelerators_for(1, 2, Acceleration(auto=True), on_cpu, prove=False)[0] == ()
 
 
 def test_what_was_asked_for_by_name_is_used_for_few_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:

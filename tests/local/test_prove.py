@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import atune
+from atune.engine.compile_work import HEAVY_REGISTERS, LONG_ITERATIONS
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.compile_service import CompileService
@@ -19,12 +20,14 @@ from atune.local.entry_points import PROVE
 from atune.local.machine import LocalMachine
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
+from atune.local.service_state import Ready
 from atune.local.workers import Workers
-from atune.model.artifact import Artifact, Failure, Lowered, Proof
+from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
+from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import ProofJob, Session
+from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.storage.artifact_store import ArtifactStore
 from atune.workload.workload import FileRef
 
@@ -44,10 +47,11 @@ class Answering(LocalCompileWorker):
     """A compile worker that gives the answer that it has."""
 
     answer: Any = None
-    asked: list[tuple[str, ProofJob]]
+    asked: list[tuple[str, Any]]
 
     async def _call(self, entry: str, payload: bytes, limit_s: float | None = None) -> bytes:
-        self.asked.append((entry, msgspec.msgpack.decode(payload, type=ProofJob)))
+        job: Any = ProofJob if entry == PROVE else BuildJob
+        self.asked.append((entry, msgspec.msgpack.decode(payload, type=job)))
         if isinstance(self.answer, Exception):
             raise self.answer
         return msgspec.msgpack.encode(self.answer)
@@ -96,6 +100,33 @@ async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: 
 
     again = await worker.prove(CANDIDATE, measured)
     assert again == Proof(index=3) and len(worker.asked) == 1  # nothing is proven twice
+
+
+@pytest.mark.parametrize(
+    ("facts", "few", "service"),
+    [
+        (StaticFacts(accumulators=HEAVY_REGISTERS - 1), True, True),
+        (StaticFacts(accumulators=HEAVY_REGISTERS), True, False),
+        (StaticFacts(accumulators=HEAVY_REGISTERS), False, True),
+        (StaticFacts(layouts=Layouts(loops=(LoopFacts((4, 4096), LONG_ITERATIONS),))), True, False),
+    ],
+)
+async def test_what_compiles_for_long_is_compiled_plain_where_its_proof_would_be_the_end(
+    worker: Answering, facts: StaticFacts, few: bool, service: bool
+) -> None:
+    worker.context.service.state = Ready("as asked")
+    worker.context = replace(worker.context, few=few)
+    worker.answer = [Failure(3, "compile", "no")]
+    lowered = Lowered(3, "code", "merge", (), facts, 0.1, b"blob", plain=True)
+    await worker.build([lowered])
+    [(_, job)] = worker.asked
+    assert isinstance(job, BuildJob) and job.service is service
+
+    measured = Artifact(3, "x.so", "K", (), "cuda", store_key="")
+    worker.answer = Proof(index=3)
+    await worker.prove(CANDIDATE, measured, lowered)
+    _, job = worker.asked[-1]
+    assert isinstance(job, ProofJob) and job.lowered == lowered  # it need not be lowered again
 
 
 async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(

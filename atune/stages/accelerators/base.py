@@ -41,6 +41,11 @@ class Accelerator:
         """Return why it cannot be used on `host`; empty if it can."""
         raise NotImplementedError
 
+    @property
+    def wraps_lowering(self) -> bool:
+        """Whether it changes how candidates are lowered. Without that, a proof need not lower the winner again."""
+        return type(self).lower is not Accelerator.lower
+
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
         """Return the kernel's lowered halves."""
         return plain(job)

@@ -54,6 +54,12 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
     return tuple(active), unused
 
 
+def light(active: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the accelerators ``name@version`` with which a proof has only to compile: see `Discovery`."""
+    every = ((one, named(one.partition("@")[0])) for one in active)
+    return tuple(one for one, accelerator in every if accelerator.exact and not accelerator.wraps_lowering)
+
+
 def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the result of `chosen` for the default settings, which the environment may change, and a target here."""
     return chosen(CompileSettings().acceleration, this_host(kind, arch))
@@ -66,7 +72,8 @@ def compose(names: Sequence[str]) -> steps.Steps:
     for one in reversed(found):
         for step, inner in plain.items():
             plain[step] = functools.partial(getattr(one, step), plain=inner)
-    return steps.Steps(**plain, common=_common(found), accelerators=tuple(map(identity, names)))
+    lowering = tuple(identity(name) for name in names if named(name).wraps_lowering)
+    return steps.Steps(**plain, common=_common(found), accelerators=tuple(map(identity, names)), lowering=lowering)
 
 
 def _common(found: Sequence[Accelerator]) -> Any:

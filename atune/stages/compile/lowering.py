@@ -78,7 +78,7 @@ class How:
     def way(self) -> tuple[Any, ...]:
         """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a
         bug."""
-        return (keys.FORMAT, keys.version("z3-solver"), self.accelerators)
+        return _way(self.accelerators)
 
 
 def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
@@ -109,6 +109,24 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     told = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
     seconds = round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=told, seconds=seconds)
+
+
+def as_plain(lowered: Lowered | None) -> Lowered | None:
+    """Return `lowered` as the plain steps make it; None if an accelerator lowered it, or it has no blob.
+
+    A plain library has its own place in the store: accelerators of later steps have a part in the key of `lowered`.
+    """
+    if lowered is None or not (lowered.plain and lowered.blob):
+        return None
+    return msgspec.structs.replace(lowered, store_key=_store_key(lowered.code_key, _way(())))
+
+
+def _way(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
+    return (keys.FORMAT, keys.version("z3-solver"), accelerators)
+
+
+def _store_key(code_key: str, way: tuple[Any, ...]) -> str:
+    return digest((code_key, *way))
 
 
 def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
@@ -174,7 +192,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         flags=how.flags,
         backend=how.adapter,
         function=pickle.dumps(function) if how.adapter else b"",
-        accelerators=how.accelerators,
+        accelerators=steps.lowering,
     )
     told = facts.static_facts(how.kind, modules.device, source)
     if not on_cpu:
@@ -184,7 +202,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=digest((code_key, *how.way())),
+        store_key=_store_key(code_key, how.way()),
         merge_key=digest((how.adapter and symbol, *together)),
         params=parameters,
         facts=told,
@@ -192,6 +210,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         blob=msgspec.msgpack.encode(blob),
         compile_key=digest((common, together, parameters)) if (common := steps.common(source, symbol)) else "",
         storable=not keys.includes_users_files(source, how.flags),
+        plain=not steps.lowering,
     )
 
 

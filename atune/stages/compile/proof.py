@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from atune.model.artifact import Artifact, Failure, Proof
+from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.lowering import lower
+from atune.stages.compile.lowering import as_plain, lower
 from atune.stages.compile.steps import Steps
 
 
-def prove(candidate: Candidate, measured: Artifact, path: str) -> Proof | Failure:
+def prove(candidate: Candidate, measured: Artifact, path: str, lowered: Lowered | None = None) -> Proof | Failure:
     """Elaborate, lower, generate, compile and link `candidate` by the plain steps, and compare with `measured`.
 
-    Raises what elaborating and lowering raise. Returns a `Failure` if compilers refuse the plain source.
+    If the plain steps lowered it before, to `lowered`, only compiling and linking are left. Raises what elaborating and
+    lowering raise. Returns a `Failure` if compilers refuse the plain source.
     """
     started, plain = time.perf_counter(), Steps()
-    (built,) = answer([lower(candidate, plain)], path, plain)
+    (built,) = answer([as_plain(lowered) or lower(candidate, plain)], path, plain)
     if isinstance(built, Failure):
         return built
     return Proof(candidate.index, difference(measured, built), built, round(time.perf_counter() - started, 4))

@@ -152,7 +152,10 @@ def link(job: LinkJob) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """One function for each step, and the accelerators that wrap them, ``name@version`` each."""
+    """One function for each step, and the accelerators that wrap them, ``name@version`` each.
+
+    `lowering`: those of them that wrap the lowering.
+    """
 
     lower: Callable[[LowerJob], Modules] = lower
     compile: Callable[[CompileJob], Compiled] = compile
@@ -160,6 +163,7 @@ class Steps:
     common: Callable[[str, str], str] = lambda source, symbol: ""
     """The common part of a source, with its symbol, and all that may share its compile; empty: it shares none."""
     accelerators: tuple[str, ...] = field(default=())
+    lowering: tuple[str, ...] = ()
 
 
 def printed(device: Any) -> str:

@@ -93,6 +93,13 @@ def test_the_cpu_and_tilelangs_own_adapters_are_left_alone(name: str) -> None:
     assert registry.named(name).applies(own) == alone  # lowering is the same for all adapters
 
 
+def test_which_accelerators_leave_the_lowering_and_the_machine_code_alone() -> None:
+    active = registry.chosen(Acceleration(auto=True), HOPPER)[0]
+    assert names_of(active) == list(ACCELERATORS) and names_of(registry.light(active)) == ["cicc"]
+    assert names_of(registry.compose(ACCELERATORS).lowering) == ["swizzle_lowering"]
+    assert registry.light((f"{SPY}@1",)) == () and registry.compose(("cicc",)).lowering == ()
+
+
 def test_plain_steps_know_no_accelerator() -> None:
     assert registry.compose(()).accelerators == ()
     assert steps.Steps() == steps.Steps(steps.lower, steps.compile, steps.link)

@@ -12,7 +12,7 @@ from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.accelerators import registry
-from atune.stages.compile import elf
+from atune.stages.compile import elf, proof
 from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.proof import prove
@@ -43,6 +43,28 @@ def test_a_wrong_accelerator_is_found_on_each_step(wrong: str, found: str, tmp_p
         proof = prove(candidates[0], artifacts[0], str(tmp_path / "plain.so"))
     assert isinstance(proof, Proof) and proof.plain is not None and proof.plain.plain and not artifacts[0].plain
     assert proof.difference.startswith(found) and bool(proof.difference) == bool(found)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("wrong", "again", "found"),
+    [("WrongCompile", False, "the code of .text."), ("WrongLowering", True, "the generated source")],
+)
+def test_only_what_an_accelerator_lowered_is_lowered_again(
+    wrong: str, again: bool, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = registry.compose((f"wrong_accelerators:{wrong}",))
+    with session_of(FileRef(str(KERNELS), "ADD"), tmp_path) as (candidate, *_):
+        lowered = lower(candidate, steps)
+        [measured] = build([lowered], str(tmp_path / "measured.so"), steps)
+        calls = list[Candidate]()
+        monkeypatch.setattr(proof, "lower", lambda one, plain: calls.append(one) or lower(one, plain))
+        answer = prove(candidate, measured, str(tmp_path / "plain.so"), lowered)
+        own = lower(candidate, registry.compose(())).store_key
+    assert lowered.plain is not again and calls == [candidate] * again
+    assert isinstance(answer, Proof) and answer.plain is not None and answer.plain.plain and not measured.plain
+    assert answer.difference.startswith(found)
+    assert answer.plain.store_key == own != measured.store_key
 
 
 @pytest.mark.parametrize(("wrong", "found"), [("WrongLowering", "the generated source"), ("Spy", "")])
