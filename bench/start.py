@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,17 +104,19 @@ class Folder:
 
 
 def figures(events: Sequence[dict[str, Any]], began: float) -> dict[str, float]:
-    """Return the seconds from `began` to the first work on candidates, and what the first candidate itself took.
+    """Return the seconds from `began` to the first work on candidates, and to the winner, and the first one's own.
 
-    The first work is surveying the space or lowering. A candidate's own is its lowering, its library and its measuring,
-    as its workers timed them.
+    The first work is surveying the space or lowering. The winner is there once the last best so far is measured. A
+    candidate's own is its lowering, its library and its measuring, as its workers timed them.
     """
     lowered = [e for e in events if e["event"] == "candidate_lowered"]
     surveyed = [e["time"] - e["seconds"] - began for e in events if e["event"] == "space_surveyed"]
     own = [next((e for e in events if e["event"] == k), {}) for k in ("artifact_built", "candidate_measured")]
     first = min(lowered, key=lambda e: e["time"] - e["seconds"])
     start_s = min([first["time"] - first["seconds"] - began, *surveyed])
-    return {"start_s": start_s, "own_s": first["seconds"] + sum(e.get("seconds", 0.0) for e in own)}
+    own_s = first["seconds"] + sum(e.get("seconds", 0.0) for e in own)
+    winner_s = max(e["time"] - began for e in events if e["event"] == "best_changed")
+    return {"start_s": start_s, "own_s": own_s, "winner_s": winner_s}
 
 
 Variant = Callable[[Folder], dict[str, float]]
@@ -130,10 +132,16 @@ class Row(NamedTuple):
     goal: str = ""
     resident: bool = False
     """Whether a resident server is there meanwhile."""
+    beside: Mapping[str, Callable[[dict[str, dict[str, float]]], float]] = {}
+    """Further figures of each pair, by what they say."""
 
 
 def ratio(above: str, below: str) -> Callable[[dict[str, dict[str, float]]], float]:
     return lambda pair: pair[above]["wall_s"] / pair[below]["wall_s"]
+
+
+def above_own(variant: str) -> Callable[[dict[str, dict[str, float]]], float]:
+    return lambda pair: pair[variant]["wall_s"] - pair[variant]["own_s"]
 
 
 def program(text: str, **env: str) -> Variant:
@@ -159,9 +167,12 @@ def rows(target: str) -> dict[str, Row]:
 
     found = {
         "budget-1": Row(
-            {"alone": tune("--budget", "1", **NO_SERVER), "resident": tune("--budget", "1")},
-            "resident: seconds above the candidate's own", lambda p: p["resident"]["wall_s"] - p["resident"]["own_s"],
-            "at most 0.5 s", resident=True,
+            {
+                "alone": tune("--budget", "1", **NO_SERVER), "resident": tune("--budget", "1"),
+                "resident, no prior": tune("--budget", "1", "--no-prior"),
+            },
+            "resident: seconds above the candidate's own", above_own("resident"), "at most 0.5 s", resident=True,
+            beside={"the same without the prior, which surveys all": above_own("resident, no prior")},
         ),
         "all": Row(
             {"alone": tune(**NO_SERVER), "resident": tune()},
@@ -176,6 +187,7 @@ def rows(target: str) -> dict[str, Row]:
         ),
     }  # fmt: skip
     found |= {f"drop-in-{n}": drop_in_row(target, n, "at most 1" if n == 1 else "at most 0.5") for n in (1, 4, 10, 20)}
+    found |= {f"few-{n}": few_row(target, n) for n in (15, 20)}
     late = drop_in_row(target, 1, "at most 1", programs.LATE)
     return {**found, "drop-in-1-late": late}
 
@@ -228,6 +240,28 @@ def edit_row(target: str) -> Row:
     return Row(
         {"cold": cold, "edited, alone": again(**NO_SERVER), "edited, resident": again()},
         "edited, resident / cold", ratio("edited, resident", "cold"), "at most 0.333", resident=True,
+        beside={
+            "edited, resident, to the winner before its proof / cold": lambda p: (
+                p["edited, resident"]["winner_s"] / p["cold"]["wall_s"]
+            )
+        },
+    )  # fmt: skip
+
+
+def few_row(target: str, count: int) -> Row:
+    """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
+
+    def tune(*more: str) -> Variant:
+        def run(folder: Folder) -> dict[str, float]:
+            folder.empty_caches()
+            name = folder.write("few.py", programs.workload_file(target, count))
+            return folder.tune(f"{name}:WORKLOAD", *more)
+
+        return run
+
+    return Row(
+        {"auto": tune(), "plain": tune("--accelerate", "off")}, "auto / plain", ratio("auto", "plain"), resident=True,
+        beside={"to the winner: auto / plain": lambda p: p["auto"]["winner_s"] / p["plain"]["winner_s"]},
     )  # fmt: skip
 
 
@@ -265,17 +299,22 @@ def _in_turn(row: Row, pairs: int, folder: Folder) -> dict[str, Any]:
         taken = {name: row.variants[name](folder) for name in order}
         runs.append({name: {k: round(v, 3) for k, v in taken[name].items()} for name in names})
     values = [round(row.value(one), 3) for one in runs]
+    beside = {name: [round(value(one), 3) for one in runs] for name, value in row.beside.items()}
     walls = {name: round(statistics.median(one[name]["wall_s"] for one in runs), 3) for name in names}
     return {"figure": row.figure, "goal": row.goal, "values": values, "median": statistics.median(values),
-            "median_wall_s": walls, "pairs": runs}  # fmt: skip
+            "median_wall_s": walls, "beside": beside, "pairs": runs}  # fmt: skip
 
 
-def line_of(name: str, found: dict[str, Any]) -> list[str]:
+def lines_of(name: str, found: dict[str, Any]) -> list[list[str]]:
     if why := found.get("skipped"):
-        return [name, f"left out: {why}", "", "", ""]
+        return [[name, f"left out: {why}", "", "", ""]]
     walls = ", ".join(f"{variant} {seconds:.2f}" for variant, seconds in found["median_wall_s"].items())
-    spread = f"{found['median']:.2f} ({min(found['values']):.2f} to {max(found['values']):.2f})"
-    return [name, walls, found["figure"], spread, found["goal"]]
+    more = [["", "", figure, spread(values), ""] for figure, values in found["beside"].items()]
+    return [[name, walls, found["figure"], spread(found["values"]), found["goal"]], *more]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:
@@ -294,8 +333,9 @@ def main() -> None:
     for name in asked:
         load = os.getloadavg()[0]
         found = results["rows"][name] = {**run_row(every[name], given.pairs), "load_before": round(load, 1)}
-        table.append(line_of(name, found))
-        print("  ".join(table[-1]), file=sys.stderr, flush=True)
+        for line in lines_of(name, found):
+            table.append(line)
+            print("  ".join(line), file=sys.stderr, flush=True)
         if given.out is not None:  # what is done stays, whatever comes
             (given.out / f"start-{given.target}.json").write_text(json.dumps(results, indent=1) + "\n")
     report(given, f"start-{given.target}", table, results)

@@ -14,12 +14,13 @@ def event(kind: str, time: float, seconds: float = 0.0) -> dict[str, Any]:
     return {"event": kind, "time": time, "seconds": seconds}
 
 
-def test_the_start_ends_where_the_first_lowering_begins() -> None:
+def test_the_start_ends_where_the_first_lowering_begins_and_the_winner_is_the_last_best() -> None:
     events = [
         event("run_started", 104.0), event("candidate_lowered", 105.5, 0.5), event("candidate_lowered", 105.6, 0.1),
         event("artifact_built", 108.0, 2.0), event("candidate_measured", 108.5, 0.25),
+        event("best_changed", 108.5), event("best_changed", 109.0), event("candidate_measured", 110.0, 0.25),
     ]  # fmt: skip
-    assert start.figures(events, 100.0) == {"start_s": 5.0, "own_s": 2.75}
+    assert start.figures(events, 100.0) == {"start_s": 5.0, "own_s": 2.75, "winner_s": 9.0}
 
 
 @pytest.mark.parametrize("target", ["c", "cuda"])
@@ -60,16 +61,18 @@ def row(order: list[str], **options: Any) -> start.Row:
 
 def test_variants_run_in_turn_and_begin_in_turn() -> None:
     order: list[str] = []
-    found = start.run_row(row(order), 3)
+    found = start.run_row(row(order, beside={"b's": lambda pair: pair["b"]["wall_s"]}), 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert found["values"] == [0.25] * 3 and found["median_wall_s"] == {"a": 1.0, "b": 4.0}
+    first, second = start.lines_of("row", found)
+    assert first[2:4] == ["a / b", "0.25 (0.25 to 0.25)"] and second == ["", "", "b's", "4.00 (4.00 to 4.00)", ""]
 
 
 def test_a_row_with_a_resident_server_says_why_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(start, "ATUNE", ("false",))
     found = start.run_row(row(order, resident=True), 3)
-    assert order == [] and "no `atune server`" in start.line_of("row", found)[1]
+    assert order == [] and "no `atune server`" in start.lines_of("row", found)[0][1]
 
 
 def test_a_process_that_fails_ends_the_bench_with_what_it_said(tmp_path: Path) -> None:

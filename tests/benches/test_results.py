@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from atune.journal.result import TuneResult
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+NOT_DATA = {".md", ".pyc"}
+"""Endings of files that may name folders: pages tell how to call, and compiled modules where their source lies."""
 
 
 def stored(name: str) -> Any:
@@ -257,6 +260,24 @@ def test_proven_runs() -> None:
     says("proven_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
 
 
+def test_known_runs() -> None:
+    runs = [[read(RESULTS / f"search/known/{name}288_{n}.jsonl.xz") for name in ("five", "all")] for n in (1, 2, 3)]
+    whole = [exhaustive[-1].mono - exhaustive[0].mono for _, exhaustive in runs]
+    found = [[e for e in search if isinstance(e, BestChanged)][-1].mono - search[0].mono for search, _ in runs]
+    known = [one / all_s for one, all_s in zip(found, whole, strict=True)]
+    says("known_runs", f"measured after {min(known):.2f} to {max(known):.2f} of the exhaustive")
+    ends = [(search[-1].mono - search[0].mono) / all_s for (search, _), all_s in zip(runs, whole, strict=True)]
+    says("known_runs", f"with the winner proven, after {min(ends):.2f} to {max(ends):.2f} of them")
+    results = [[TuneResult.from_events(run) for run in pair] for pair in runs]
+    assert all(one.proven for pair in results for one in pair)
+    slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
+    says("known_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
+    pairs = [[f"search/known/{name}_{how}.jsonl.xz" for how in ("auto", "plain")] for name in ("attention", "layout")]
+    seconds = [[(e := read(RESULTS / name))[-1].mono - e[0].mono for name in pair] for pair in pairs]
+    says("known_runs", " and ".join(f"{auto / plain:.2f}" for auto, plain in seconds) + " of the time")
+    assert all(journal(name).proven for pair in pairs for name in pair)
+
+
 def test_best_first() -> None:
     names = [(f"best_first_{n}", f"space_order_{n}") for n in (1, 2, 3)]
     runs = [[read(RESULTS / f"search/best_first/{name}.jsonl.xz") for name in pair] for pair in names]
@@ -307,18 +328,30 @@ def test_layout_kinds() -> None:
     assert all(found[kind]["best_us"] == found[kind]["own_layouts_us"] for kind in ("norm", "attention"))
 
 
-def test_start() -> None:
-    def median(row: str) -> str:
-        return f"{stored(f'start/cuda-{row}.json')['rows'][row]['median']:.2f}"
+def row(name: str) -> dict[str, Any]:
+    """Return a row of bench/start.py that was recorded on an H200."""
+    found: dict[str, Any] = stored(f"start/cuda-{name}.json")["rows"][name]
+    return found
 
+
+def beside(name: str) -> float:
+    """Return the median of a row's further figure."""
+    [values] = row(name)["beside"].values()
+    return median(values)
+
+
+def test_start() -> None:
+    says("start", f"{row('all')['median']:.2f} of the start", f"{row('drop-in-1')['median']:.2f} of the time")
     says(
-        "start",
-        f"{median('all')} of the start",
-        f"{median('drop-in-1')} of the time",
-        f"one with four {median('drop-in-4')}",
-        f"one with twenty {median('drop-in-20')}",
+        "start", f"one with four {row('drop-in-4')['median']:.2f}", f"one with twenty {row('drop-in-20')['median']:.2f}"
     )
-    says("start", f"takes {median('edit')} of the cold run")
+    says("start", f"takes {row('edit')['median']:.2f} of the cold run, and {beside('edit'):.2f} of it")
+
+
+def test_few() -> None:
+    rows = ("few-15", "few-20")
+    ends, known = ([f"{one(name):.2f}" for name in rows] for one in (lambda name: row(name)["median"], beside))
+    says("few", f"end after {' and '.join(ends)} of the time", f"measured after {' and '.join(known)} of it")
 
 
 def summaries(folder: str, strategy: str) -> dict[str, dict[str, Any]]:
@@ -401,7 +434,7 @@ def test_warm_prior() -> None:
 @pytest.mark.parametrize("folder", ["results", "spaces"])
 def test_stored_files_name_no_folder_of_a_machine(folder: str) -> None:
     """Paths in journals are cut to what is below the repository; temporary files may stand in compilers' output."""
-    files = [file for file in (ROOT / "bench" / folder).rglob("*") if file.is_file() and file.suffix != ".md"]
+    files = [file for file in (ROOT / "bench" / folder).rglob("*") if file.is_file() and file.suffix not in NOT_DATA]
     assert len(files) > 5
     own = re.compile(rb"/(work|root|home|mnt|Users)/")
     for file in files:
