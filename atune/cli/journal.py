@@ -286,7 +286,8 @@ MANY_SEEDS = 8
 def _simulated(summary: Summary, recording: Recording) -> str:
     """Return a simulation's summary as text."""
     to_2pct = summary.evaluations_to_2pct_median
-    reached = f"after {to_2pct:g} candidates" if to_2pct is not None else "not reached"
+    candidates = "candidate" if to_2pct == 1 else "candidates"
+    reached = f"after {to_2pct:g} {candidates}" if to_2pct is not None else "not reached"
     return "\n".join(
         (
             f"strategy   {summary.strategy}: {summary.evaluations} of {len(recording.configs)} candidates, "

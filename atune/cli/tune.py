@@ -69,6 +69,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _check_no_run(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
+    if arguments.compile_only and arguments.journal is not None:
+        raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
     for option, value, look_at in (
         ("shard", arguments.shard, "the whole space"),
         ("cluster", arguments.cluster, "this machine alone"),

@@ -207,6 +207,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--pipelin", "unrecognized arguments"),
         ("--seed -1", "--seed: must be a whole number, zero or more, got '-1'"),
         ("--dry-run --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
+        ("--compile-only --journal j.jsonl", "--journal: --compile-only measures nothing and writes no journal"),
         ("--compile-only --cluster local", "--cluster: --dry-run and --compile-only look at this machine alone"),
     ],
 )
