@@ -177,14 +177,15 @@ def more_columns(
 def elsewhere_column(indices: Sequence[int], elsewhere: Mapping[int, float]) -> NDArray[np.float64]:
     """Return a column for how candidates compared in other runs, as a logarithm; no column if nothing is known.
 
-    An unknown candidate is above all known ones.
+    Candidates that are unknown there get the median, which tells neither for nor against them.
     """
     import numpy as np
 
     if not elsewhere:
         return np.zeros((len(indices), 0))
-    beyond = math.log2(max(elsewhere.values())) + 1.0
-    return np.array([[math.log2(elsewhere[index]) if index in elsewhere else beyond] for index in indices])
+    logarithms = {index: math.log2(ratio) for index, ratio in elsewhere.items()}
+    middle = float(np.median([*logarithms.values()]))
+    return np.array([[logarithms.get(index, middle)] for index in indices])
 
 
 def _text(value: Any) -> bytes:

@@ -35,6 +35,9 @@ each `BATCH` is drawn at random."""
 EVIDENCE = 24
 """Until so many candidates that were not advised have an outcome, the forest does not learn from advised ones. These
 are alike and at first the best, so that it would stay near them."""
+TRUST, TRUST_FROM = 0.5, 8
+"""The forest sees other runs' ratios while they order this search's own better half as its latencies do: if Spearman's
+rank correlation is above `TRUST`, of `TRUST_FROM` candidates at least."""
 POLISHED = 0.15
 """Share of a budget that is reserved for neighbours of the best."""
 
@@ -53,7 +56,7 @@ class Forest(Learner):
         import numpy as np
 
         more = more_columns(self.indices, self._searched.prior, self._searched.facts)
-        known = elsewhere_column(self.indices, self._searched.elsewhere)
+        known = elsewhere_column(self.indices, self._searched.elsewhere)  # the last, as `_seen` knows
         return np.concatenate([self.encoding.features, more, known], axis=1).astype(np.float32)
 
     @property
@@ -111,10 +114,27 @@ class Forest(Learner):
         if len(self._features) < len(self.indices):
             self._features = self._rows()
         known, labels, weights = self._lessons()
+        features = self._seen()
         forest = self._make(n_estimators=TREES, random_state=rng.randrange(2**31), n_jobs=1)
-        forest.fit(self._features[known], labels, sample_weight=weights)
-        found: NDArray[np.float64] = forest.predict_proba(self._features[candidates])[:, -1]
+        forest.fit(features[known], labels, sample_weight=weights)
+        found: NDArray[np.float64] = forest.predict_proba(features[candidates])[:, -1]
         return found
+
+    def _seen(self) -> NDArray[np.float32]:
+        """Return the features without the column of other runs' ratios, unless these are trusted."""
+        return self._features if not self._searched.elsewhere or self._trusts() else self._features[:, :-1]
+
+    def _trusts(self) -> bool:
+        """Tell whether other runs' ratios order the better half of this search's own candidates as they are here."""
+        elsewhere, advised = self._searched.elsewhere, frozenset(self.advised)
+        own = [c for c in self.latencies if c not in advised and self.indices[c] in elsewhere]
+        better = sorted(own, key=lambda c: (self.latencies[c], c))[: max(TRUST_FROM, len(own) // 2)]
+        here, there = [self.latencies[c] for c in better], [elsewhere[self.indices[c]] for c in better]
+        if len(better) < TRUST_FROM or len(set(here)) == 1 or len(set(there)) == 1:
+            return False
+        from scipy.stats import spearmanr  # scikit-learn brings scipy
+
+        return float(spearmanr(here, there).statistic) > TRUST
 
     def _lessons(self) -> tuple[list[int], list[int], list[float]]:
         """Return the known candidates, whether each is good, and its weight. A good one weighs by its improvement."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 from functools import partial
 
 import pytest
 
 from atune.model.candidate import Config
 from atune.search.choosing import LEARNING, NAMES, make_strategy
-from atune.search.forest import EVIDENCE, Forest
+from atune.search.forest import EVIDENCE, TRUST_FROM, Forest
 from atune.search.interface import Searched
 from atune.search.orders import FIRST, Begun, Random, first_of
 from atune.search.recording import Recording, Tried
@@ -79,7 +80,24 @@ def test_everything_is_still_asked_for_once(name: str) -> None:
 def test_the_forest_has_a_column_for_it_and_none_without() -> None:
     cold, warm = Forest(Searched(CONFIGS)), Forest(Searched(CONFIGS, elsewhere={0: 1.0, 1: 4.0}))
     assert warm._features.shape[1] == cold._features.shape[1] + 1
-    assert [warm._features[n][-1] for n in range(3)] == [0.0, 2.0, 3.0]
+    assert [warm._features[n][-1] for n in range(3)] == [0.0, 2.0, 1.0], "the median where nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "from_outcome"),
+    [(RIGHT, TRUST_FROM), (WRONG, None), (dict.fromkeys(CONFIGS, 2.0), None)],
+    ids=["right", "wrong", "constant"],
+)
+def test_the_forest_sees_advice_while_its_own_better_half_agrees(
+    elsewhere: dict[int, float], from_outcome: int | None
+) -> None:
+    forest = Forest(Searched(CONFIGS, elsewhere=elsewhere))
+    columns = forest._features.shape[1]
+    own = [n for n in elsewhere if n not in first_of(elsewhere)]
+    for count, index in enumerate(random.Random(0).sample(own, 40), 1):
+        forest.tell(index, latency(CONFIGS[index]))
+        trusted = from_outcome is not None and count >= from_outcome
+        assert forest._seen().shape[1] == columns - (not trusted), count
 
 
 @pytest.mark.parametrize("budget", [None, 60])
