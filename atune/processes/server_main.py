@@ -59,6 +59,9 @@ HUNG_UP = 113
 HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
+FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
+"""Signals that faulthandler reports. Workers have no other handler for these, such as those of preloaded libraries: that
+of tvm_ffi allocates memory, and a process whose heap is damaged would wait in it for ever."""
 SWEEP_S = 0.1
 """Longest wait for the end of killed leftovers of workers. SIGKILL takes far less, unless the kernel hangs."""
 END_S = 2
@@ -314,6 +317,8 @@ class ForkServerMain:
             replies = socket.socket(fileno=fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, private_fd()))
             for fd in fds:
                 os.close(fd)
+            for fault in FAULTS:
+                signal.signal(fault, signal.SIG_DFL)
             faulthandler.enable()
             with suppress(OSError):  # the program's working folder, unless it was removed
                 os.chdir(self.folder)

@@ -48,6 +48,7 @@ def slow_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "gil_at_import": "import ctypes\nprint('holding the GIL', flush=True)\nctypes.PyDLL(None).sleep(30)",
         "waiting_at_import": f"open({str(tmp_path / 'gate')!r}).read()",
         "fail_at_import": "raise RuntimeError('broken install')",
+        "handles_faults": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.signal(11, libc.pause)",
         "crash_at_import": "import os\nprint('about to crash', flush=True)\nos.kill(os.getpid(), 11)",
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -183,6 +184,17 @@ async def test_remote_exception_leaves_the_worker_alive(run_dir: str) -> None:
             assert caught.value.kind == kind
             assert caught.value.detail.startswith("Traceback")
         assert await worker.call("pool_targets:echo", b"x") == b"x"
+
+
+async def test_a_preloaded_librarys_handler_of_faults_does_not_keep_a_crashed_worker(
+    run_dir: str, slow_modules: str
+) -> None:
+    """This one never returns."""
+    async with ForkServer(run_dir=run_dir, preload=["handles_faults"]) as server:
+        worker = await server.spawn("test")
+        with anyio.fail_after(20), pytest.raises(WorkerLost, match="killed by SIGSEGV") as caught:
+            await worker.call("pool_targets:crash", b"")
+        assert "in crash" in caught.value.detail, "faulthandler's traceback"
 
 
 @every_loop
