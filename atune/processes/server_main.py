@@ -60,8 +60,8 @@ HUNG_UP_WORDS = "closed the socket that its answers go through"
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals that come from outside. Code itself causes others, such as SIGSEGV and SIGABRT."""
 FAULTS = signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
-"""Signals that faulthandler reports. Workers have no other handler for these, such as those of preloaded libraries: that
-of tvm_ffi allocates memory, and a process whose heap is damaged would wait in it for ever."""
+"""Signals that faulthandler reports. Workers drop the handlers that preloaded libraries installed for them. That of
+tvm_ffi allocates memory, and a process whose heap is damaged would wait in it for ever."""
 SWEEP_S = 0.1
 """Longest wait for the end of killed leftovers of workers. SIGKILL takes far less, unless the kernel hangs."""
 END_S = 2

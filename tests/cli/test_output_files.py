@@ -72,7 +72,15 @@ def test_a_report_does_not_replace_a_journal_of_its_name(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("command", ["report J -o {}", "export J --to csv -o {}", "cache export -o {}"])
-def test_a_full_disk_leaves_the_old_file(command: str, journal: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_full_disk_leaves_the_old_file(
+    command: str,
+    journal: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))  # SQLite meets the limit, too
     output = tmp_path / "out"
     words = [str(journal) if word == "J" else word.format(output) for word in command.split()]
     for old in (None, "what was there"):
