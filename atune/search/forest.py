@@ -32,9 +32,6 @@ TREES = 50
 EARLY, LEAST = 64, 4
 """Until this many candidates were proposed, batches have `LEAST`, because early learning counts most. One candidate of
 each `BATCH` is drawn at random."""
-EVIDENCE = 24
-"""Until so many candidates that were not advised have an outcome, the forest does not learn from advised ones. These
-are alike and at first the best, so that it would stay near them."""
 TRUST, TRUST_FROM = 0.5, 8
 """The forest sees other runs' ratios while they order this search's own better half as its latencies do: if Spearman's
 rank correlation is above `TRUST`, of `TRUST_FROM` candidates at least."""
@@ -149,10 +146,13 @@ class Forest(Learner):
         return known, [1] * good + [0] * (len(known) - good), weights + [1.0] * (len(known) - good)
 
     def _evidence(self) -> tuple[dict[int, float], list[int]]:
-        """Return the latencies and the failures to learn from."""
+        """Return the latencies and the failures to learn from.
+
+        Advised candidates are left out: they are alike and at first the best, so that the forest would stay near them.
+        """
         advised = frozenset(self.advised)
         own = {c: ms for c, ms in self.latencies.items() if c not in advised}
-        if len(self._told - advised) >= EVIDENCE or len(own) < 2:
+        if len(own) < 2:
             return self.latencies, list(self.failures)
         return own, [c for c in self.failures if c not in advised]
 
