@@ -131,7 +131,7 @@ class Forest(Learner):
             return False
         from scipy.stats import spearmanr  # scikit-learn brings scipy
 
-        return float(spearmanr(here, there).statistic) > TRUST
+        return float(spearmanr(here, there)[0]) > TRUST
 
     def _lessons(self) -> tuple[list[int], list[int], list[float]]:
         """Return the known candidates, whether each is good, and its weight. A good one weighs by its improvement."""
