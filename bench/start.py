@@ -35,6 +35,7 @@ RUN_S = 300.0
 ATUNE = (sys.executable, "-m", "atune")
 NO_SERVER = {"ATUNE_SERVER": "off"}
 NOT_EARLY = {"ATUNE_WARM": "off"}
+FILE = "tuned.py"
 EDITED = 20
 """Configurations of the file that is edited and run again."""
 
@@ -154,6 +155,16 @@ def program(text: str, **env: str) -> Variant:
     return run
 
 
+def tuned_file(target: str, count: int, *more: str, **env: str) -> Variant:
+    """Return a variant that tunes a file of `count` configurations with empty caches."""
+
+    def run(folder: Folder) -> dict[str, float]:
+        folder.empty_caches()
+        return folder.tune(f"{folder.write(FILE, programs.workload_file(target, count))}:WORKLOAD", *more, **env)
+
+    return run
+
+
 def rows(target: str) -> dict[str, Row]:
     """Return all rows, by name."""
     example = f"{programs.EXAMPLES[target]}:WORKLOAD"
@@ -222,23 +233,19 @@ def hit_row(target: str) -> Row:
 def edit_row(target: str) -> Row:
     """Return the row of a file that is tuned, edited and tuned again, beside the first tuning with empty caches."""
 
-    def cold(folder: Folder) -> dict[str, float]:
-        folder.empty_caches()
-        name = folder.write("edited.py", programs.workload_file(target, EDITED))
-        return folder.tune(f"{name}:WORKLOAD", **NO_SERVER)
-
     def again(**env: str) -> Variant:
         def run(folder: Folder) -> dict[str, float]:
-            folder.empty_caches()
-            name = folder.write("edited.py", programs.workload_file(target, EDITED))
-            folder.tune(f"{name}:WORKLOAD", **env)
-            folder.write("edited.py", programs.workload_file(target, EDITED, edited=True))
+            tuned_file(target, EDITED, **env)(folder)
+            name = folder.write(FILE, programs.workload_file(target, EDITED, edited=True))
             return folder.tune(f"{name}:WORKLOAD", **env)
 
         return run
 
     return Row(
-        {"cold": cold, "edited, alone": again(**NO_SERVER), "edited, resident": again()},
+        {
+            "cold": tuned_file(target, EDITED, **NO_SERVER), "edited, alone": again(**NO_SERVER),
+            "edited, resident": again(),
+        },
         "edited, resident / cold", ratio("edited, resident", "cold"), "at most 0.333", resident=True,
         beside={
             "edited, resident, to the winner before its proof / cold": lambda p: (
@@ -250,17 +257,9 @@ def edit_row(target: str) -> Row:
 
 def few_row(target: str, count: int) -> Row:
     """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
-
-    def tune(*more: str) -> Variant:
-        def run(folder: Folder) -> dict[str, float]:
-            folder.empty_caches()
-            name = folder.write("few.py", programs.workload_file(target, count))
-            return folder.tune(f"{name}:WORKLOAD", *more)
-
-        return run
-
     return Row(
-        {"auto": tune(), "plain": tune("--accelerate", "off")}, "auto / plain", ratio("auto", "plain"), resident=True,
+        {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--accelerate", "off")},
+        "auto / plain", ratio("auto", "plain"), resident=True,
         beside={"to the winner: auto / plain": lambda p: p["auto"]["winner_s"] / p["plain"]["winner_s"]},
     )  # fmt: skip
 

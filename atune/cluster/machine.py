@@ -19,12 +19,12 @@ from atune.cluster.messages import Described, Known, Opening, Part, Plan
 from atune.cluster.nodes import Agent, Node, NodeLost, Shelf, none_left
 from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
-from atune.local.discovery import bare, check_discovery
+from atune.local.discovery import check_discovery
 from atune.local.machine import NEIGHBOURS
 from atune.local.workers import Workers
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.processes.background import background
 from atune.processes.messages import Discovery
 from atune.system.folders import run_folder

@@ -44,8 +44,7 @@ class CompileWork:
         facts = lowered.facts
         if facts.source_bytes is not None:
             bisect.insort(self.lengths, facts.source_bytes)
-        if facts.layouts is not None:
-            iterations = facts.layouts.iterations
+        if (iterations := iterations_of(lowered)) is not None:
             bisect.insort(self.iterations, iterations)
             if iterations >= LONG_ITERATIONS:
                 self._many[lowered.index] = iterations
@@ -90,8 +89,13 @@ def _median(ordered: Sequence[int]) -> float:
 
 def takes_long(lowered: Lowered) -> bool:
     """Tell whether parsing headers is a small part of a candidate's compile, whatever its neighbours take."""
+    return accumulators(lowered) >= HEAVY_REGISTERS or (iterations_of(lowered) or 0) >= LONG_ITERATIONS
+
+
+def iterations_of(lowered: Lowered) -> int | None:
+    """Return the iterations of its loops a thread; None if they are not known."""
     layouts = lowered.facts.layouts
-    return accumulators(lowered) >= HEAVY_REGISTERS or (layouts is not None and layouts.iterations >= LONG_ITERATIONS)
+    return None if layouts is None else layouts.iterations
 
 
 def accumulators(lowered: Lowered) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atune.errors import TargetError
-from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings
+from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
 from atune.processes.messages import Discovery
 
 PLAIN = "all candidates fit the free workers: each is compiled plain"
@@ -59,8 +59,3 @@ def accelerators_for(
     used = found.light if cuda and (early or not prove) else ()
     why = PLAIN if fit and not used else NO_PROOF if prove else NO_NEIGHBOURS
     return used, {**found.unused, **{bare(name): why for name in found.accelerators if name not in used}}
-
-
-def bare(accelerator: str) -> str:
-    """Return an accelerator's name without its version."""
-    return accelerator.partition("@")[0]

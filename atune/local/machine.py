@@ -19,7 +19,7 @@ from atune.engine.interfaces import CompileHints
 from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.local.discovery import accelerators_for, are_few, bare, check_discovery
+from atune.local.discovery import accelerators_for, are_few, check_discovery
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
@@ -29,7 +29,7 @@ from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer

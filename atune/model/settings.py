@@ -21,6 +21,12 @@ ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
 ACCELERATE = "ATUNE_ACCELERATE"
 """Environment variable that replaces ``auto``."""
 
+
+def bare(accelerator: str) -> str:
+    """Return the name of an accelerator ``name@version``."""
+    return accelerator.partition("@")[0]
+
+
 BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
 """Values of `backend`, for messages."""
 _REFUSED = {

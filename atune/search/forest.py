@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +124,8 @@ class Forest(Learner):
 
     def _trusts(self) -> bool:
         """Tell whether other runs' ratios order the better half of this search's own candidates as they are here."""
-        elsewhere, advised = self._searched.elsewhere, frozenset(self.advised)
-        own = [c for c in self.latencies if c not in advised and self.indices[c] in elsewhere]
+        elsewhere = self._searched.elsewhere
+        own = [c for c in self._own(self.latencies) if self.indices[c] in elsewhere]
         better = sorted(own, key=lambda c: (self.latencies[c], c))[: max(TRUST_FROM, len(own) // 2)]
         here, there = [self.latencies[c] for c in better], [elsewhere[self.indices[c]] for c in better]
         if len(better) < TRUST_FROM or len(set(here)) == 1 or len(set(there)) == 1:
@@ -150,11 +151,13 @@ class Forest(Learner):
 
         Advised candidates are left out: they are alike and at first the best, so that the forest would stay near them.
         """
+        own = {c: self.latencies[c] for c in self._own(self.latencies)}
+        return (own, self._own(self.failures)) if len(own) >= 2 else (self.latencies, list(self.failures))
+
+    def _own(self, candidates: Iterable[int]) -> list[int]:
+        """Return those of `candidates` that were not advised."""
         advised = frozenset(self.advised)
-        own = {c: ms for c, ms in self.latencies.items() if c not in advised}
-        if len(own) < 2:
-            return self.latencies, list(self.failures)
-        return own, [c for c in self.failures if c not in advised]
+        return [candidate for candidate in candidates if candidate not in advised]
 
 
 def available() -> bool:

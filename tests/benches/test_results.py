@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import pytest
 from strategies import interval
 
 from atune.api.resume import read_state
-from atune.journal.events import BestChanged
+from atune.journal.events import BestChanged, Event
 from atune.journal.reader import read
 from atune.journal.result import TuneResult
 
@@ -197,10 +198,19 @@ def test_cluster_overhead() -> None:
         says("cluster_overhead", f"{arm}: {middle:.2f} ({low:.2f}–{high:.2f})")
 
 
+def seconds_of(events: Sequence[Event]) -> float:
+    """Return the seconds after a run's start."""
+    return events[-1].mono - events[0].mono
+
+
+def best_known_s(events: Sequence[Event]) -> float:
+    """Return the seconds after a run's start in which its last best so far was measured."""
+    return [event for event in events if isinstance(event, BestChanged)][-1].mono - events[0].mono
+
+
 def test_search() -> None:
     def after_start_s(name: str) -> float:
-        events = read(RESULTS / f"search/{name}.jsonl.xz")
-        return events[-1].mono - events[0].mono
+        return seconds_of(read(RESULTS / f"search/{name}.jsonl.xz"))
 
     whole = journal("search/all_square.jsonl.xz")
     parts = [journal(f"search/five_square_{seed}.jsonl.xz") for seed in (1, 2)]
@@ -235,8 +245,7 @@ def test_registers_and_spills_of_twenty_kernels_are_those_of_ptxas() -> None:
 
 def test_prior_runs() -> None:
     def after_start_s(name: str) -> float:
-        events = read(RESULTS / f"search/prior/{name}.jsonl.xz")
-        return events[-1].mono - events[0].mono
+        return seconds_of(read(RESULTS / f"search/prior/{name}.jsonl.xz"))
 
     names = [(f"{kind}288_{n}", f"all288_{n}") for kind in ("five", "ten") for n in (1, 2, 3)]
     ratios = [after_start_s(search) / after_start_s(whole) for search, whole in names]
@@ -251,7 +260,7 @@ def test_prior_runs() -> None:
 
 def test_proven_runs() -> None:
     runs = [(f"search/proven/five288_{n}.jsonl.xz", f"search/proven/all288_{n}.jsonl.xz") for n in (1, 2, 3)]
-    seconds = [[(e := read(RESULTS / name))[-1].mono - e[0].mono for name in run] for run in runs]
+    seconds = [[seconds_of(read(RESULTS / name)) for name in run] for run in runs]
     ratios = [search / whole for search, whole in seconds]
     says("proven_runs", f"{min(ratios):.2f} to {max(ratios):.2f} of the exhaustive")
     results = [[journal(name) for name in run] for run in runs]
@@ -262,18 +271,16 @@ def test_proven_runs() -> None:
 
 def test_known_runs() -> None:
     runs = [[read(RESULTS / f"search/known/{name}288_{n}.jsonl.xz") for name in ("five", "all")] for n in (1, 2, 3)]
-    whole = [exhaustive[-1].mono - exhaustive[0].mono for _, exhaustive in runs]
-    found = [[e for e in search if isinstance(e, BestChanged)][-1].mono - search[0].mono for search, _ in runs]
-    known = [one / all_s for one, all_s in zip(found, whole, strict=True)]
+    known = [best_known_s(search) / seconds_of(whole) for search, whole in runs]
     says("known_runs", f"measured after {min(known):.2f} to {max(known):.2f} of the exhaustive")
-    ends = [(search[-1].mono - search[0].mono) / all_s for (search, _), all_s in zip(runs, whole, strict=True)]
+    ends = [seconds_of(search) / seconds_of(whole) for search, whole in runs]
     says("known_runs", f"with the winner proven, after {min(ends):.2f} to {max(ends):.2f} of them")
     results = [[TuneResult.from_events(run) for run in pair] for pair in runs]
     assert all(one.proven for pair in results for one in pair)
     slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
     says("known_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
     pairs = [[f"search/known/{name}_{how}.jsonl.xz" for how in ("auto", "plain")] for name in ("attention", "layout")]
-    seconds = [[(e := read(RESULTS / name))[-1].mono - e[0].mono for name in pair] for pair in pairs]
+    seconds = [[seconds_of(read(RESULTS / name)) for name in pair] for pair in pairs]
     says("known_runs", " and ".join(f"{auto / plain:.2f}" for auto, plain in seconds) + " of the time")
     assert all(journal(name).proven for pair in pairs for name in pair)
 
@@ -281,9 +288,9 @@ def test_known_runs() -> None:
 def test_best_first() -> None:
     names = [(f"best_first_{n}", f"space_order_{n}") for n in (1, 2, 3)]
     runs = [[read(RESULTS / f"search/best_first/{name}.jsonl.xz") for name in pair] for pair in names]
-    ratios = [(first[-1].mono - first[0].mono) / (other[-1].mono - other[0].mono) for first, other in runs]
+    ratios = [seconds_of(first) / seconds_of(other) for first, other in runs]
     says("best_first", "{:.2f}, {:.2f} and {:.2f}".format(*ratios))
-    known = [[[e for e in run if isinstance(e, BestChanged)][-1].mono - run[0].mono for run in pair] for pair in runs]
+    known = [[best_known_s(run) for run in pair] for pair in runs]
     for seconds in zip(*known, strict=True):
         says("best_first", f"after {min(seconds):.1f} to {max(seconds):.1f} s")
     results = [journal(f"search/best_first/{name}.jsonl.xz") for pair in names for name in pair]

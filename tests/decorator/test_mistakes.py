@@ -16,6 +16,11 @@ import atune
 from atune.search import forest
 
 
+def without_addresses(value: object) -> str:
+    """Return a parameter's name, which the processes that run the tests must agree on."""
+    return re.sub(" object at 0x[0-9a-f]+", "", str(value))
+
+
 class NoStrategy:
     name = "mine"
 
@@ -37,7 +42,7 @@ class NoStrategy:
         ({"space": [{"block": 16}], "hints": {"block": 64}}, "'block' is a hint and an axis of the space"),
         ({"cache": None}, "cache must be True for the user's, False for none, or a folder, got None"),
     ],
-    ids=lambda value: re.sub(" object at 0x[0-9a-f]+", "", str(value)),
+    ids=without_addresses,
 )
 def test_a_wrong_value_is_refused_when_the_decorator_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(atune.UsageError, match=re.escape(message)):
@@ -73,7 +78,7 @@ def test_a_strategy_whose_library_is_missing_is_no_mistake_where_nothing_is_tune
         ([16, 64], "space: give dicts, such as [{'block': 32}, {'block': 64}], got [16, 64]"),
         ({"blok": [16]}, "shift takes no argument 'blok'; it takes A, by, block (did you mean 'block'?)"),
     ],
-    ids=lambda value: re.sub(" object at 0x[0-9a-f]+", "", str(value)),
+    ids=without_addresses,
 )
 def test_a_function_that_returns_no_space_is_told_so(space: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(atune.SpaceError, match=re.escape(message)):

@@ -9,11 +9,11 @@ import pytest
 
 from atune.engine.interfaces import CompileHints
 from atune.errors import UsageError
-from atune.local.discovery import NO_NEIGHBOURS, NO_PROOF, PLAIN, accelerators_for, bare
+from atune.local.discovery import NO_NEIGHBOURS, NO_PROOF, PLAIN, accelerators_for
 from atune.local.machine import LocalMachine
 from atune.local.service_state import Ready, Unused, Warming
 from atune.model.device import Target
-from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, CompileSettings
+from atune.model.settings import ACCELERATE, Acceleration, BenchmarkSettings, CompileSettings, bare
 from atune.processes.messages import Discovery
 from atune.workload.workload import FileRef
 

@@ -104,14 +104,20 @@ async def built(machine: LocalMachine, *indices: int) -> list[Artifact]:
     return artifacts  # type: ignore[return-value]
 
 
+async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
+    """Return the machine's device worker with its inputs made, and a good candidate's artifact."""
+    await machine.discover()
+    [artifact] = await built(machine, 0)
+    [worker] = machine.device_workers()
+    await worker.start()
+    await worker.prepare(artifact.params)
+    return worker, artifact
+
+
 async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
     machine = watched(standby=True)
     async with machine.open():
-        await machine.discover()
-        [artifact] = await built(machine, 0)
-        [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(artifact.params)
+        worker, artifact = await prepared(machine)
         assert worker._standby is not None
         standby = await worker._standby.taken()
         assert standby is not None and standby.alive
@@ -146,11 +152,7 @@ async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(device_worker, "usable_cores", lambda: [0, 1, 2, 3])
     machine = watched(standby=None)
     async with machine.open():
-        await machine.discover()
-        [artifact] = await built(machine, 0)
-        [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(artifact.params)
+        worker, artifact = await prepared(machine)
         worker._free_bytes = device_worker.STANDBY_FREE_BYTES  # a CPU has no memory of its own
         for _ in range(2):
             assert isinstance(await worker.measure(artifact), Measurement) and worker._standby is None
@@ -161,11 +163,7 @@ async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_closing_the_backend_ends_a_standby_in_the_making() -> None:
     machine = watched(standby=True)
     async with machine.open():
-        await machine.discover()
-        [artifact] = await built(machine, 0)
-        [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(artifact.params)
+        await prepared(machine)
         closed = time.monotonic()
     assert time.monotonic() - closed < 1 and not machine.server.pids()
 

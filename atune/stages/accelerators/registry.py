@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
+from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings, bare
 from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile import steps
 
@@ -56,7 +56,7 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
 
 def light(active: Sequence[str]) -> tuple[str, ...]:
     """Return those of the accelerators ``name@version`` with which a proof has only to compile: see `Discovery`."""
-    every = ((one, named(one.partition("@")[0])) for one in active)
+    every = ((one, named(bare(one))) for one in active)
     return tuple(one for one, accelerator in every if accelerator.exact and not accelerator.wraps_lowering)
 
 
@@ -72,7 +72,7 @@ def compose(names: Sequence[str]) -> steps.Steps:
     for one in reversed(found):
         for step, inner in plain.items():
             plain[step] = functools.partial(getattr(one, step), plain=inner)
-    lowering = tuple(identity(name) for name in names if named(name).wraps_lowering)
+    lowering = tuple(identity(name) for name, one in zip(names, found, strict=True) if one.wraps_lowering)
     return steps.Steps(**plain, common=_common(found), accelerators=tuple(map(identity, names)), lowering=lowering)
 
 
