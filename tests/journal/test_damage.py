@@ -61,14 +61,14 @@ def test_with_any_byte_flipped_it_tells_the_truth_or_refuses(path: Path, truths:
     refused = 0
     last_two = whole[:-1].rfind(b"\n") - 1
     for at in range(len(whole)):
-        for bit in (1 << at % 8,) if at % 13 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
+        for bit in (0x01, 0x20, 0x80) if at % 7 else (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             try:
                 assert told(path) in truths[-3:] and at >= last_two, f"byte {at}, bit {bit}"
             except JournalError as error:
                 refused += 1
                 assert str(path) in str(error)
-    assert refused > len(whole)
+    assert refused > len(whole) * 2
 
 
 def test_salvage_leaves_out_what_is_damaged_and_says_what(path: Path) -> None:

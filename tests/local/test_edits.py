@@ -143,8 +143,8 @@ MOMENTS: dict[str, type[Event]] = {
 def situations() -> Iterator[Any]:
     """Each way to give a workload, each file and each moment; the rarer of them are slow tests."""
     for given, which, moment in itertools.product((by_file, by_reference, by_value), AFTER, MOMENTS):
-        usual = (given is by_file, which == "main", moment.startswith("in the middle"))
-        marks = [pytest.mark.slow] if sum(usual) < 2 else []
+        rare = given is not by_file and (which == "helper" or not moment.startswith("in the middle"))
+        marks = [pytest.mark.slow] if rare else []
         yield pytest.param(given, which, MOMENTS[moment], marks=marks, id=f"{given.__name__}, {which}, {moment}")
 
 
@@ -166,9 +166,7 @@ def test_a_file_removed_during_the_run_is_still_loaded(work: Found) -> None:
     is_the_first_version(result)
 
 
-@pytest.mark.parametrize(
-    "given", [by_file, *(pytest.param(given, marks=pytest.mark.slow) for given in (by_reference, by_value))]
-)
+@pytest.mark.parametrize("given", [by_file, by_reference, by_value])
 def test_touched_files_without_another_text_are_not_worth_a_word(work: Found, given: Callable[[Path], Any]) -> None:
     def touch() -> None:
         for path in (work[0], work[0].with_name(f"{work[1]}.py")):
