@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import atune
-import atune.carver
 import atune.compat.tilelang
 import atune.journal.events
 import atune.journal.result
@@ -29,7 +28,6 @@ PROMISES = (interfaces.Machine, interfaces.CompileWorker, interfaces.DeviceWorke
 """The protocols that `atune.testing` keeps: what they say of a method holds for the fakes."""
 MODULES = (
     atune,
-    atune.carver,
     atune.compat.tilelang,
     atune.journal.events,
     atune.journal.result,
@@ -138,7 +136,6 @@ def test_every_attribute_of_a_result_has_a_docstring() -> None:
 
 
 def test_the_fields_of_a_class_are_found_with_what_stands_below_them() -> None:
-    assert fields(atune.carver.Hardware)["arch"] == "Such as ``sm_90a``."
     assert told(atune.BenchmarkSettings, "rep_ms") and not told(atune.BenchmarkSettings, "rep")
     assert list(silent("Bare", Bare)) == ["Bare", "Bare.field", "Bare.method"]
 

@@ -17,7 +17,7 @@ LIBRARIES = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^<unknown>$|"
     r"/tilelang/(?:language|jit|engine|transform|autotuner|utils|tileop)/|"
     r"/atune/(?:api|cli|cluster|decorator|engine|journal|local|model|processes|search|stages|system|testing|workload)/|"
-    r"/atune/(?:layout|carver)\.py$"
+    r"/atune/layout\.py$"
 )
 """Paths of code that is not the user's own."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
