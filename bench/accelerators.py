@@ -1,12 +1,10 @@
-"""What each accelerator is worth: whole tunings with each one off, in turn with all on; or two checkouts of atune.
+"""What each accelerator is worth: whole tunings with each one off, in turn with all on.
 
     python bench/accelerators.py --spaces gemm288,roller20@2,attention --out bench/results/accelerators
-    python bench/accelerators.py --baseline ../before --spaces gemm288,roller20@2 --out bench/results/before
 
 A round is one tuning with `--accelerate auto` and one with each `auto,-NAME`, every one a fresh process with empty
 caches; the next round begins with another of them. Ratios are those within a round: what an accelerator's absence makes
-of the wall seconds. With `--baseline DIR` a round is one tuning by this checkout and one by that in DIR, of the same
-spaces; options that a checkout's command line does not have yet are left out of its own.
+of the wall seconds. `bench/checkouts.py` compares two checkouts of atune.
 
 Seconds count from the start of the process to its end, and to the result, as its journal has it. Winners are told with
 the latency that each run timed itself. Run times differ from host to host and from minute to minute: only ratios carry
@@ -19,12 +17,9 @@ import argparse
 import json
 import math
 import os
-import re
 import shlex
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from common import ROOT
 from counted import Finished, empty_caches, run_counted
 from vs_tilelang import SPACES, machine, space_of
 
@@ -42,7 +36,7 @@ from atune.journal.events import FinalOrdered, RunFinished, RunStarted
 from atune.journal.reader import JournalReader
 from atune.model.settings import ACCELERATE, ACCELERATORS
 
-ON, THIS, OTHER, PROOF = "auto", "this", "other", "proof"
+ON, PROOF = "auto", "proof"
 EARNS = 1.10
 """The ratio of wall seconds from which on, on any space, an accelerator earns its place."""
 WARM_BUDGET = 4
@@ -57,23 +51,11 @@ class Space(msgspec.Struct, frozen=True):
     cores: int | None
 
 
-class Checkout(msgspec.Struct, frozen=True):
-    """A source tree of atune, and what its `atune tune --help` says."""
-
-    root: str
-    commit: str
-    help: str
-
-    def knows(self, option: str) -> bool:
-        return re.search(rf"(?<![\w-]){option}(?![\w-])", self.help) is not None
-
-
 class Variant(msgspec.Struct, frozen=True):
-    """One way to tune: a checkout, and what its command line is given besides."""
+    """One way to tune: what the command line is given."""
 
     label: str
-    checkout: Checkout
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -115,7 +97,6 @@ def parser() -> argparse.ArgumentParser:
         "--accelerators",
         help="which are turned off, by default each; 'all': --accelerate off; 'proof': none, with --proof",
     )
-    made.add_argument("--baseline", type=Path, metavar="DIR", help="compare with the checkout of atune in DIR instead")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--cores", type=int, help="restrict tunings to the first N cores, where the space names none")
     made.add_argument("--target", choices=["cuda", "c"], default="cuda")
@@ -143,52 +124,26 @@ def spaces_of(text: str, cores: int | None) -> list[Space]:
     return found
 
 
-def inspect(root: Path) -> Checkout:
-    """Look at the checkout in `root`. Exits with a message where Python would take atune from elsewhere."""
-    env = environment(dict(os.environ), root)
-    python = [sys.executable, "-P"]  # without the current folder, which may be another checkout
-    found = _said([*python, "-c", "import atune, tilelang; print(atune.__file__)"], env)
-    file = found.stdout.splitlines()[-1] if found.returncode == 0 else ""
-    if root.resolve() not in Path(file).resolve().parents:
-        raise SystemExit(f"{root} is no checkout of atune: {file or found.stderr[-500:]}")
-    help = _said([*python, "-m", "atune", "tune", "--help"], env).stdout
-    git = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    commit = _said(git, env).stdout.strip() if shutil.which("git") else ""
-    return Checkout(str(root), commit, help)
-
-
-def _said(command: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-
-
-def environment(env: dict[str, str], root: Path | str) -> dict[str, str]:
-    """Return `env` with atune from `root`, and with nothing said on accelerators."""
-    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != ROOT]
-    found = {**env, "PYTHONPATH": os.pathsep.join([str(root), *paths])}
-    found.pop(ACCELERATE, None)
-    return found
+def environment(env: dict[str, str]) -> dict[str, str]:
+    """Return `env` without the variable that chooses accelerators."""
+    return {name: value for name, value in env.items() if name != ACCELERATE}
 
 
 def variants_of(options: argparse.Namespace) -> list[Variant]:
     """Return what a round runs: first what the others are compared with."""
-    ours = inspect(ROOT)
-    if options.baseline is not None:
-        return [Variant(OTHER, inspect(options.baseline.resolve())), Variant(THIS, ours)]
-    if not ours.knows("--accelerate"):
-        raise SystemExit("this checkout's atune tune has no --accelerate; --baseline DIR compares without it")
     names = ACCELERATORS if options.accelerators is None else _names(options.accelerators)
     if unknown := [name for name in names if name not in ("all", PROOF) and name not in ACCELERATORS]:
         raise SystemExit(f"--accelerators: {unknown[0]!r} is unknown; there are {', '.join(ACCELERATORS)}")
     how = {"all": ("--accelerate", "off"), PROOF: ("--accelerate", ON, "--proof")}
-    off = [Variant(name, ours, how.get(name, ("--accelerate", f"{ON},-{name}"))) for name in names]
-    return [Variant(ON, ours, ("--accelerate", ON)), *off]
+    off = [Variant(name, how.get(name, ("--accelerate", f"{ON},-{name}"))) for name in names]
+    return [Variant(ON, ("--accelerate", ON)), *off]
 
 
 def command_of(options: argparse.Namespace, space: Space, variant: Variant, journal: Path) -> list[str]:
     command = [sys.executable, "-m", "atune", "tune", space.ref, "--target", options.target]
     command += ["--warmup", str(options.warmup), "--rep", str(options.rep), "--journal", str(journal)]
     command += [*variant.arguments, *shlex.split(options.tune_options)]
-    if not options.proof and variant.label != PROOF and variant.checkout.knows("--no-proof"):
+    if not options.proof and variant.label != PROOF:
         command.append("--no-proof")
     return [*command, "--quiet", "--json"]
 
@@ -218,11 +173,10 @@ def measure(
     had = {(run.round, run.space, run.variant) for run in runs}
     planned = schedule(options.rounds, spaces, variants)
     todo = [(n, space, variant) for n, space, variant in planned if (n, space.label, variant.label) not in had]
-    first = {variant.checkout.root: variant for variant in reversed(variants)} if todo else {}
-    for variant in first.values():
+    if todo:
         if (left := deadline - clock()) <= 0:
             return limit
-        warm = msgspec.structs.replace(variant, arguments=(*variant.arguments, "--budget", str(WARM_BUDGET)))
+        warm = Variant(ON, (*variants[0].arguments, "--budget", str(WARM_BUDGET)))
         run, _ = tune(options, spaces[0], warm, min(options.timeout, left))
         _tell(f"thrown away: {run.variant}, {run.wall_s:.1f} s {run.error}")
     for round, space, variant in todo:
@@ -246,7 +200,7 @@ def tune(options: argparse.Namespace, space: Space, variant: Variant, timeout_s:
     with empty_caches("accelerators-") as (folder, env), pinned(space.cores) as run.cores:
         journal = folder / "journal.jsonl"
         done = run_counted(
-            command_of(options, space, variant, journal), env=environment(env, variant.checkout.root), cwd=folder,
+            command_of(options, space, variant, journal), env=environment(env), cwd=folder,
             timeout_s=timeout_s,
         )  # fmt: skip
         run.wall_s, run.cpu_s = round(done.wall_s, 3), round(done.cpu_s, 2)
@@ -335,14 +289,12 @@ def ratios(found: Sequence[tuple[Run, Run]], figure: str) -> list[float]:
 def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
     """Return the figures of all runs: a summary, then each space with its walls, ratios, winners and failures."""
     base, labels = result["variants"][0], result["variants"][1:]
-    where, baseline = result["machine"], base == OTHER
+    where = result["machine"]
     lines = [f"`{result['command']}`", "", f"{where['gpu']}; tilelang {where['versions']['tilelang']}."]
-    for label, commit in result["commits"].items():
-        lines[-1] += f" {label}: {commit}." if commit else ""
     lines += [
         "",
         f"Every run is a fresh process with empty caches. The proof of the winner is {result['proof']}. "
-        f"Ratios are {'this checkout over the other' if baseline else 'off over auto'}, within a round: their median, "
+        "Ratios are off over auto, within a round: their median, "
         "in brackets its distribution-free interval by order statistics.",
     ]
     spaces = list(dict.fromkeys(run.space for run in runs))
@@ -354,15 +306,14 @@ def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
         lines.append(f"- of {n} pairs: {100 * confidence:.1f} %{kind}")
     if result["stopped"]:
         lines += ["", f"**Not all of {result['rounds']} rounds: {result['stopped']}.**"]
-    if not baseline:
-        lines += ["", *_summary(runs, spaces, labels)]
+    lines += ["", *_summary(runs, spaces, labels)]
     for space in spaces:
         cores = ", ".join(str(n) for n in sorted({run.cores for run in runs if run.space == space}))
         lines += [
             "",
             f"## {space}, {cores} core{'' if cores == '1' else 's'}",
             "",
-            *_space_table(runs, space, base, labels, baseline),
+            *_space_table(runs, space, base, labels),
         ]
         lines += ["", *_winners(runs, space, base, labels)]
     if failed := [run for run in runs if run.error]:
@@ -383,8 +334,8 @@ def _summary(runs: Sequence[Run], spaces: Sequence[str], labels: Sequence[str]) 
     return lines
 
 
-def _space_table(runs: Sequence[Run], space: str, base: str, labels: Sequence[str], baseline: bool) -> list[str]:
-    head = ["checkout" if baseline else "off", "wall s, by round", "pairs", "ratio of walls", "to the result"]
+def _space_table(runs: Sequence[Run], space: str, base: str, labels: Sequence[str]) -> list[str]:
+    head = ["off", "wall s, by round", "pairs", "ratio of walls", "to the result"]
     head += ["CPU seconds", "winner's latency", f"winner that of {base}", "failed"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for label in (base, *labels):
@@ -458,17 +409,14 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
     deadline = clock() + options.time_limit
     spaces, variants = spaces_of(options.spaces, options.cores), variants_of(options)
     runs = earlier(options, variants, spaces) if options.resume else []
-    known = {variant.checkout.knows("--no-proof") for variant in variants}
-    left_out = "left out" if all(known) else "left out where the command line can" if any(known) else "not there yet"
     result: dict[str, Any] = {
         "command": " ".join(["python", "bench/accelerators.py", *(sys.argv[1:] if arguments is None else arguments)]),
         "time": time.strftime("%Y-%m-%d"),
         "machine": machine(),
-        "commits": {v.label: v.checkout.commit for v in (variants if options.baseline is not None else variants[:1])},
         "settings": settings(options, variants),
         "variants": [variant.label for variant in variants],
         "rounds": options.rounds,
-        "proof": "included" if options.proof else left_out,
+        "proof": "included" if options.proof else "left out",
         "stopped": "",
     }
     try:
