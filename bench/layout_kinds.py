@@ -1,4 +1,4 @@
-"""Four kinds of kernel: what `atune explain` finds in each, which layout axes change code, and whether one is faster.
+"""Four kinds of kernel: what `atune explain` finds in each, and whether a layout axis makes one faster.
 
 python bench/layout_kinds.py          # compiles for sm_90a; needs nvcc
 python bench/layout_kinds.py --time   # then tunes each kernel, on a GPU
@@ -62,10 +62,7 @@ def timed(kind: str) -> dict[str, Any] | None:
 
 
 def looked_at(kind: str) -> dict[str, Any]:
-    suggested = asked("suggest", f"{FILE}:{kind}", "--target", "sm_90a")
-    base = ",".join(f"{name}={value!r}" for name, value in suggested["base"].items() if name != "pass_configs")
-    facts = asked("explain", f"{FILE}:{kind}", "--config", base, "--target", "sm_90a")
-    axes = [axis for axis in suggested["axes"] if axis["name"] in LAYOUTS]
+    facts = asked("explain", f"{FILE}:{kind}", "--target", "sm_90a")
     return {
         "kind": kind.lower(),
         "registers": facts["registers"],
@@ -75,19 +72,16 @@ def looked_at(kind: str) -> dict[str, Any]:
         "redundant": sum(loop["redundant"] for loop in facts["loops"]),
         "widths": [loop["width"] for loop in facts["loops"]],
         "swizzled": [one["name"] for one in facts["shared"] if one["swizzled"]],
-        "changes_code": {axis["name"]: axis["kept"] for axis in axes if len(axis["kept"]) > 1},
-        "passes": [axis["name"] for axis in suggested["passes"] if len(axis["kept"]) > 1],
         "timed": None,
     }
 
 
 def row(found: dict[str, Any]) -> str:
-    axes = "; ".join(f"{name}: {', '.join(map(str, kept))}" for name, kept in found["changes_code"].items()) or "none"
     times = found["timed"]
     time = "–" if times is None else f"{times['best_us']} against {times['own_layouts_us']} µs"
     cells = [
         found["kind"], f"{found['registers']}, {found['spill_bytes']}", found["smem_bytes"], found["occupancy_blocks"],
-        found["redundant"], ", ".join(map(str, found["widths"])), axes, time,
+        found["redundant"], ", ".join(map(str, found["widths"])), time,
     ]  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -105,8 +99,8 @@ def main() -> None:
     else:
         found = [looked_at(kind) for kind in KINDS]
         keep(found)
-    print("| kernel | registers, spill bytes | smem | blocks | redundant | widths | axes that change code | timed |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| kernel | registers, spill bytes | smem | blocks | redundant | widths | timed |")
+    print("|---|---|---|---|---|---|---|")
     print("\n".join(map(row, found)))
 
 

@@ -54,16 +54,13 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         say(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
-    from atune.cli.telling_apart import differences, key_words
     from atune.journal.printing import describe_config, printable
 
-    rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config", "differs in")]
-    for entry, differs in zip(entries, differences(entries), strict=True):
+    rows: list[tuple[str, ...]] = [("key", "kernel", "problem", "device", "latency ms", "config")]
+    for entry in entries:
         latency = "-" if entry.latency_ms is None else f"{entry.latency_ms:.4g}"
-        named = printable(entry.parts.kernel), key_words(entry.parts.problem), printable(entry.parts.device)
-        rows.append((entry.key[:12], *named, latency, describe_config(entry.config), differs))
-    if not any(row[-1] for row in rows[1:]):
-        rows = [row[:-1] for row in rows]
+        named = printable(entry.parts.kernel), _problem(entry.parts.problem), printable(entry.parts.device)
+        rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
     if not entries:
         say("no results")
         return 0
@@ -147,6 +144,21 @@ def _plain(entry: CacheEntry) -> dict[str, Any]:
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.created)),
         **parts,
     }
+
+
+def _problem(problem: Any) -> str:
+    """Return a key as arguments by name, such as ``M=64, dtype=float32``."""
+    from atune.journal.printing import printable
+
+    if not isinstance(problem, dict):
+        return printable(repr(problem))
+    return printable(", ".join(f"{name}={_argument(value)}" for name, value in problem.items())) or "no arguments"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))).startswith("$"):
+        return str(value[name])  # a dtype, or what else JSON has no word for
+    return "none" if value is None else value if isinstance(value, str) else repr(value)
 
 
 def _words(value: Any) -> str:

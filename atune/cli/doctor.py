@@ -5,6 +5,7 @@ Imports no torch and makes no CUDA context. A separate process imports tilelang 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -17,15 +18,21 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import atune
+from atune.cli.mistakes import NO_WINNER
+from atune.cli.parsing import add_command
+from atune.cli.printing import say
 from atune.local.entry_points import SURVEY
 from atune.model.device import parse_target
 from atune.system.cores import usable_cores
 from atune.system.paths import cache_folder
+
+if TYPE_CHECKING:
+    from atune.system.signals import Interrupts
 
 TESTED = {
     "tilelang": ((0, 1, 14), (0, 1, 16)),
@@ -48,6 +55,21 @@ class Check(msgspec.Struct, frozen=True):
     ok: bool
     found: str
     advice: str = ""
+
+
+def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
+    """Add ``doctor``. `shown` holds the options that all commands share."""
+    add_command(commands, shown, "doctor", _doctor, "Show what this machine can tune and what is missing")
+
+
+def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    checks = examine()
+    ready = can_tune(checks)
+    if arguments.json:
+        say(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
+    else:
+        say(render(checks))
+    return 0 if ready else NO_WINNER
 
 
 def examine() -> list[Check]:

@@ -39,7 +39,6 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
     _report_options(add("report", _report, "Write a journal's report as one HTML page; runs no code"))
     _export_options(add("export", _export, "Write a journal's records for other tools; runs no code"))
     _simulate_options(add("simulate", _simulate, "Simulate a strategy on an exhaustive journal; runs no code"))
-    _import_options(add_command(commands, shown, "import", _import, "Write another tuner's results as a journal"))
     merging = "Merge several journals of the same work into one; runs no code"
     _merge_options(add_command(commands, shown, "merge", _merge, merging))
     _apply_options(add("apply", _apply, "Write a journal's winner into its kernel's default arguments"))
@@ -106,12 +105,6 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
         "--devices", type=number("devices"), default=1, metavar="N", help="number of simulated devices (1)"
     )
     parser.add_argument("--no-prior", action="store_true", help="search without a prior")
-
-
-def _import_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="T4 results, or a cache file of Kernel Tuner")
-    parser.add_argument("-o", "--output", required=True, metavar="JOURNAL", help="the new journal")
-    parser.add_argument("--table", action="store_true", help="print every candidate")
 
 
 def _merge_options(parser: argparse.ArgumentParser) -> None:
@@ -320,13 +313,6 @@ def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for text in result.warnings:
         complain(printable(text), kind="merge: ")
     return show(result, arguments)
-
-
-def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.cli.main import show
-    from atune.journal.imports import import_journal
-
-    return show(import_journal(arguments.file, arguments.output), arguments)
 
 
 def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

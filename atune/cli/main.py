@@ -25,13 +25,12 @@ OK, INTERRUPTED = 0, 130
 
 _COMMANDS = {
     "tune_options": ("tune",),
-    "suggest": ("suggest",),
-    "journal": ("resume", "replay", "watch", "report", "export", "simulate", "import", "merge", "apply"),
+    "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
     "show": ("show",),
     "explain": ("explain",),
     "cache": ("cache",),
     "server": ("server",),
-    "doctor_options": ("doctor",),
+    "doctor": ("doctor",),
 }
 """The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,
 because all of them take longer than the rest of the start."""

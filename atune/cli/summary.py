@@ -8,7 +8,7 @@ from atune.journal.failures import first_failure_lines
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult, failure_lines
 from atune.reporting.checked import unchecked_lines
-from atune.reporting.efficiency import inert_lines, roofline_lines
+from atune.reporting.efficiency import roofline_lines
 from atune.reporting.headline import headline_lines, no_winner_line
 from atune.reporting.progress import duration
 
@@ -29,13 +29,10 @@ def summary_text(result: TuneResult) -> str:
         lines.append(f"axes that mattered: {printable(result.axis_importance.describe())}")
     if result.stored:
         lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
-    lines += inert_lines(result)
     lines += _end_lines(result)
     lines += [f"noise      {printable(text)}" for text in result.noise]
     if result.journal is not None:
         lines.append(f"journal    {printable(result.journal)}")
-    if result.wins_by is not None:
-        lines.append(f"wins by    {printable(result.wins_by)}")
     return "\n".join(lines)
 
 

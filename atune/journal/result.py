@@ -18,14 +18,12 @@ from atune.journal.failures import failures_data
 from atune.journal.final import run_noise, standing, ties_of
 from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
-from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.record import Record, record_of
 from atune.journal.shown import Shown
 from atune.journal.state import State
 from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.winner_library import loadable
-from atune.journal.wins import RIVALS, wins_by
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
@@ -35,7 +33,7 @@ __all__ = ["Record", "State", "TuneResult"]
 
 SUMMARY = (
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
 )  # fmt: skip
 """What ``--json`` prints of a result, beside device seconds and what was not tried."""
@@ -223,23 +221,6 @@ class TuneResult(Shown):
         known = {m.index: m.timing.latency_ms for m in self.measurements}
         credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in self.records]
         return importance_of([(config, known[index]) for config, index in credited if index in known])
-
-    @cached_property
-    def wins_by(self) -> str | None:
-        """In which known facts the winner differs from the next ones of other code; None without such a one."""
-        return (
-            None if self.best is None else wins_by(self.best, self._next(), self.header.target if self.header else None)
-        )
-
-    def _next(self) -> list[Record]:
-        others = [r for r in self.records if r.status == "measured" and r.index != self.best_index]
-        known = [r for r in others if r.latency_ms is not None]
-        return sorted(known, key=lambda r: (r.latency_ms, r.kind or r.status, r.index))[:RIVALS]
-
-    @property
-    def inert_axes(self) -> tuple[InertAxis, ...]:
-        """The axes that changed no code in the candidates that were lowered."""
-        return inert_axes((record.config, record.code_key) for record in self.records)
 
     @property
     def roofline(self) -> Roofline | None:

@@ -40,6 +40,5 @@ SERVICE_FIND = "find"
 """As `SERVICE_HEADER`, but nothing is parsed."""
 
 SURVEY = "atune.stages.accelerators.registry:survey"
-"""For `atune doctor`, which calls this and the next two in a process of its own instead of a worker."""
+"""For `atune doctor`, which calls this and the next in a process of its own instead of a worker."""
 VISIBLE_GPUS = "atune.stages.session.session:visible_gpus"
-CALIBRATE = "atune.stages.measure.calibration:calibrate"

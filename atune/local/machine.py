@@ -23,7 +23,6 @@ from atune.local.discovery import accelerators_for, are_few, check_discovery
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
-from atune.local.peaks import with_peaks
 from atune.local.run_store import RunStore
 from atune.local.space_worker import SpaceWorker
 from atune.local.workers import Workers, process_folders
@@ -35,6 +34,7 @@ from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.processes.resident_client import RESIDENT
 from atune.processes.server import ForkServerProcess
+from atune.search.devices import with_peaks
 from atune.storage.artifact_store import ArtifactStore
 from atune.system.cores import WORKER_BYTES, oom_kills, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.system.folders import run_folder

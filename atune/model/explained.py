@@ -8,7 +8,6 @@ import msgspec
 
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Candidate, Config
-from atune.model.instructions import Instructions
 from atune.model.layouts import Layouts, Picture
 from atune.model.occupancy import MachineFacts, Occupancy
 
@@ -38,8 +37,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     """Bytes of spill loads, counted the same way."""
     occupancy: Occupancy | None = None
     picture: Picture | None = None
-    instructions: Instructions | None = None
-    """By kind; None for target ``c``, and where no disassembler is there."""
     choice: str = ""
     """Of a journal's candidate: what it was preferred to, or passed over for, and why, where layouts were chosen."""
 
@@ -69,7 +66,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
             "fragments": [_whole(one) for one in layouts.fragments],
             "loops": [_whole(one) for one in layouts.loops],
             "shared": [_whole(one) for one in layouts.shared],
-            "instructions": None if self.instructions is None else _whole(self.instructions),
             "choice": self.choice or None,
         }
 

@@ -21,14 +21,12 @@ ABOVE_MEMORY = 1.05
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Peak rates of a device."""
+    """Peak rates of a device, by its data sheet."""
 
     flops_s: float
     """Operations per second of its tensor cores, dense, with operands of 16 bits and sums in float32."""
     bytes_s: float
     """Bytes per second, read and written, of its memory."""
-    measured: bool = False
-    """Whether they were measured on this very device; otherwise they are from the data sheet."""
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,16 +51,15 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Share of the peak of the memory. Above 1 the data came from a cache."""
     bound: Bound = ""
     """The peak that limits this work, as it alone would take longer. ``cache``: faster than memory."""
-    peaks: Literal["measured", "nominal", ""] = ""
-    """Source of the peaks: this device's calibration, or the data sheet."""
+    peaks: Literal["nominal", ""] = ""
+    """Source of the peaks: the data sheet; empty where they are not known."""
 
     def describe(self) -> str:
         """Return it as a line of text; empty if nothing is known."""
         rates = ((self.gflops_s, "FLOP/s", self.compute_share), (self.gbytes_s, "B/s", self.memory_share))
-        peak = {"measured": "measured peak", "nominal": "nominal peak", "": ""}[self.peaks]
         told = [
             (f"{rate / 1e3:.4g} T{unit}" if rate >= 1e3 else f"{rate:.4g} G{unit}")
-            + (f" ({100 * share:.0f} % of the {peak})" if share is not None else "")
+            + (f" ({100 * share:.0f} % of the nominal peak)" if share is not None else "")
             for rate, unit, share in rates
             if rate is not None
         ]
@@ -97,7 +94,7 @@ def roofline(latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofl
         compute_share=None if compute is None else round(compute, 4),
         memory_share=None if memory is None else round(memory, 4),
         bound=_bound(compute, memory),
-        peaks="" if peaks is None else "measured" if peaks.measured else "nominal",
+        peaks="" if peaks is None else "nominal",
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from atune.journal.printing import printable
 from atune.journal.result import Record, TuneResult
 from atune.journal.table import ranking
-from atune.journal.wins import resident_blocks
+from atune.model.occupancy import occupancy_of
 from atune.model.roofline import in_thousands
 
 ROWS = 10_000
@@ -65,7 +65,7 @@ def facts(result: TuneResult) -> list[Column]:
         Column("stack and spills, bytes", of("machine", "stack_bytes")),
         Column("shared memory, bytes", of("facts", "smem_bytes")),
         Column("threads a block", of("facts", "threads")),
-        Column("occupancy, blocks", lambda record: resident_blocks(record, arch)),
+        Column("occupancy, blocks", lambda record: _resident_blocks(record, arch)),
         Column("fragment slots", layouts("slots")),
         Column("redundant iterations", layouts("redundant")),
         Column("code, bytes", of("machine", "code_bytes")),
@@ -74,6 +74,16 @@ def facts(result: TuneResult) -> list[Column]:
         Column("of the tensor cores, %", share("compute_share"), lambda v: f"{v:.1f}"),
         Column("of the memory, %", share("memory_share"), lambda v: f"{v:.1f}"),
     ]
+
+
+def _resident_blocks(record: Record, arch: str) -> int | None:
+    """Return how many blocks of a candidate a multiprocessor of `arch` holds at once; None where that is not known."""
+    facts, machine = record.facts, record.machine
+    if facts is None or machine is None or not facts.threads:
+        return None
+    smem_bytes = (facts.smem_bytes or 0) + machine.static_smem_bytes
+    found = occupancy_of(arch, facts.threads, machine.registers, smem_bytes)
+    return None if found is None else found.blocks
 
 
 def differs(column: Column, result: TuneResult) -> bool:

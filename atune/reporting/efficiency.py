@@ -1,10 +1,7 @@
-"""The winner's share of its device's peaks, and the axes that changed nothing, as text and as HTML."""
+"""The winner's share of its device's peaks, as text and as HTML."""
 
 from __future__ import annotations
 
-from html import escape
-
-from atune.journal.printing import printable
 from atune.journal.result import TuneResult
 from atune.model.roofline import Roofline, in_thousands
 
@@ -17,30 +14,18 @@ def roofline_lines(result: TuneResult) -> list[str]:
     return lines
 
 
-def inert_lines(result: TuneResult) -> list[str]:
-    """Return a line for each axis that changed no code."""
-    return [printable(axis.describe()) for axis in result.inert_axes]
-
-
 def efficiency_section(result: TuneResult) -> str:
-    """Return the report's section on rooflines and inert axes. Empty if there are neither."""
-    parts = []
-    if result.roofline:
-        parts += ["<h2>Roofline</h2>", *_table(result)]
-    if inert := inert_lines(result):
-        parts += ["<h2>Axes that changed no code</h2>", *(f"<p>{escape(line)}.</p>" for line in inert)]
-    return "\n".join(['<section id="efficiency">', *parts, "</section>"]) if parts else ""
+    """Return the report's section on rooflines. Empty if the winner's is unknown."""
+    if not result.roofline:
+        return ""
+    return "\n".join(['<section id="efficiency">', "<h2>Roofline</h2>", *_table(result), "</section>"])
 
 
 def _table(result: TuneResult) -> list[str]:
     heads = ("of", "GFLOP/s", "GB/s", "of the tensor cores", "of the memory", "bound by")
     rows = [("winner", result.roofline), ("reference", result.reference_roofline)]
-    told = {
-        "measured": "The peaks were measured on this device.",
-        "nominal": "The peaks are from the data sheet. <code>atune doctor --calibrate</code> measures them.",
-        "": "The device's peaks are not known.",
-    }
-    note = told[result.roofline.peaks if result.roofline else ""]
+    known = result.roofline is not None and result.roofline.peaks
+    note = "The peaks are from the data sheet." if known else "The device's peaks are not known."
     return [
         f'<p class="soft">{note}</p>',
         '<div class="scroll" tabindex="0" role="region" aria-label="roofline">',

@@ -37,7 +37,6 @@ def rows(found: Explained) -> Rows:
         ("shared memory", found.smem_bytes, " bytes a block"),
         ("occupancy", None if found.occupancy is None else found.occupancy.blocks, _limited(found)),
         ("code", None if machine is None else machine.code_bytes, " bytes"),
-        ("instructions", _instructions(found), ""),
         ("source", facts.source_bytes, " bytes"),
     ]
     told = [(name, f"{value}{unit}") for name, value, unit in given if value is not None]
@@ -76,14 +75,6 @@ def source_difference(one: Explained, other: Explained) -> list[str]:
     """Return the unified diff of the device sources, which name the kernel ``kernel``. Empty if they are equal."""
     mine, theirs = one.source.splitlines(), other.source.splitlines()
     return [printable(line) for line in difflib.unified_diff(mine, theirs, "A", "B", n=2, lineterm="")]
-
-
-def _instructions(found: Explained) -> str | None:
-    if found.instructions is None:
-        return None
-    counts = {name: getattr(found.instructions, name) for name in found.instructions.__struct_fields__}
-    kinds = [f"{count} {name}" for name, count in counts.items() if count and name != "total"]
-    return f"{counts['total']}, of these {', '.join(kinds)}" if kinds else f"{counts['total']}"
 
 
 def _limited(found: Explained) -> str:

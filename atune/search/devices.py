@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from atune.model.device import DeviceInfo
+from atune.model.roofline import Peaks
 
 
 class Architecture(NamedTuple):
@@ -104,6 +105,18 @@ def figures_of(device: DeviceInfo | None, arch: str = "") -> Figures | None:
         l2_bytes=sheet.l2_bytes,
         architecture=architecture,
     )
+
+
+def with_peaks(device: DeviceInfo) -> DeviceInfo:
+    """Return `device` with its peaks by the data sheet: None for an architecture without a sheet.
+
+    Tensor cores count with the sheet's clock, which they hold under load. Memory counts with the device's own figure.
+    """
+    figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
+    if figures is None or sheet is None:
+        return device
+    flops_s = float(sheet.sms * sheet.clock_hz * sheet.architecture.tensor_flops)
+    return msgspec.structs.replace(device, peaks=Peaks(flops_s=flops_s, bytes_s=figures.memory_bytes_s))
 
 
 def _capability(arch: str) -> str:

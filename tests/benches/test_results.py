@@ -307,15 +307,6 @@ def test_conditions() -> None:
     says("conditions", *re.findall(r"at (\d+ of \d+ timings)", noise))
 
 
-def test_roofline() -> None:
-    found = stored("roofline/gemm288.json")
-    winner, reference = found["roofline"], found["reference_roofline"]
-    says("roofline", f"{100 * winner['compute_share']:.1f} %", f"{100 * reference['compute_share']:.1f} %")
-    peak = winner["gflops_s"] / winner["compute_share"]
-    says("roofline", f"{peak / 1000:.1f} TFLOP/s")
-    assert winner["peaks"] == reference["peaks"] == "measured"
-
-
 def test_occupancy_of_twenty_kernels_is_the_drivers() -> None:
     rows = stored("occupancy.json")["rows"]
     assert len(rows) == 20 and all(row["occupancy_blocks"] == row["driver"] for row in rows)

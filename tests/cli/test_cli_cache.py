@@ -90,14 +90,3 @@ def test_ls_shows_keys_as_arguments_by_name(cache: ResultCache, capsys: pytest.C
     lines = said(capsys, "ls").splitlines()
     assert any("add" in line and "M=m, dtype=float32 " in line for line in lines)
     assert any("none" in line and "no arguments" in line for line in lines)
-
-
-def test_ls_says_in_what_entries_of_one_key_differ(cache: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "differs in" not in said(capsys, "ls")
-    cache.put(key(source="other", fingerprint="other", versions={"atune": "2"}), events(1.0))
-    cache.put(key(source="other", fingerprint="other", versions={"atune": "2"}, problem={"M": 65}), events(1.0))
-    heads, *lines = said(capsys, "ls").splitlines()
-    assert heads.endswith("differs in")
-    of_one_key = [line for line in lines if "M=64" in line]
-    assert sorted(line.split("source ")[1] for line in of_one_key) == sorted(["c, atune 1", "other, atune 2"])
-    assert all("source" not in line for line in lines if "M=64" not in line)

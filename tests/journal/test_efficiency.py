@@ -1,4 +1,4 @@
-"""Rooflines and inert axes of a result: pure functions of its events."""
+"""Rooflines of a result: pure functions of its events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import pytest
 from event_streams import Stream, timing
 
 from atune.journal.events import CandidateLowered, DeviceReady, ReferenceMeasured, RunStarted
-from atune.journal.inert import InertAxis, inert_axes
 from atune.journal.result import TuneResult
 from atune.model.artifact import Access, Gemm, StaticFacts, Work
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
-from atune.reporting.efficiency import efficiency_section, inert_lines, roofline_lines
+from atune.reporting.efficiency import efficiency_section, roofline_lines
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
 
@@ -98,39 +97,8 @@ def test_rates_are_written_without_powers_of_ten(rate: float, line: str, cell: s
     assert Roofline(gflops_s=rate).describe() == line and in_thousands(rate) == cell
 
 
-def test_text_and_report_say_whether_the_peaks_were_measured() -> None:
-    nominal, measured = run(), run(peaks=msgspec.structs.replace(PEAKS, measured=True))
-    assert "of the nominal peak" in roofline_lines(nominal)[0] and "of the measured peak" in roofline_lines(measured)[0]
-    assert "reference" in roofline_lines(nominal)[1]
-    assert "--calibrate" in efficiency_section(nominal) and "measured on this device" in efficiency_section(measured)
-
-
-def test_an_axis_whose_values_all_give_the_same_code_is_inert() -> None:
-    codes = [({"tile": tile, "policy": policy}, f"c{tile}") for tile in (64, 128) for policy in ("a", "b", "c")]
-    assert inert_axes(codes) == (InertAxis(axis="policy", candidates=6),)
-    assert inert_axes(codes)[0].describe() == "axis policy changed no code in 6 candidates"
-
-
-def test_one_pair_that_differs_makes_an_axis_count() -> None:
-    codes = [({"tile": tile, "policy": p}, f"c{tile}") for tile in (64, 128) for p in "ab"]
-    codes[-1] = (codes[-1][0], "another")
-    assert inert_axes(codes) == ()
-
-
-def test_a_value_that_was_never_compared_leaves_an_axis_undecided() -> None:
-    codes = [
-        ({"tile": 64, "policy": "a"}, "c"),
-        ({"tile": 64, "policy": "b"}, "c"),
-        ({"tile": 128, "policy": "z"}, "d"),
-    ]
-    assert inert_axes(codes) == ()
-
-
-def test_the_result_names_inert_axes_by_its_duplicates() -> None:
-    stream = Stream(total=3).candidate(0, 1.0, tile=64, policy="a")
-    stream.proposed(1, tile=64, policy="b").lowered(1, "c0").aliased(1, 0)
-    stream.proposed(2, tile=64, policy="c").lowered(2, "c0").aliased(2, 0)
-    result = TuneResult.from_events(stream.finished().events)
-    assert result.summary()["inert_axes"] == ({"axis": "policy", "candidates": 3},)
-    assert inert_lines(result) == ["axis policy changed no code in 3 candidates"]
-    assert "changed no code" in efficiency_section(result)
+def test_text_and_report_name_the_source_of_the_peaks() -> None:
+    known = run()
+    assert "of the nominal peak" in roofline_lines(known)[0] and "reference" in roofline_lines(known)[1]
+    assert "The peaks are from the data sheet." in efficiency_section(known)
+    assert "peaks are not known" in efficiency_section(run(peaks=None))

@@ -19,7 +19,7 @@ from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance", "wins_by", "inert_axes",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
     "device_s", "untried", "failures",
 ]  # fmt: skip

@@ -107,8 +107,8 @@ def test_without_a_reference_the_line_has_the_latency_alone() -> None:
     [
         (None, "1 ms"),
         (
-            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute", peaks="measured"),
-            "1 ms; 757 TFLOP/s, 76 % of the measured peak",
+            Roofline(gflops_s=757_000, gbytes_s=500, compute_share=0.765, bound="compute", peaks="nominal"),
+            "1 ms; 757 TFLOP/s, 76 % of the nominal peak",
         ),
         (
             Roofline(gflops_s=757, gbytes_s=500, compute_share=0.1, memory_share=0.5, bound="memory", peaks="nominal"),

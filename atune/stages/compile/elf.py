@@ -86,15 +86,6 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
         at = library.find(MAGIC, at + 1)
 
 
-def whole(binary: bytes) -> bytes:
-    """Return a 64-bit ELF file without what follows it. Raises `ValueError` for what is none."""
-    found = headers(binary)
-    program, table = struct.unpack_from("<QQ", binary, 0x20)
-    program_size, programs = struct.unpack_from("<HH", binary, 0x36)
-    ends = [section.offset + section.size for section in found if section.kind != _NOBITS]
-    return binary[: max(0, *ends, table + len(found) * _SECTION.size, program + program_size * programs)]
-
-
 def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
     """Return the contents of a PrimFunc's kernels, once for each binary in `library` that has them.
 

@@ -15,7 +15,6 @@ from atune.model.artifact import Failure, source_path
 from atune.model.explained import Explained, ExplainJob
 from atune.model.occupancy import occupancy_of
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.disassembling import instructions_of
 from atune.stages.compile.layouts import Seen
 from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import Steps
@@ -43,7 +42,6 @@ def explain(job: ExplainJob) -> Explained | Failure:
         source=source.replace(f"{built.symbol}_kernel", "kernel").replace(built.symbol, "kernel"),
         machine=machine,
         picture=seen.picture,
-        instructions=None if machine is None else instructions_of(Path(built.path).read_bytes(), built.symbol),
     )
     if machine is None:
         return explained
