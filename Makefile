@@ -1,6 +1,6 @@
-# make demo: tune a real kernel. make test: run the tests. make check: lint, type check and tests.
-# Both set up .venv first. With PYTHON=… they use that interpreter, whose environment must have the packages already,
-# and install nothing.
+# make demo: tune a real kernel. make test: the quick tests, and those of what is promised. make test-all: all tests.
+# make check: lint, types and all tests. Each sets up .venv first. With PYTHON=… they use that interpreter, whose
+# environment must have the packages already, and install nothing.
 
 SYSTEM_PYTHON ?= python3
 # How many processes run the tests.
@@ -18,18 +18,26 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-slow test-floors test-light check lint pictures clean
+.PHONY: demo test test-all test-asked durations test-floors test-light check lint pictures clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
 
 test: $(SETUP)
+	$(PY) $(PYTEST) --quick
+
+test-all: $(SETUP)
 	$(PY) $(PYTEST)
 
-test-slow: $(SETUP)
-	$(PY) $(PYTEST) --slow
+# Also the tests that compile for minutes, that time the engine, or that start Ray or Slurm.
+test-asked: $(SETUP)
+	$(PY) $(PYTEST) --asked
 
-# The same tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
+# All tests, and which of them are slow: tests/durations.txt.
+durations: $(SETUP)
+	$(PY) $(PYTEST) --durations-file
+
+# All tests with the oldest versions of tilelang and of the Python packages that pyproject.toml admits.
 test-floors: .venv-floors/installed
 	.venv-floors/bin/python $(PYTEST)
 
@@ -37,7 +45,7 @@ test-floors: .venv-floors/installed
 test-light: .venv-light/installed
 	.venv-light/bin/python -m pytest --light
 
-check: lint test
+check: lint test-all
 
 lint: $(SETUP)
 	$(PY) -m ruff check .

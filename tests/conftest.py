@@ -1,4 +1,4 @@
-"""What every test has: both event loops, folders of its session's own, and a GPU where it asks for one."""
+"""What every test has: an event loop, folders of its session's own, and a GPU where it asks for one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from pathlib import Path
 import light
 import precompiled
 import pytest
+import tiers
 
 os.environ.setdefault("ATUNE_WARM", "off")  # importing the drop-in here starts nothing; test_fork_servers shows it
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
-    config.addinivalue_line("markers", "slow: long, and near to one that always runs; skipped without --slow")
-
-
-SLOW = (
-    "test_backends", "test_bench", "test_bench_kernels", "test_bench_second_tune", "test_compat_examples",
-    "test_isolation", "test_resume_real", "test_throughput",
-)  # fmt: skip
-"""Modules that compile for minutes, or that time the engine: `make test-slow` runs them too."""
+    config.addinivalue_line("markers", "asked: long, or times the engine; runs only where asked for")
+    if config.getoption("--durations-file") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(tiers.Durations())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the slow tests too (make test-slow)")
+    tiers.add_options(parser)
     parser.addoption("--light", action="store_true", help="run what needs neither tilelang nor torch (make test-light)")
 
 
@@ -43,12 +39,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.path.stem in SLOW or item.get_closest_marker("slow"):
-                item.add_marker(
-                    pytest.mark.skip(reason="slow: compiles for minutes or times the engine; make test-slow runs it")
-                )
+    tiers.select(config, items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (why := why_no_gpu()):
         for item in marked:
@@ -78,7 +69,7 @@ def with_a_terminal() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture(params=["asyncio", "trio"])
+@pytest.fixture(params=["asyncio"])  # with trio, too: tests/processes, tests/journal and test_engine
 def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 

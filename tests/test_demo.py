@@ -13,7 +13,7 @@ from atune.model.measurement import ratio_interval
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.asked)])
 def test_the_winner_beats_default_and_slowest(seed: int) -> None:
     """Found in one run, then timed again with the two others, interleaved, in a run of just these three."""
     import gemm_cpu

@@ -51,7 +51,7 @@ def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     assert len(said) == 2 and all("block_M" in line for line in said)
 
 
-@pytest.mark.slow  # test_demo runs the same command
+@pytest.mark.asked  # test_demo runs the same command
 def test_gemm_cpu_runs_at_the_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "atune"]
@@ -106,7 +106,7 @@ async def test_cuda_examples_compile(name: str, total: int, anyio_backend: str) 
         assert len({one.symbol for one in built if isinstance(one, Artifact)}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 def test_equal_layouts_of_the_broadcast_are_one_kernel(tmp_path: Path) -> None:
     """72 candidates are 18 kernels; of 2560 columns, four have no such layout and say so."""
     keys, failures = set(), []

@@ -36,7 +36,7 @@ def ended_by_ctrl_c(tmp_path: Path, how: str, where: str) -> tuple[int, str, lis
     return process.returncode, first + out, err.splitlines()
 
 
-@pytest.mark.parametrize("how", ["run", pytest.param("await", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["run", pytest.param("await", marks=pytest.mark.asked)])
 def test_a_script_with_a_journal_ends_in_one_line_that_names_it(tmp_path: Path, how: str) -> None:
     journal = tmp_path / "my run.jsonl"
     status, out, lines = ended_by_ctrl_c(tmp_path, how, str(journal))

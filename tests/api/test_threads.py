@@ -14,7 +14,7 @@ from atune.processes.server import shutdown
 from atune.workload.workload import Workload
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 def test_eight_threads_run_at_once() -> None:
     """Each packs its workload, has its fork server, and takes turns on the CPU with the others."""
     together = threading.Barrier(8)

@@ -115,7 +115,7 @@ def test_a_run_cut_short_keeps_its_journal_and_goes_on(
     assert whole(tmp_path) == journal and not (tmp_path / f"{NAME}.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 def test_a_journal_that_came_from_another_machine_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
     """Nothing that has an outcome is measured again, and one recording holds both parts."""
     lines = whole(recorded).splitlines(keepends=True)

@@ -47,7 +47,7 @@ def test_one_space_is_large() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.slow
+@pytest.mark.asked
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("name", SPACES)

@@ -32,7 +32,7 @@ def machine(connect: Any, workload: str = SCALED) -> ClusterMachine:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_their_node_is_lost() -> None:
     """Only the first node was asked for the space; the others have not described it."""
     connect = Loopback(2)
@@ -47,7 +47,7 @@ async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_thei
     assert result.measured + result.duplicates == 20
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 async def test_a_candidate_is_measured_elsewhere_whose_node_is_lost_when_it_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,7 @@ from atune.errors import MachineError, UsageError
 from atune.journal.events import DeviceReady, Event, Warned
 from atune.model.settings import BenchmarkSettings, CompileSettings
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.asked]
 KERNELS = Path(__file__).parents[1] / "contract_kernels.py"
 SCALED, MOODY = f"{KERNELS}:SCALED", f"{KERNELS}:MOODY"
 QUICK: Any = {

@@ -21,7 +21,7 @@ from slurm import allocation, job, stand_ins
 
 from atune import replay
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asked, pytest.mark.timeout(400)]
 CANDIDATES = 24
 WORKLOAD = f"""
 import atune

@@ -317,14 +317,14 @@ def script(tmp_path: Path, blocks: str) -> list[str]:
     return done.stdout.split()[-2:]
 
 
-@pytest.mark.slow  # test_examples runs a decorated kernel's script; test_result_cache has the next program
+@pytest.mark.asked  # test_examples runs a decorated kernel's script; test_result_cache has the next program
 def test_in_a_script_and_again_in_the_next_program(tmp_path: Path) -> None:
     """A decorated kernel of `__main__`; its result is in the cache of the next program."""
     assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
     assert script(tmp_path, "[16, 32]") == ["2", "cache"]
 
 
-@pytest.mark.slow  # test_result_cache has a space that changes; below, the decorator is no part of the kernel
+@pytest.mark.asked  # test_result_cache has a space that changes; below, the decorator is no part of the kernel
 def test_in_a_script_whose_space_changes(tmp_path: Path) -> None:
     assert script(tmp_path, "[16, 32]") == ["2", "tuned"]
     assert script(tmp_path, "[16, 64]") == ["2", "tuned"]

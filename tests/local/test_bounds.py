@@ -75,7 +75,7 @@ def test_an_extern_that_writes_outside_fails_alone_and_so_does_one_that_is_right
     assert result.measured == 5 and not repeated_for_others(events)
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("time", range(10))
 def test_one_that_writes_past_the_end_among_twenty_good_ones_fails_alone_each_time(target: str, time: int) -> None:

@@ -55,8 +55,8 @@ pytestmark = pytest.mark.anyio
 real = (
     pytest.param("cpu"),
     pytest.param("agents"),
-    pytest.param("ray", marks=pytest.mark.slow),
-    pytest.param("two Ray nodes", marks=pytest.mark.slow),
+    pytest.param("ray", marks=pytest.mark.asked),
+    pytest.param("two Ray nodes", marks=pytest.mark.asked),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
 LOCAL = "cpu", "cuda"

@@ -144,7 +144,7 @@ def situations() -> Iterator[Any]:
     """Each way to give a workload, each file and each moment; the rarer of them are slow tests."""
     for given, which, moment in itertools.product((by_file, by_reference, by_value), AFTER, MOMENTS):
         rare = given is not by_file and (which == "helper" or not moment.startswith("in the middle"))
-        marks = [pytest.mark.slow] if rare else []
+        marks = [pytest.mark.asked] if rare else []
         yield pytest.param(given, which, MOMENTS[moment], marks=marks, id=f"{given.__name__}, {which}, {moment}")
 
 

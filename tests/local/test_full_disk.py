@@ -140,7 +140,7 @@ async def everything_else_is_measured(journal: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.slow
+@pytest.mark.asked
 @pytest.mark.parametrize("accelerate", ["off", "cicc"])
 async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, accelerate: str) -> None:
     settings = CompileSettings(workers=2, group_size=1, store=False, accelerate=accelerate)
@@ -168,11 +168,11 @@ async def test_nvcc_that_does_not_say_what_is_missing_is_had_again(disk: Disk, a
     ("words", "says"),
     [
         ("ld: final link failed: No space left on device", "no space is left on the disk of"),
-        pytest.param("cc1plus: fatal error: x.h: Too many open files", "no further file", marks=pytest.mark.slow),
+        pytest.param("cc1plus: fatal error: x.h: Too many open files", "no further file", marks=pytest.mark.asked),
         pytest.param(
             "g++: fatal error: cannot execute cc1plus: vfork: Resource temporarily unavailable",
             "no further process",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.asked,
         ),
     ],
 )

@@ -36,7 +36,7 @@ KERNELS = f"{Path(__file__).parents[1] / 'lost_kernels.py'}:WORKLOAD"
 SETTINGS = CompileSettings(workers=2, group_size=2, store=False)
 QUICK, ALL = 3, 20
 """Instants, spread over a run, at which the fork server is killed: always, and in the slow tests."""
-INSTANTS = [pytest.param(i, marks=[] if i % (ALL // QUICK) == 3 else [pytest.mark.slow]) for i in range(ALL)]
+INSTANTS = [pytest.param(i, marks=[] if i % (ALL // QUICK) == 3 else [pytest.mark.asked]) for i in range(ALL)]
 TARGETS = ["c", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

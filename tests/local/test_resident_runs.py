@@ -70,7 +70,7 @@ def test_where_it_does_not_fit_a_fresh_one_is_started_and_the_header_says_why(
     assert header() == why
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 def test_a_program_that_has_imported_tilelang_uses_it_too(server: int) -> None:
     """As those do that decorate kernels, or use atune.compat: the import has set variables."""
     script = f"""if True:

@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("module", ["test_pool", "test_daemons"])
 def test_the_fork_servers_promises_are_kept_by_sessions(module: str, tmp_path: Path) -> None:

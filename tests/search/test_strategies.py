@@ -138,7 +138,7 @@ def found(name: str, seed: int, tries: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("local", 12), ("evolution", 10), pytest.param("forest", 15, marks=pytest.mark.slow)]
+    ("name", "least"), [("local", 12), ("evolution", 10), pytest.param("forest", 15, marks=pytest.mark.asked)]
 )
 def test_the_best_of_a_smooth_space_is_found_in_a_third_of_it(name: str, least: int) -> None:
     """Drawn blindly, a third of the seeds would find it: 7 of 20."""

@@ -110,7 +110,7 @@ async def test_the_code_is_nvccs_byte_for_byte(server: Path, tmp_path: Path) -> 
     assert code(without) == code(whole) and len(without) < len(whole) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.asked
 @pytest.mark.anyio
 async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path: Path) -> None:
     """Instructions of earlier devices, and atomics, where the server knows neither; each set is preprocessed once."""
@@ -130,7 +130,7 @@ async def test_headers_of_few_kernels_are_parsed_by_those(server: Path, tmp_path
     assert len(made) == 2 and not [path for path in (server / cicc_server.FOLDER).glob("more-*") if path.is_dir()]
 
 
-@pytest.mark.slow  # headers are parsed for another device
+@pytest.mark.asked  # headers are parsed for another device
 @pytest.mark.anyio
 async def test_it_is_so_for_other_devices_and_with_fast_math(tmp_path: Path) -> None:
     flavour = Flavour(AMPERE.arch, fast_math=True)

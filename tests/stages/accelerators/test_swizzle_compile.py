@@ -138,7 +138,7 @@ async def test_a_family_is_compiled_once_and_each_order_has_its_binary() -> None
 @needs_nvcc
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.slow  # three more headers are made
+@pytest.mark.asked  # three more headers are made
 @pytest.mark.parametrize(("settings", "n_final"), [(CompileSettings(accelerate="cicc"), 5), (CompileSettings(), 0)])
 async def test_nothing_is_shared_where_no_finalist_is_compiled_again(settings: CompileSettings, n_final: int) -> None:
     async with lowered(settings, n_final) as (_, worker, group):
