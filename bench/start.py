@@ -4,9 +4,9 @@
     python bench/start.py --target cpu --only drop-in-1,hit --pairs 3
 
 Each row runs its variants in turn, `--pairs` times, each in a fresh process; the order turns with each pair. Caches are
-empty but where the row is about them. A row whose figure is a ratio divides within each pair. Rows with a resident
-server say why they are left out where this version has none. tilelang's own tuner needs a GPU: on the CPU a program in
-which tilelang compiles the same configurations, and measures nothing, stands in for it. There `all` means 36.
+empty but where the row is about them. A row whose figure is a ratio divides within each pair. tilelang's own tuner
+needs a GPU: on the CPU a program in which tilelang compiles the same configurations, and measures nothing, stands in
+for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ from vs_tilelang import machine
 RUN_S = 300.0
 """Longest that one process may take."""
 ATUNE = (sys.executable, "-m", "atune")
-NO_SERVER = {"ATUNE_SERVER": "off"}
 NOT_EARLY = {"ATUNE_WARM": "off"}
 FILE = "tuned.py"
 EDITED = 20
@@ -45,14 +44,13 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for name in ("cache", "tilelang", "tmp", "runtime", "work"):
+        for name in ("cache", "tilelang", "tmp", "work"):
             (path / name).mkdir(mode=0o700)
-        left_out = {"TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM", "ATUNE_SERVER"}
+        left_out = {"TILELANG_DISABLE_CACHE", "ATUNE_CACHE_DIR", "ATUNE_WARM"}
         left_out.add("PYTHONDONTWRITEBYTECODE")  # users have compiled modules
         self.env = {name: value for name, value in os.environ.items() if name not in left_out}
         self.env |= {
             "XDG_CACHE_HOME": str(path / "cache"),
-            "XDG_RUNTIME_DIR": str(path / "runtime"),
             "TILELANG_CACHE_DIR": str(path / "tilelang"),
             "TMPDIR": str(path / "tmp"),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
@@ -131,8 +129,6 @@ class Row(NamedTuple):
     """What `value` says of a pair, in words."""
     value: Callable[[dict[str, dict[str, float]]], float]
     goal: str = ""
-    resident: bool = False
-    """Whether a resident server is there meanwhile."""
     beside: Mapping[str, Callable[[dict[str, dict[str, float]]], float]] = {}
     """Further figures of each pair, by what they say."""
 
@@ -178,17 +174,9 @@ def rows(target: str) -> dict[str, Row]:
 
     found = {
         "budget-1": Row(
-            {
-                "alone": tune("--budget", "1", **NO_SERVER), "resident": tune("--budget", "1"),
-                "resident, no prior": tune("--budget", "1", "--no-prior"),
-            },
-            "resident: seconds above the candidate's own", above_own("resident"), "at most 0.5 s", resident=True,
-            beside={"the same without the prior, which surveys all": above_own("resident, no prior")},
-        ),
-        "all": Row(
-            {"alone": tune(**NO_SERVER), "resident": tune()},
-            "share of the start that is saved", lambda p: 1 - p["resident"]["start_s"] / p["alone"]["start_s"],
-            "at least 0.8", resident=True,
+            {"prior": tune("--budget", "1"), "no prior": tune("--budget", "1", "--no-prior")},
+            "prior: seconds above the candidate's own", above_own("prior"),
+            beside={"the same without the prior, which surveys all": above_own("no prior")},
         ),
         "edit": edit_row(target),
         "hit": hit_row(target),
@@ -207,9 +195,9 @@ def drop_in_row(target: str, count: int, goal: str, head: str = programs.INSTALL
     """Return the row of a program with `count` configurations under tilelang's tuner, and under atune's `install()`."""
     atunes = programs.drop_in(target, count, head)
     theirs = programs.drop_in(target, count) if target == "cuda" else programs.compiled_only(target, count)
-    variants = {"tilelang": program(theirs), "atune": program(atunes, **NO_SERVER)}
+    variants = {"tilelang": program(theirs), "atune": program(atunes)}
     if count == 1:
-        variants["atune, not early"] = program(atunes, **NO_SERVER, **NOT_EARLY)
+        variants["atune, not early"] = program(atunes, **NOT_EARLY)
     return Row(variants, "atune / tilelang", ratio("atune", "tilelang"), goal)
 
 
@@ -221,8 +209,8 @@ def hit_row(target: str) -> Row:
         def again(folder: Folder) -> dict[str, float]:
             file = folder.path / "work" / "program.py"
             if not file.exists():
-                folder.program(text, **NO_SERVER)  # tunes
-            return {"wall_s": folder.run(sys.executable, str(file), **NO_SERVER, **env)}
+                folder.program(text)  # tunes
+            return {"wall_s": folder.run(sys.executable, str(file), **env)}
 
         return again
 
@@ -233,25 +221,15 @@ def hit_row(target: str) -> Row:
 def edit_row(target: str) -> Row:
     """Return the row of a file that is tuned, edited and tuned again, beside the first tuning with empty caches."""
 
-    def again(**env: str) -> Variant:
-        def run(folder: Folder) -> dict[str, float]:
-            tuned_file(target, EDITED, **env)(folder)
-            name = folder.write(FILE, programs.workload_file(target, EDITED, edited=True))
-            return folder.tune(f"{name}:WORKLOAD", **env)
-
-        return run
+    def again(folder: Folder) -> dict[str, float]:
+        tuned_file(target, EDITED)(folder)
+        name = folder.write(FILE, programs.workload_file(target, EDITED, edited=True))
+        return folder.tune(f"{name}:WORKLOAD")
 
     return Row(
-        {
-            "cold": tuned_file(target, EDITED, **NO_SERVER), "edited, alone": again(**NO_SERVER),
-            "edited, resident": again(),
-        },
-        "edited, resident / cold", ratio("edited, resident", "cold"), "at most 0.333", resident=True,
-        beside={
-            "edited, resident, to the winner before its proof / cold": lambda p: (
-                p["edited, resident"]["winner_s"] / p["cold"]["wall_s"]
-            )
-        },
+        {"cold": tuned_file(target, EDITED), "edited": again},
+        "edited / cold", ratio("edited", "cold"),
+        beside={"edited, to the winner / cold": lambda p: p["edited"]["winner_s"] / p["cold"]["wall_s"]},
     )  # fmt: skip
 
 
@@ -259,36 +237,15 @@ def few_row(target: str, count: int) -> Row:
     """Return the row of `count` configurations, compiled as atune chooses, and all plain."""
     return Row(
         {"auto": tuned_file(target, count), "plain": tuned_file(target, count, "--accelerate", "off")},
-        "auto / plain", ratio("auto", "plain"), resident=True,
+        "auto / plain", ratio("auto", "plain"),
         beside={"to the winner: auto / plain": lambda p: p["auto"]["winner_s"] / p["plain"]["winner_s"]},
     )  # fmt: skip
-
-
-@contextmanager
-def resident_server(folder: Folder) -> Iterator[str]:
-    """Have a resident server meanwhile; yield why there is none, else an empty text."""
-    probe = subprocess.run([*ATUNE, "server", "--help"], env=folder.env, capture_output=True, text=True)
-    if probe.returncode:
-        yield "this version of atune has no `atune server`"
-        return
-    begun = subprocess.run(
-        [*ATUNE, "server", "start", "--idle", "30m"], env=folder.env, cwd=folder.path / "work", timeout=RUN_S,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    try:
-        yield f"`atune server start` failed: {begun.stderr[-500:]}" if begun.returncode else ""
-    finally:
-        subprocess.run([*ATUNE, "server", "stop"], env=folder.env, capture_output=True, timeout=60)
 
 
 def run_row(row: Row, pairs: int) -> dict[str, Any]:
     """Run all variants in turn; return each one's figures, and those of the pairs."""
     with tempfile.TemporaryDirectory(prefix="start-") as name:
-        folder = Folder(Path(name))
-        if not row.resident:
-            return _in_turn(row, pairs, folder)
-        with resident_server(folder) as why_not:
-            return {"skipped": why_not} if why_not else _in_turn(row, pairs, folder)
+        return _in_turn(row, pairs, Folder(Path(name)))
 
 
 def _in_turn(row: Row, pairs: int, folder: Folder) -> dict[str, Any]:
@@ -305,8 +262,6 @@ def _in_turn(row: Row, pairs: int, folder: Folder) -> dict[str, Any]:
 
 
 def lines_of(name: str, found: dict[str, Any]) -> list[list[str]]:
-    if why := found.get("skipped"):
-        return [[name, f"left out: {why}", "", "", ""]]
     walls = ", ".join(f"{variant} {seconds:.2f}" for variant, seconds in found["median_wall_s"].items())
     more = [["", "", figure, spread(values), ""] for figure, values in found["beside"].items()]
     return [[name, walls, found["figure"], spread(found["values"]), found["goal"]], *more]

@@ -102,7 +102,6 @@ def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             os.chmod(folder, 0o700)
             patch.setenv(name, str(folder))
         patch.delenv("ATUNE_CACHE_DIR", raising=False)
-        patch.setenv("ATUNE_SERVER", "off")  # a developer's resident server is none of the tests' business
         patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
         yield
 

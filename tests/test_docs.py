@@ -158,17 +158,6 @@ def test_every_option_of_the_cache_commands_is_documented(capsys: pytest.Capture
     assert [name.split()[2] for name in column if name.startswith("atune cache")] == list(commands)
 
 
-def test_every_option_of_the_server_commands_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    page = ROOT / "docs" / "server.md"
-    documented = set(first_column(section(page, "## Commands")))
-    for command in ("start", "status", "stop"):
-        assert f"atune server {command}" in documented
-        with pytest.raises(SystemExit):
-            _parser().parse_args(["server", command, "--help"])
-        options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
-        assert options <= {name.split()[0] for name in documented}
-
-
 def test_the_parts_that_can_be_accepted_are_those_of_the_code() -> None:
     assert first_column(section(JOURNAL, "## Going on")) == list(PARTS)
 

@@ -29,7 +29,6 @@ _COMMANDS = {
     "show": ("show",),
     "explain": ("explain",),
     "cache": ("cache",),
-    "server": ("server",),
     "doctor": ("doctor",),
 }
 """The modules whose `add_commands` adds these commands, in the order of the help. A command line imports what it needs,

@@ -185,11 +185,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 def _tune(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if not arguments.dry_run:
-        from atune.local.fork_servers import settle_early, warm_early
+        from atune.local.fork_servers import warm_early
 
-        warm_early(settle=False)  # a resident server answers while the next module loads
+        warm_early()
     from atune.cli.tune import tune_command
 
-    if not arguments.dry_run:
-        settle_early()
     return tune_command(arguments, interrupts)

@@ -59,7 +59,6 @@ class ClusterMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self._opening = Opening(workload, target, tuple(devices), self.compile, self.benchmark, cores=0)
         self.nodes: list[Node] = []
-        self.fork_server = ""
         self._shelf, self._slots = Shelf(), Slots()
         self._workers = Workers(workload)
         """Knows what the workload was loaded from; it starts nothing."""

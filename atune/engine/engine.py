@@ -322,7 +322,6 @@ class Engine:
                 **prior_setting(self.prior),
             },
             "versions": self.machine.versions(),
-            "fork_server": self.machine.fork_server,
         }
 
     async def _finish(self, spec: WorkloadSpec) -> None:

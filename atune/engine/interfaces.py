@@ -183,14 +183,6 @@ class Machine(Protocol):
 
     def versions(self) -> dict[str, str]: ...
 
-    @property
-    def fork_server(self) -> str:
-        """``resident`` for a session of a resident server, else why there is none; empty if no such server runs.
-
-        Known once `discover` has returned.
-        """
-        ...
-
 
 class GroupFailed(Exception):
     """A group of several could not be built as a whole. Not an error yet: its parts may be fine."""

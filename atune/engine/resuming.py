@@ -22,7 +22,6 @@ def record_resumed(recorder: Recorder, machine: Machine, plan: Plan, versions: d
         accepted=plan.accepted,
         accelerators=active,
         unused=dict(unused),
-        fork_server=machine.fork_server,
     )
     for index, device in plan.suspects.items():
         message = "suspect: the whole program died twice while this candidate was being measured"

@@ -94,8 +94,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """Bytes that one call moves to and from memory at least, as the user says."""
     advice: tuple[Advice, ...] = ()
     """Advice from other runs: everything that the strategy was told of it."""
-    fork_server: str = ""
-    """``resident`` where a resident server's session was used, or why it was not; empty where there is none."""
 
 
 class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_proposed"):
@@ -357,8 +355,6 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """Accepted differences from earlier parts, a sentence each."""
     accelerators: tuple[str, ...] = ()
     unused: dict[str, str] = {}
-    fork_server: str = ""
-    """As in `RunStarted`, of this part of the run."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

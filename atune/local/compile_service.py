@@ -35,8 +35,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     `start` begins to parse them while the fork server still imports tilelang. The first lowered candidate decides
     whether builds use the service: only then are the number of candidates and the cost of compiling known.
     While `warming`, lowering continues and building waits. If `ready`, builds use the service. `why` is the decision.
-    A run that ends well leaves cicc, with its parsed headers, to the next run. Where the run's fork server is a session
-    of the resident server, programs share cicc.
+    A run that ends well leaves cicc, with its parsed headers, to the next run.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target, nice: int = 0) -> None:
@@ -45,7 +44,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """Called after each change of `state`."""
         self._settings, self._target, self._nice = settings, target, nice
         self._candidates, self._workers = 0, 1
-        self._run_dir, self._shared = "", False
+        self._run_dir = ""
         self._env: Mapping[str, str] = {}
         self._process: ServiceProcess | None = None
         self._tasks: anyio.abc.TaskGroup
@@ -86,13 +85,13 @@ class CompileService(anyio.AsyncContextManagerMixin):
         """The service's process; 0 before it starts."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self, *, early: bool, run_dir: str, env: Mapping[str, str], shared: bool = False) -> None:
+    def start(self, *, early: bool, run_dir: str, env: Mapping[str, str]) -> None:
         """Take over the process that the previous run left. Otherwise, if `early`, begin to parse headers.
 
         Does nothing if the service will probably not be used. A new process also needs a free core. `run_dir`: the
-        folder where workers look for the service. `shared`: the resident server's process is used if there is one.
+        folder where workers look for the service.
         """
-        self._run_dir, self._env, self._shared = run_dir, env, shared
+        self._run_dir, self._env = run_dir, env
         try:
             target = parse_target(self._target)
         except UsageError:
@@ -155,19 +154,15 @@ class CompileService(anyio.AsyncContextManagerMixin):
     def _begin(self, arch: str | None, *, early: bool) -> None:
         kind = (self._target, self._settings.verbose, *surroundings())
         kept = services.take(kind) if self._may_be_used else None
-        shared = self._shared and kept is None
-        if not (kept or early or shared):
+        if not (kept or early):
             return
-        if kept or early:
-            self._move(states.begun(self.state, time.monotonic(), before=kept is not None))
-        self._process = ServiceProcess(
-            kind, kept=kept, arch=arch, early=early, shared=shared, env=self._env, nice=self._nice
-        )
+        self._move(states.begun(self.state, time.monotonic(), before=kept is not None))
+        self._process = ServiceProcess(kind, kept=kept, arch=arch, early=early, env=self._env, nice=self._nice)
         self._tasks.start_soon(self._run, self._process)
 
     async def _run(self, process: ServiceProcess) -> None:
         try:
-            await process.run(anew=self._anew, answered=self._answered, had=self._had)
+            await process.run(anew=self._anew, answered=self._answered)
         except (WorkerError, OSError, msgspec.MsgspecError) as error:
             said = getattr(error, "detail", "").strip().splitlines()
             reason = "; ".join((f"the compile service ended: {error}", *said[-1:]))
@@ -176,13 +171,9 @@ class CompileService(anyio.AsyncContextManagerMixin):
             self._move(states.left(self.state))
 
     def _anew(self) -> None:
-        """Return to parsing, because a process that earlier runs used has ended."""
+        """Return to parsing, because the process that the previous run left has ended."""
         if isinstance(self.state, states.Parsing):
             self._move(states.Parsing(self.state.started))
-
-    def _had(self) -> None:
-        """Note that earlier runs have parsed the headers."""
-        self._move(states.begun(self.state, time.monotonic(), before=True))
 
     def _answered(self, answer: ServiceReady) -> None:
         if answer.ok:

@@ -34,10 +34,6 @@ NEIGHBOURS = "atune.stages.measure.neighbours:neighbours"
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
 SERVICE_HEADER = "atune.stages.accelerators.service:header"
 SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
-SHARED_SERVICE = "atune.stages.accelerators.shared_service:serve"
-"""Runs in a process of the resident server, and answers `SERVICE_HEADER`, `SERVICE_LISTEN` and `SERVICE_FIND`."""
-SERVICE_FIND = "find"
-"""As `SERVICE_HEADER`, but nothing is parsed."""
 
 SURVEY = "atune.stages.accelerators.registry:survey"
 """For `atune doctor`, which calls this and the next in a process of its own instead of a worker."""

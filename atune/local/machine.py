@@ -32,7 +32,6 @@ from atune.model.settings import BenchmarkSettings, CompileSettings, bare
 from atune.processes.background import background
 from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
-from atune.processes.resident_client import RESIDENT
 from atune.processes.server import ForkServerProcess
 from atune.search.devices import with_peaks
 from atune.storage.artifact_store import ArtifactStore
@@ -76,7 +75,6 @@ class LocalMachine:
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         self.acceleration = self.compile.acceleration
         self.server: ForkServer
-        self.fork_server = ""
         self.workers = Workers(workload)
         self._space = SpaceWorker(self.workers, spec, self.workers.what)
         self.service = CompileService(self.compile, target, COMPILE_NICE)
@@ -98,8 +96,7 @@ class LocalMachine:
         A run that ends well leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
         """
         with run_folder() as self.run_dir:
-            process, park = await taken()
-            self.fork_server = process.kind
+            process, park = taken()
             async with (
                 ForkServer(process=process, park=park, again=self._new_server) as self.server,
                 self.service,
@@ -108,7 +105,7 @@ class LocalMachine:
                 env = self._folders()
                 self.workers.attach(self.server, env, tasks)
                 importing = self.server.preload_s is None  # it uses only one core
-                self.service.start(early=importing, run_dir=self.run_dir, env=env, shared=self.fork_server == RESIDENT)
+                self.service.start(early=importing, run_dir=self.run_dir, env=env)
                 store = ArtifactStore() if self.compile.store else None
                 self.store = RunStore(store)
                 tasks.start_soon(anyio.to_thread.run_sync, installed_versions)  # reads files; caches for `versions`

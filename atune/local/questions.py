@@ -30,7 +30,7 @@ async def asking(workload: WorkloadRef) -> AsyncGenerator[Workers, None]:
 async def asking_in_folder(workload: WorkloadRef) -> AsyncGenerator[tuple[Workers, str], None]:
     """Do what `asking` does, and also yield the folder that the workers may write to. Remove it on leaving."""
     with run_folder() as run_dir:
-        process, park = await taken()
+        process, park = taken()
         async with ForkServer(process=process, park=park) as server:
             workers = Workers(workload)
             workers.attach(server, process_folders(run_dir))

@@ -1,34 +1,23 @@
-"""The compile service's process: started, taken over from the previous run, or shared by the resident server."""
+"""The compile service's process: started, or taken over from the previous run."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 import msgspec
 
 from atune.errors import WorkerError
-from atune.local.entry_points import (
-    PRELOAD,
-    SERVICE_FIND,
-    SERVICE_HEADER,
-    SERVICE_LISTEN,
-    SERVICE_PRELOAD,
-    SHARED_SERVICE,
-)
+from atune.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRELOAD
 from atune.local.server_env import server_env
 from atune.processes.messages import ServiceReady
 from atune.processes.pool import ForkServer
-from atune.processes.resident_client import NoSession, SharedWorker, service
 from atune.processes.server import ForkServerProcess, services
 from atune.processes.worker import Worker
 from atune.system.folders import server_folder
 
 PREPARE_TIMEOUT_S = 120.0
-SHARED_TIMEOUT_S = 30.0
-"""For the resident server's process, which may parse for other programs first. It has a fallback."""
 LEAVE_S = 1.0
 PARSED = "parsed"
 """Key of the fact whether headers are parsed. The next run gets it with the process."""
@@ -36,8 +25,6 @@ PARSED = "parsed"
 
 class ServiceProcess:
     """One process of the service, forked by a server of its own, which imports almost nothing.
-
-    With `shared` it is a process of the resident server, and the program's own only where that one fails.
 
     `kind`: properties that another run must share to take the process over. `kept`: the process that the previous
     run left, if any. `arch`: a new process parses headers for it before a candidate is known. An empty `arch` means
@@ -53,14 +40,13 @@ class ServiceProcess:
         kept: ForkServerProcess | None,
         arch: str | None,
         early: bool = True,
-        shared: bool = False,
         env: Mapping[str, str],
         nice: int,
     ) -> None:
         self.pid = 0
         """The process; 0 before it starts."""
         self._kind, self._kept, self._arch, self._env, self._nice = kind, kept, arch, env, nice
-        self._shared, self._early = shared, early
+        self._early = early
         self._request = b""
         self._answered = False
         self._idle = False
@@ -68,26 +54,19 @@ class ServiceProcess:
         self._wanted, self._leaving, self._left = anyio.Event(), anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
 
-    async def run(
-        self,
-        *,
-        anew: Callable[[], None],
-        answered: Callable[[ServiceReady], None],
-        had: Callable[[], None],
-    ) -> None:
+    async def run(self, *, anew: Callable[[], None], answered: Callable[[ServiceReady], None]) -> None:
         """Run the process until `leave` or `give_up`.
 
-        `anew` is called if the shared process, or that of the previous run, has ended and another one starts. `had` is
-        called if the shared process has parsed headers before. `answered` gets the answer to `listen`. Raises
-        `WorkerError`, `OSError` or `MsgspecError` if the process ends early.
+        `anew` is called if the previous run's process has ended and another one starts. `answered` gets the answer to
+        `listen`. Raises `WorkerError`, `OSError` or `MsgspecError` if the process ends early.
         """
         kept, self._kept = self._kept, None
         try:
             with self._scope:
                 try:
-                    await (self._share(answered, had) if self._shared else self._attach(kept, answered))
+                    await self._attach(kept, answered)
                 except (WorkerError, OSError):
-                    if not (kept or self._shared) or self._answered or self._leaving.is_set():
+                    if not kept or self._answered or self._leaving.is_set():
                         raise
                     self.pid = 0
                     anew()
@@ -133,30 +112,13 @@ class ServiceProcess:
             arch = self._arch if self._early and not kept else None
             await self._serve(worker, arch, server.facts, answered)
 
-    async def _share(self, answered: Callable[[ServiceReady], None], had: Callable[[], None]) -> None:
-        env = {**os.environ, **server_env()}
-        try:
-            async with service(PRELOAD, SHARED_SERVICE, env=env, nice=self._nice) as worker:
-                self.pid = worker.pid
-                await self._serve(worker, self._arch, {}, answered, had)
-        except NoSession as error:
-            raise WorkerError(str(error)) from error
-
     async def _serve(
-        self,
-        worker: Worker | SharedWorker,
-        arch: str | None,
-        facts: dict[str, bool],
-        answered: Callable[[ServiceReady], None],
-        had: Callable[[], None] = lambda: None,
+        self, worker: Worker, arch: str | None, facts: dict[str, bool], answered: Callable[[ServiceReady], None]
     ) -> None:
         made_s = 0.0
         if arch is not None and not self._leaving.is_set():
-            entry = SERVICE_HEADER if self._early else SERVICE_FIND
-            parsed = await _call(worker, entry, msgspec.msgpack.encode(arch))
+            parsed = await _call(worker, SERVICE_HEADER, msgspec.msgpack.encode(arch))
             made_s, facts[PARSED] = parsed.header_s, parsed.ok
-            if parsed.saved_s:
-                had()
         if not await self._idle_until(self._wanted, worker):
             return
         answer = await _call(worker, SERVICE_LISTEN, self._request)
@@ -166,7 +128,7 @@ class ServiceProcess:
         if answer.ok:
             await self._idle_until(anyio.Event(), worker)
 
-    async def _idle_until(self, event: anyio.Event, worker: Worker | SharedWorker) -> bool:
+    async def _idle_until(self, event: anyio.Event, worker: Worker) -> bool:
         """Wait for `event`. Returns false if the run leaves earlier. Raises `WorkerError` if the process ends."""
         self._idle = True
         try:
@@ -190,9 +152,8 @@ async def _first(*waits: Callable[[], Awaitable[object]]) -> None:
             tasks.start_soon(until, wait)
 
 
-async def _call(worker: Worker | SharedWorker, entry: str, request: bytes) -> ServiceReady:
-    within_s = SHARED_TIMEOUT_S if isinstance(worker, SharedWorker) else PREPARE_TIMEOUT_S
-    return msgspec.msgpack.decode(await worker.call(entry, request, within_s), type=ServiceReady)
+async def _call(worker: Worker, entry: str, request: bytes) -> ServiceReady:
+    return msgspec.msgpack.decode(await worker.call(entry, request, PREPARE_TIMEOUT_S), type=ServiceReady)
 
 
 def _park(kind: tuple[object, ...], process: ForkServerProcess) -> None:

@@ -78,14 +78,8 @@ def listening(state: State, answer: ServiceReady) -> State:
     """Return the next state after the process can compile. `answer`: what it says of the headers."""
     if not isinstance(state, Warming):
         return state
-    by = " by the resident server" if answer.resident else ""
-    if answer.header_s:
-        how = f"headers parsed{by} in {answer.header_s:.1f} s"
-    elif answer.resident:
-        how = f"headers parsed before{by}, which saves {answer.saved_s:.1f} s"
-    else:
-        how = "headers parsed by the previous run"
-    return Ready(f"{state.why}; {how}")
+    how = f"in {answer.header_s:.1f} s" if answer.header_s else "by the previous run"
+    return Ready(f"{state.why}; headers parsed {how}")
 
 
 def failed(state: State, reason: str) -> State:

@@ -113,16 +113,11 @@ class ProofJob(msgspec.Struct, frozen=True):
 
 
 class ServiceReady(msgspec.Struct, frozen=True):
-    """Whether the compile service works, why it does not, and the seconds that parsing the headers took.
-
-    `resident`: the resident server's service. `saved_s`: the seconds that it spent earlier on headers that it had.
-    """
+    """Whether the compile service works, why it does not, and the seconds that parsing the headers took."""
 
     ok: bool
     reason: str = ""
     header_s: float = 0.0
-    resident: bool = False
-    saved_s: float = 0.0
 
 
 class Begin(msgspec.Struct, frozen=True):

@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -66,92 +66,13 @@ class Lasting(NamedTuple):
     """Number of calls that it has answered."""
 
 
-def search_path() -> list[str]:
-    """Return this program's module search path in absolute paths, also if the working folder is gone."""
-    there = working_folder()
-    return [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
-
-
-class Order(NamedTuple):
-    """A fork server's configuration at its start. `control`, `lifeline`: the server's ends. `log`: its output file."""
-
-    control: int
-    lifeline: int
-    log: int
-    folder: str
-    """The program's working folder."""
-    preload: tuple[str, ...]
-    path: list[str]
-    """The program's search path for modules."""
-    env: dict[str, str]
-
-    @property
-    def arguments(self) -> str:
-        """The only argument of the server's program."""
-        named = {name: getattr(self, name) for name in ("control", "lifeline", "folder", "preload", "path")}
-        return json.dumps({**named, "parent": os.getpid()})
-
-
-class Process(Protocol):
-    """A fork server's process, with the interface of `subprocess.Popen`."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float) -> int: ...
-
-    def open_pidfd(self) -> int:
-        """Return a new descriptor that becomes readable when the process ends. Raises `ProcessLookupError`."""
-        ...
-
-    async def answered(self) -> None:
-        """Wait until it has started. Raises `NoSession` if it does not."""
-        ...
-
-    def hear(self) -> None:
-        """Do what `answered` does, blocking."""
-        ...
-
-    def forget(self) -> None:
-        """In a forked child: release the parent's resources."""
-
-
-class Program(subprocess.Popen[bytes]):
-    """A fork server that this program starts."""
-
-    def __init__(self, order: Order) -> None:
-        super().__init__(
-            [sys.executable, "-P", server_main.__file__, order.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=order.log,
-            stderr=order.log,
-            env=order.env,
-            cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
-            pass_fds=(order.control, order.lifeline),
-        )
-
-    def open_pidfd(self) -> int:
-        return os.pidfd_open(self.pid)
-
-    async def answered(self) -> None:
-        pass
-
-    def hear(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        self.returncode = 0  # not our child: nothing to wait for
-
-
 class ForkServerProcess:
     """One fork server: its process, the control socket, and the lifeline, whose other end only this program holds.
 
     Starting takes milliseconds; the server then imports `preload` on its own. `folder` receives its log and the stderr
-    of its workers. `remove_folder` is called after the process has ended. `launch` starts the process. `facts` holds
-    what runs learned for the next run, and `lasting` the workers that a run leaves to the next. Raises `WorkloadError`
-    in a worker.
+    of its workers. `remove_folder` is called after the process has ended. `env` is added to its environment. `facts`
+    holds what runs learned for the next run, and `lasting` the workers that a run leaves to the next. Raises
+    `WorkloadError` in a worker.
     """
 
     def __init__(
@@ -161,7 +82,6 @@ class ForkServerProcess:
         remove_folder: Callable[[], None] = lambda: None,
         *,
         env: Mapping[str, str],
-        launch: Callable[[Order], Process] = Program,
     ) -> None:
         refuse_in_worker()
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,8 +90,6 @@ class ForkServerProcess:
         self.log = folder / "fork-server.log"
         self.numbers = count()
         self.preload_s: float | None = None
-        self.kind = ""
-        """The server's kind in a run's header: `RESIDENT`, or why no resident server was used; mostly empty."""
         self.facts: dict[Any, Any] = {}
         self.lasting: list[Lasting] = []
         with ExitStack() as stack:
@@ -180,59 +98,32 @@ class ForkServerProcess:
             stack.callback(theirs.close)
             lifeline, self.lifeline = os.pipe()
             stack.callback(os.close, lifeline)
-            there = working_folder()
             try:
                 log = stack.enter_context(self.log.open("ab"))
-                order = Order(
-                    control=theirs.fileno(),
-                    lifeline=lifeline,
-                    log=log.fileno(),
-                    folder=there,
-                    preload=tuple(preload),
-                    path=search_path(),
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", server_main.__file__, _arguments(theirs.fileno(), lifeline, preload)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                     env={**os.environ, **env, SERVER_FOLDER: str(folder)},
+                    cwd="/",  # it stays there: libraries that torch loads end a process without a working folder
+                    pass_fds=(theirs.fileno(), lifeline),
                 )
-                self._process = launch(order)
             except BaseException:
                 self.control.close()
                 os.close(self.lifeline)
                 raise
-
-    @property
-    def pid(self) -> int:
-        """The process; zero while a resident server has not answered the request for one."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         return self._process.poll()
 
-    async def answered(self) -> None:
-        """Wait until a resident server has answered the request for it. Raises `NoSession` if it refuses.
-
-        If it raises or is cancelled, nothing is left of this server.
-        """
-        with self._destroyed_on_error():
-            await self._process.answered()
-
-    def hear(self) -> None:
-        """Do what `answered` does, blocking."""
-        with self._destroyed_on_error():
-            self._process.hear()
-
-    @contextmanager
-    def _destroyed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.destroy()
-            raise
-
     async def wait(self) -> int | None:
         """Wait for the process to end, and reap it."""
         while self.returncode is None:
             try:
-                pidfd = self._process.open_pidfd()
+                pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 continue
             try:
@@ -250,7 +141,7 @@ class ForkServerProcess:
             self.lifeline = -1
         for kill in (os.killpg, os.kill):  # it may not have made its group yet
             with suppress(ProcessLookupError):
-                if self.pid and self.returncode is None:
+                if self.returncode is None:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
@@ -282,12 +173,28 @@ class ForkServerProcess:
             os.close(self.lifeline)
             self.lifeline = -1
         self._close()
-        self._process.forget()
+        self._process.returncode = 0  # not the child's own child: nothing to wait for
 
     def _close(self) -> None:
         self.control.close()
         for worker in self.lasting:
             worker.sock.close()
+
+
+def _arguments(control: int, lifeline: int, preload: Sequence[str]) -> str:
+    """Return the only argument of the server's program. `control`, `lifeline`: the server's ends."""
+    there = working_folder()
+    path = [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)]
+    return json.dumps(
+        {
+            "control": control,
+            "lifeline": lifeline,
+            "folder": there,
+            "preload": list(preload),
+            "path": path,
+            "parent": os.getpid(),
+        }
+    )
 
 
 class Parked:

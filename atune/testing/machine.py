@@ -219,8 +219,6 @@ class FakeMachine:
         """Return the version of the fakes, for a run's header."""
         return {"fake": "1"}
 
-    fork_server = ""
-
     @property
     def running(self) -> int:
         """Number of calls under way."""

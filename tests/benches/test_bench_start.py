@@ -68,20 +68,12 @@ def test_variants_run_in_turn_and_begin_in_turn() -> None:
     assert first[2:4] == ["a / b", "0.25 (0.25 to 0.25)"] and second == ["", "", "b's", "4.00 (4.00 to 4.00)", ""]
 
 
-def test_a_row_with_a_resident_server_says_why_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(start, "ATUNE", ("false",))
-    found = start.run_row(row(order, resident=True), 3)
-    assert order == [] and "no `atune server`" in start.lines_of("row", found)[0][1]
-
-
 def test_a_process_that_fails_ends_the_bench_with_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"exit status 1.*\n(.*\n)*ValueError: mine"):
         start.Folder(tmp_path).program("raise ValueError('mine')")
 
 
 def test_emptied_caches_leave_the_environment_as_it_was(tmp_path: Path) -> None:
-    """A resident server fits as long as that stays."""
     folder = start.Folder(tmp_path)
     (tmp_path / "cache" / "something").touch()
     before = dict(folder.env)

@@ -339,11 +339,10 @@ def beside(name: str) -> float:
 
 
 def test_start() -> None:
-    says("start", f"{row('all')['median']:.2f} of the start", f"{row('drop-in-1')['median']:.2f} of the time")
+    says("start", f"{row('drop-in-1')['median']:.2f} of the time")
     says(
         "start", f"one with four {row('drop-in-4')['median']:.2f}", f"one with twenty {row('drop-in-20')['median']:.2f}"
     )
-    says("start", f"takes {row('edit')['median']:.2f} of the cold run, and {beside('edit'):.2f} of it")
 
 
 def test_few() -> None:

@@ -8,19 +8,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
-import residents
 from processes import MARK, environment, marked, new_mark, wait_until
 
 import atune
 from atune.cli.main import main
 from atune.local import fork_servers, machine
 from atune.processes import server_main
-from atune.processes.resident_client import RESIDENT
 from atune.processes.server import ForkServerProcess, parked
 from atune.system import surroundings as around
 from atune.system.surroundings import surroundings
@@ -49,76 +46,6 @@ def test_a_run_takes_over_the_server_that_warm_started() -> None:
     assert waiting() == [server], "a second call starts another"
     assert atune.run(SCALE, target="c").measured == 2
     assert waiting() == [server] and server.returncode is None
-
-
-@pytest.fixture
-def resident(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
-    """A resident server that imports nothing either; yields its pid."""
-    residents.prepare(monkeypatch, tmp_path / "runtime", ())
-    with residents.running() as pid:
-        yield pid
-        atune.shutdown()
-
-
-def test_where_a_resident_server_fits_a_session_waits_for_the_run(resident: int) -> None:
-    atune.warm()
-    [session] = waiting()
-    atune.warm()
-    assert waiting() == [session] and session.kind == RESIDENT and session.pid
-    server, park = anyio.run(fork_servers.taken)
-    assert server is session
-    park(server)
-    assert residents.status()["sessions"] == 1, "the run asked for another"
-    atune.shutdown()
-    wait_until(lambda: residents.status()["sessions"] == 0, 5, "the session's end")
-
-
-def test_where_it_does_not_fit_a_fresh_server_starts_at_once(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_SOMETHING", "1")
-    atune.warm()
-    [server] = waiting()
-    assert server.kind.endswith("it was started with another TVM_SOMETHING") and server.pid
-
-
-def test_a_session_that_has_not_answered_yet_is_taken_over(resident: int) -> None:
-    os.kill(resident, signal.SIGSTOP)
-    try:
-        fork_servers.warm_early(settle=False)
-        [session] = waiting()
-        assert session.pid == 0 and session.returncode is None
-    finally:
-        os.kill(resident, signal.SIGCONT)
-    server, park = anyio.run(fork_servers.taken)
-    assert server is session and server.pid
-    park(server)
-
-
-@pytest.mark.parametrize("how", [fork_servers.settle_early, lambda: anyio.run(fork_servers.taken)[1]])
-def test_a_refusal_that_comes_later_starts_a_fresh_server(
-    resident: int, monkeypatch: pytest.MonkeyPatch, how: Callable[[], object]
-) -> None:
-    started, start = [], fork_servers.started
-    monkeypatch.setattr(fork_servers, "started", lambda: (started.append(start()), started[-1])[1])
-    monkeypatch.setenv("TVM_SOMETHING", "1")
-    fork_servers.warm_early(settle=False)
-    assert started == []
-    how()
-    [server] = started
-    assert "TVM_SOMETHING" in server.kind
-    server.destroy()
-
-
-def test_a_program_that_ends_before_the_answer_leaves_no_session(resident: int) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    os.kill(resident, signal.SIGSTOP)
-    try:
-        fork_servers.warm_early(settle=False)
-        assert len(waiting()) == 1
-        atune.shutdown()
-    finally:
-        os.kill(resident, signal.SIGCONT)
-    assert len(os.listdir("/proc/self/fd")) == before
-    wait_until(lambda: residents.status()["sessions"] == 0, 10, "the end of what was asked for in vain")
 
 
 def set_variable(patch: pytest.MonkeyPatch) -> None:
@@ -155,7 +82,7 @@ def test_a_server_of_other_surroundings_is_ended_and_another_started(
         atune.warm()
         [before] = waiting()
         change(monkeypatch)
-        server, _ = anyio.run(fork_servers.taken)
+        server, _ = fork_servers.taken()
         assert server is not before and not Path(f"/proc/{before.pid}").exists()
         server.destroy()
     finally:
@@ -169,7 +96,7 @@ def test_a_server_that_ended_meanwhile_is_replaced(quick: None, monkeypatch: pyt
     [before] = waiting()
     os.kill(before.pid, signal.SIGKILL)
     wait_until(lambda: before.returncode is not None, 5, "its end")
-    server, _ = anyio.run(fork_servers.taken)
+    server, _ = fork_servers.taken()
     assert server is not before and server.returncode is None
     server.destroy()
 
@@ -334,9 +261,8 @@ DROP_IN = """
     import atune.compat.tilelang
     [server] = parked._servers.values()
     from atune.local import fork_servers
-    import anyio
     import tilelang
-    assert anyio.run(fork_servers.taken)[0] is server, "importing tilelang made other surroundings"
+    assert fork_servers.taken()[0] is server, "importing tilelang made other surroundings"
     server.destroy()
 """
 

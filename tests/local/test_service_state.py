@@ -68,10 +68,6 @@ def test_it_says_since_when_the_headers_are_parsed() -> None:
     warming = Warming("as asked", soon=True)
     assert states.listening(warming, ServiceReady(True, header_s=1.25)) == Ready("as asked; headers parsed in 1.2 s")
     assert states.listening(warming, ServiceReady(True)) == Ready("as asked; headers parsed by the previous run")
-    parsed, had = ServiceReady(True, "", 1.25, resident=True), ServiceReady(True, resident=True, saved_s=1.25)
-    assert states.listening(warming, parsed) == Ready("as asked; headers parsed by the resident server in 1.2 s")
-    said = "as asked; headers parsed before by the resident server, which saves 1.2 s"
-    assert states.listening(warming, had) == Ready(said)
     assert states.listening(Unused("given up"), ServiceReady(True)) == Unused("given up")
 
 
