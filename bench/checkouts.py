@@ -86,7 +86,7 @@ def run(root: Path, command: Command) -> dict[str, Any]:
 def figures(done: Finished) -> dict[str, Any]:
     """Return what a run's last line says in JSON, with its wall seconds, or the second tuning's own."""
     last = done.output.strip().splitlines()[-1]
-    said: dict[str, Any] = json.loads(last) if last.startswith('{"') else {"best_config": last}
+    said: dict[str, Any] = json.loads(last) if last.startswith('{"') else {"best_config": last.rpartition("}")[0]}
     return {
         "wall_s": round(said.get("second_s", done.wall_s), 3),
         **{key: said[key] for key in ("best_config", "latency_ms", "proven", "measured") if key in said},

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import compile_stages
 import pytest
 import vs_tilelang
 
@@ -82,14 +81,6 @@ except KeyboardInterrupt:
     assert python(code).split() == ["[]"]
 
 
-def test_atune_is_started_by_its_command_line() -> None:
-    command = vs_tilelang.atune_command(options("--warmup", "1", "--rep", "7"), Path("j.jsonl"))
-    text = " ".join(command)
-    assert text.startswith(f"{sys.executable} -m atune tune {ROOT}/examples/gemm.py:WORKLOAD --target cuda")
-    assert "--warmup 1 --rep 7 --journal j.jsonl" in text and "--skip-check" not in command
-    assert "--skip-check" in vs_tilelang.atune_command(options("--check", "off"), Path("j"))
-
-
 def test_modes_are_arguments_of_tilelangs_tuner() -> None:
     from tilelang.autotuner import AutoTuner
 
@@ -110,15 +101,6 @@ def test_tilelangs_tuner_takes_the_same_space(space: str, total: int) -> None:
     assert set(tuner.configs[0]) <= set(inspect.signature(tuner.fn).parameters)
     assert type(tuner.fn(**tuner.configs[0])).__name__ == "PrimFunc"
     assert not vs_tilelang.make_tuner(work, check=False, rtol=0.02, target=SM_90A).profile_args.ref_prog
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(SystemExit, match="'fast' is unknown; there are default, pipeline"):
-        vs_tilelang.chosen_tuners("atune,fast")
-    with pytest.raises(SystemExit, match=r"'gemm' is none of gemm288, roller20, attention, and no FILE\.py:NAME"):
-        vs_tilelang.space_of("gemm")
-    with pytest.raises(SystemExit, match="does not run without a GPU"):
-        vs_tilelang.main(["--target", "c", "--tuners", "default,atune", "--space", "gemm288"])
 
 
 @needs_nvcc
@@ -173,69 +155,6 @@ def test_a_whole_comparison_on_the_cpu(tmp_path: Path) -> None:
     assert (tmp_path / "atune.jsonl").stat().st_size > 1000
 
 
-def test_the_table_of_the_compile_stage_has_medians_and_ratios_within_a_round() -> None:
-    run = {
-        "delivered": 8,
-        "wall_s": 9.0,
-        "cpu_s": 16.0,
-        "groups": {"4": 2},
-        "compilers": {"cicc": 2},
-        "load_average": 1.5,
-    }
-    tilelang = {**run, "groups": {}, "compilers": {}}
-    rounds = [
-        {"tilelang, default": {**tilelang, "wall_s": s / 2, "cpu_s": s}, "atune": run, "atune, --accelerate off": run}
-        for s in (32.0, 40.0, 20.0)
-    ]
-    result = {"machine": vs_tilelang.machine(), "command": "c", "cpu": "x", "candidates": 8, "rounds": rounds}
-    text = compile_stages.markdown(result)
-    ones = "1.000 (1.000–1.000) | 1.000 (1.000–1.000)"
-    assert f"| tilelang, default | 8 | 16.0 | 32.0 | 2.000 | **4.000** | {ones} | – | – | 1.5 |" in text
-    figures = "8 | 9.0 | 16.0 | 1.125 | **2.000** | 0.562 (0.450–0.900) | 0.500 (0.400–0.800) | 4: 2 | cicc 2 | 1.5 |"
-    assert f"| atune | {figures}" in text and f"| atune, --accelerate off | {figures}" in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-    alone = compile_stages.markdown({**result, "rounds": [{"atune": run}]})
-    assert "| atune | 8 | 9.0 | 16.0 | 1.125 | **2.000** | – | – | 4: 2 | cicc 2 | 1.5 |" in alone
-
-
-def test_each_choice_of_accelerators_is_a_path_of_its_own() -> None:
-    def jobs(*arguments: str) -> dict[str, tuple[str, bool]]:
-        found = compile_stages.atune_jobs(compile_stages.parser().parse_args(arguments))
-        return {name: (job["accelerate"], job["pipeline"]) for name, job in found.items()}
-
-    assert jobs() == {"atune": ("auto", True), "atune, --no-pipeline": ("auto", False)}
-    assert jobs("--paths", "auto", "--accelerate", "auto", "--accelerate", "auto,-cicc") == {
-        "atune": ("auto", True),
-        "atune, --accelerate auto,-cicc": ("auto,-cicc", True),
-    }
-    assert jobs("--paths", "no-pipeline", "--accelerate", "off") == {
-        "atune, --accelerate off, --no-pipeline": ("off", False)
-    }
-    with pytest.raises(SystemExit, match="--accelerate 'haste': use auto, off, names"):
-        jobs("--accelerate", "haste")
-
-
-@needs_nvcc
-@pytest.mark.parametrize("accelerate", ["auto", "off"])
-def test_the_whole_compile_stage_is_run_and_counted(
-    accelerate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two configurations through atune's engine without a device, in a process whose descendants are all counted."""
-    monkeypatch.setenv("ATUNE_ACCELERATE", "off")  # what the environment says does not count
-    work = {"space": vs_tilelang.space_of("gemm288"), "seed": 0, "candidates": 2, "workers": 1}
-    job = {**work, "child": "atune", "accelerate": accelerate, "pipeline": True}
-    code = f"import json, compile_stages\nprint(json.dumps(compile_stages.whole({job!r}, 120)))"
-    found = json.loads(python(code, timeout_s=150))
-    assert found["delivered"] == 2 and found["failed"] == [] and found["warned"] == []
-    assert sum(int(size) * count for size, count in found["groups"].items()) == 2
-    if accelerate == "off":
-        assert set(found["compilers"]) == {"nvcc"} and found["accelerators"] == []
-        assert "switched off" in found["why"]
-    else:
-        assert found["accelerators"]
-    assert found["cpu_s"] > 2 and found["wall_s"] > found["lowering_s"]
-
-
 def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against tilelang's fastest mode that came to a result; the winners by rounds of the common harness."""
     report, timing = vs_tilelang.Report, vs_tilelang.Timing
@@ -258,14 +177,3 @@ def test_the_verdict_counts_the_time_to_the_result(monkeypatch: pytest.MonkeyPat
     assert "atune's libraries by the candidates in them: 4: 2, 8: 1." in text
     alone = vs_tilelang.table(options(), [reports[1], reports[3]], retimed)
     assert "tilelang's only mode here (tilelang pipeline), start of the process to the result: 0.250" in alone
-
-
-def test_the_overhead_of_the_decorator_is_reported(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "bench" / "overhead.py"), "--rounds", "5", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "out" / "overhead.json").read_text())
-    for kind in ("eager", "lazy"):
-        assert found[f"{kind}: @tilelang.jit"]["ns"] > 0 and len(found[f"{kind}: @atune.autotune"]["samples_ns"]) == 5
-        assert found[f"{kind}: @atune.autotune"]["ns"] < 1e6  # a look-up, and nothing like a tuning

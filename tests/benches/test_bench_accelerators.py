@@ -126,16 +126,6 @@ def test_each_round_begins_with_another_and_every_run_is_its_own(scripted: Scrip
     assert len({env["XDG_CACHE_HOME"] for env in scripted.environments}) == 12
 
 
-def test_what_the_environment_says_of_accelerators_does_not_count(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATUNE_ACCELERATE", "off")
-    assert run(scripted, "--rounds", "1", "--proof", "--accelerators", "all,cicc") == 0
-    assert scripted.asked == ["auto", "off", CICC]
-    assert not any("ATUNE_ACCELERATE" in env for env in scripted.environments)
-    assert not any("--no-proof" in command for command in scripted.commands)
-
-
 def test_ratios_are_those_of_a_round(scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The machine gets slower from round to round; what is off costs the same share in each."""
     shares = [1.2, 1.3, 1.1, 1.5, 1.4]
@@ -153,14 +143,6 @@ def test_ratios_are_those_of_a_round(scripted: Scripted, tmp_path: Path, capsys:
     assert "| cicc | 1.300 (1.100–1.500) | yes: roller20 |" in text
     assert "| swizzle_lowering | 1.000 (1.000–1.000) | no |" in text
     assert "- cicc: block=128: 2.0000, 2.0000, 2.0000, 2.0000, 2.0000 ms" in text
-
-
-def test_seconds_to_the_result_count_from_the_start_of_the_process(scripted: Scripted, tmp_path: Path) -> None:
-    """The journal's header and its clock begin later than the process."""
-    assert run(scripted, "--rounds", "1", "--out", str(tmp_path)) == 0
-    one = written(tmp_path)["runs"][0]
-    assert (one["wall_s"], one["ordered_s"], one["result_s"], one["cpu_s"]) == (10.0, 5.0, 5.25, 20.0)
-    assert one["best_config"] == {"block": 64} and one["latency_ms"] == 1.0 and one["proven"] is True
 
 
 @pytest.mark.parametrize(
@@ -198,14 +180,6 @@ def test_a_run_that_the_time_limit_would_cut_is_not_begun(
     assert "**Not all of 5 rounds: --time-limit 81 s was reached.**" in capsys.readouterr().out
 
 
-def test_a_run_that_the_time_limit_cuts_says_nothing_of_its_variant(scripted: Scripted, tmp_path: Path) -> None:
-    scripted.ends = {(CICC, 1): "hangs"}
-    assert run(scripted, "--time-limit", "75", "--out", str(tmp_path)) == 0
-    assert scripted.now - 1000 == 75
-    found = written(tmp_path)
-    assert len(found["runs"]) == 4 and not any(one["error"] for one in found["runs"]) and found["stopped"]
-
-
 def test_an_interruption_keeps_what_is_done_and_resuming_runs_the_rest(
     scripted: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,21 +198,6 @@ def test_an_interruption_keeps_what_is_done_and_resuming_runs_the_rest(
     assert "| swizzle_lowering | 1.000 (1.000–1.000) | 1.000 | no |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="was run with"):
         run(scripted, "--out", str(tmp_path), "--resume", "--rep", "7")
-
-
-def test_a_space_may_name_its_cores(scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = os.sched_getaffinity(0)
-    assert accelerators.main(["--spaces", "roller20@1", "--rounds", "1", "--out", str(tmp_path)]) == 0
-    assert set(scripted.cores) == {1} and os.sched_getaffinity(0) == here
-    assert "## roller20@1, 1 core\n" in (tmp_path / "table.md").read_text()
-    with pytest.raises(SystemExit, match="roller20@4096: 4096 cores are asked for"):
-        accelerators.main(["--spaces", "roller20@4096"])
-
-
-def test_the_proof_can_be_one_of_the_variants(scripted: Scripted) -> None:
-    assert run(scripted, "--accelerators", "cicc,proof", "--rounds", "1") == 0
-    told = [[word for word in command if "proof" in word or word.startswith("auto")] for command in scripted.commands]
-    assert told == [["auto", "--no-proof"], ["auto,-cicc", "--no-proof"], ["auto", "--proof"]]
 
 
 def test_mistakes_are_named(scripted: Scripted) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prior import REFS, judge, main, ranks, recorded, scores_of, working_on
+from prior import REFS, judge, ranks, recorded, scores_of, working_on
 
 from atune.stages.compile.lowering import lower, workload
 from atune.stages.compile.steps import Steps
@@ -55,11 +55,6 @@ def test_judging_counts_places_ties_and_failures() -> None:
 
 def test_equal_values_share_their_rank() -> None:
     assert ranks([3.0, 1.0, 3.0, 2.0]) == [2.5, 0.0, 2.5, 1.0]
-
-
-def test_an_unknown_space_is_told_of() -> None:
-    with pytest.raises(SystemExit, match="'nowhere' is none of gemm288"):
-        main(["--spaces", "nowhere"])
 
 
 def test_the_page_says_what_was_found() -> None:

@@ -14,7 +14,7 @@ import pytest
 import record
 from counted import Finished
 
-from atune.journal.events import CandidateMeasured, RunResumed, RunStarted
+from atune.journal.events import RunStarted
 from atune.journal.reader import read
 from atune.journal.replay import replay
 
@@ -113,38 +113,3 @@ def test_a_run_cut_short_keeps_its_journal_and_goes_on(
     assert play(monkeypatch, rest, tmp_path, "--resume") == 0
     assert rest.found == [b"".join(half.lines)]
     assert whole(tmp_path) == journal and not (tmp_path / f"{NAME}.jsonl").exists()
-
-
-@pytest.mark.asked
-def test_a_journal_that_came_from_another_machine_is_gone_on_with(recorded: Path, tmp_path: Path) -> None:
-    """Nothing that has an outcome is measured again, and one recording holds both parts."""
-    lines = whole(recorded).splitlines(keepends=True)
-    first = next(i for i, line in enumerate(lines) if b'"event":"candidate_measured"' in line)
-    (tmp_path / f"{NAME}.jsonl").write_bytes(b"".join(lines[: first + 1]))
-    assert record.main(["--spaces", SLICED, "--target", "c", "--out", str(tmp_path), "--resume"]) == 0
-    with record.opened(tmp_path / f"{NAME}.jsonl.xz") as journal:
-        events = read(journal)
-        result = replay(journal)
-    assert sum(isinstance(event, RunResumed) for event in events) == 1
-    assert sum(isinstance(event, CandidateMeasured) for event in events) == result.measured == 2 and result.finished
-
-
-def test_a_run_that_fails_says_why_and_leaves_no_recording(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert play(monkeypatch, Scripted(whole(recorded), status=1), tmp_path) == 1
-    assert "exit status 1; atune: error: it broke" in capsys.readouterr().err
-    assert not (tmp_path / f"{NAME}.jsonl.xz").exists() and (tmp_path / f"{NAME}.jsonl").exists()
-
-
-def test_nothing_is_begun_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, moments = Scripted(b""), iter([0.0, 100.0])
-    monkeypatch.setattr(record, "run_counted", script)
-    arguments = ["--spaces", SLICED, "--out", str(tmp_path), "--time-limit", "60"]
-    assert record.main(arguments, clock=lambda: next(moments)) == 1
-    assert not script.found and not os.path.exists(tmp_path / f"{NAME}.jsonl")
-
-
-def test_an_unknown_space_is_refused_by_name() -> None:
-    with pytest.raises(SystemExit, match="'gemm_round' is none of gemm_square"):
-        record.main(["--spaces", "gemm_round"])
