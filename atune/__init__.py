@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from atune.decorator.decorator import autotune as autotune
     from atune.decorator.decorator import best_config as best_config
     from atune.decorator.decorator import clear_cache as clear_cache
+    from atune.decorator.decorator import tunings as tunings
     from atune.decorator.presets import ByArch as ByArch
-    from atune.decorator.tuned import tunings as tunings
 
     # Events of a run
     from atune.journal.events import ArtifactBuilt as ArtifactBuilt
@@ -189,9 +189,9 @@ _HOME = {
         "autotune",
         "best_config",
         "clear_cache",
+        "tunings",
     ),
     "atune.decorator.presets": ("ByArch",),
-    "atune.decorator.tuned": ("tunings",),
     "atune.model.settings": (
         "BenchmarkSettings",
         "Budget",

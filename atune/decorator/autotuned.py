@@ -16,11 +16,9 @@ import anyio.to_thread
 from atune.api.blocking import run_blocking
 from atune.api.discovery import discover
 from atune.api.libraries import with_library, with_library_async
-from atune.decorator import kernels
-from atune.decorator.arguments import Arguments, raw_key, text_of
-from atune.decorator.call import Call, OnMiss, Options, probes
-from atune.decorator.checks import check_on_miss, listed
-from atune.decorator.launch import direct, giver, launcher
+from atune.decorator.call import Arguments, Call, raw_key, text_of
+from atune.decorator.launch import Entry, direct, giver, launcher, made, measured, to_build
+from atune.decorator.options import OnMiss, Options, check_on_miss, listed
 from atune.decorator.winners import Winner, Winners, winner_of
 from atune.errors import AtuneError, SpaceError, UsageError
 from atune.journal.result import TuneResult
@@ -56,11 +54,11 @@ class Autotuned:
         self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
         self._eager: bool | None = None if self.is_jit else False
         self._at_run_time: frozenset[int | str] = frozenset()
-        self._entries: dict[Hashable, Callable[..., Any]] = {}
+        self._entries: dict[Hashable, Entry] = {}
         self._provisional: set[Hashable] = set()
         """Entries of the default configuration, used until a tuning finishes."""
         self._kernels: dict[str, Any] = {}
-        self._winners = Winners(self.__name__, self.signature, options)
+        self._winners = Winners(self.__name__)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
@@ -84,7 +82,7 @@ class Autotuned:
         call = self._call(args, kwargs)
         if call.explicit:
             return self.kernel.compile(*args, **kwargs)
-        return self._kernel(call, self._winners.find(self._tuning_call(call)))
+        return self.kernel_of(call, self._winners.find(self._tuning_call(call)))
 
     def as_op(
         self,
@@ -118,7 +116,7 @@ class Autotuned:
         call = self._call(args, kwargs)
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is no winner to name; leave it to the space")
-        kernel = self._kernel(call, self._winners.find(self._tuning_call(call)))
+        kernel = self.kernel_of(call, self._winners.find(self._tuning_call(call)))
         return importlib.import_module("atune.stages.frontend.jit_op").jit_op(
             kernel,
             name,
@@ -156,7 +154,7 @@ class Autotuned:
         """
         if on_miss is not None:
             check_on_miss(on_miss)
-        call = self._analysed(args, kwargs)
+        call = self._tuning_call(self._call(args, kwargs))
         if call.explicit:
             raise UsageError(f"{call.explicit[0]!r} is given, so there is nothing to look up; leave it to the space")
         return dict(self._winners.find(call, on_miss).config)
@@ -210,9 +208,9 @@ class Autotuned:
             return space
         return Space(space if isinstance(space, Mapping) else listed(space), where=self.options.where)
 
-    def is_eager(self, given: Arguments, space: Space) -> bool:
+    def is_eager(self, given: Arguments, probes: Sequence[Config]) -> bool:
         if self._eager is None:
-            self._eager = self.frontend.is_eager(self.kernel, given.values, probes(space))
+            self._eager = self.frontend.is_eager(self.kernel, given.values, probes)
         return self._eager
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -250,10 +248,7 @@ class Autotuned:
             raise UsageError(f"tune_on must return arguments by name, such as {{'A': scratch}}, got {other!r}")
         return Call(self, (), {**call.given.given, **other})
 
-    def _analysed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        return self._tuning_call(self._call(args, kwargs))
-
-    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Find the kernel for calls of this form, and remember it."""
         call = self._call(args, kwargs)
         if call.eager and not self._at_run_time:
@@ -267,14 +262,14 @@ class Autotuned:
             winner = self._winners.find(self._tuning_call(call))
             if winner.source == "default":
                 self._provisional.add(key)
-            kernel = self._kernel(call, winner)
+            kernel = self.kernel_of(call, winner)
             entry = launcher(kernel, call.names, self.signature, args) if call.eager else giver(kernel)
         self._entries[key] = entry
         return entry
 
     # Kernels
 
-    def _kernel(self, call: Call, winner: Winner) -> Any:
+    def kernel_of(self, call: Call, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
 
         For other arguments, or without that library, it comes from the artifact store or from a compile worker.
@@ -282,21 +277,21 @@ class Autotuned:
         name = text_of([call.arguments, winner.config])
         if (known := self._kernels.get(name)) is not None:
             return known
-        artifact = kernels.measured(call, winner)
+        artifact = measured(call, winner)
         if artifact is not None:
-            return self._keep(name, kernels.made(call, winner, artifact))
+            return self._keep(name, made(call, winner, artifact))
         with self._building:
             if (known := self._kernels.get(name)) is not None:
                 return known
-            return self._keep(name, with_library(*kernels.to_build(call, winner)))
+            return self._keep(name, with_library(*to_build(call, winner)))
 
     async def _prepare(self, call: Call, winner: Winner) -> None:
         """Make the kernel before a call, unless loading the measured library is enough."""
         name = text_of([call.arguments, winner.config])
-        if name in self._kernels or await anyio.to_thread.run_sync(kernels.measured, call, winner) is not None:
+        if name in self._kernels or await anyio.to_thread.run_sync(measured, call, winner) is not None:
             return
         with suppress(AtuneError):  # the call will report it
-            self._keep(name, await with_library_async(*kernels.to_build(call, winner)))
+            self._keep(name, await with_library_async(*to_build(call, winner)))
 
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from atune.api.options import budget_of, check_settings
 from atune.api.priors import chosen_prior
 from atune.errors import UsageError
@@ -95,7 +93,3 @@ class ByArch:
 def resolved(hints: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Return `hints` with their values for `target`."""
     return {name: v.value(target, name) if isinstance(v, ByArch) else v for name, v in hints.items()}
-
-
-def copy_of(settings: CompileSettings, **changes: Any) -> CompileSettings:
-    return msgspec.structs.replace(settings, **changes)

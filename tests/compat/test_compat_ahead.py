@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from atune.compat.tilelang import ahead
+import atune.compat.tilelang  # noqa: F401  # it asks for the processes, too, when it is first imported
+from atune.decorator import prewarm
 from atune.storage.result_cache import ResultCache
 
 OLD, NEW = 1_700_000_000, 1_800_000_000
 Import = Callable[[], int]
+PROGRAM = """from pathlib import Path
+from atune.compat.tilelang import environment
+from atune.decorator import prewarm
+prewarm.for_program(environment.cache_root(), "/nowhere")
+"""
 
 
 @pytest.fixture
@@ -23,7 +29,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The program's file, written long ago."""
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "program.py"
-    file.write_text("from atune.compat.tilelang.ahead import warm_for_program\nwarm_for_program()\n")
+    file.write_text(PROGRAM)
     os.utime(file, (OLD, OLD))
     main = types.ModuleType("__main__")
     main.__file__ = str(file)
@@ -35,7 +41,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def runs(program: Path, monkeypatch: pytest.MonkeyPatch) -> Import:
     """A function that runs the file, and returns how many times that asked for the processes."""
     asked: list[bool] = []
-    monkeypatch.setattr(ahead, "warm_early", lambda: asked.append(True))
+    monkeypatch.setattr(prewarm, "warm_early", lambda: asked.append(True))
 
     def run() -> int:
         asked.clear()

@@ -19,7 +19,7 @@ from decorated import add, scale_jit, shift, shift_any
 import atune
 from atune.api import cached_tune as cached
 from atune.decorator import winners
-from atune.decorator.arguments import Arguments, raw_key
+from atune.decorator.call import Arguments, raw_key
 from atune.decorator.presets import PRESETS, ByArch, tuning_options
 from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
@@ -327,9 +327,7 @@ def test_what_a_miss_does(tuned: Any, engine: Engine) -> None:
         strict(128)
     with pytest.raises(CacheMiss):
         strict.compile(128)
-    other = tuned(space={"block": [8]}, default={"block": 8})
-    with pytest.warns(RuntimeWarning, match=r"block=64 .* in the result cache: n was 64 and is 8"):
-        assert other.best_config(8, on_miss="default") == {"block": 8}
+    assert tuned(space={"block": [8]}, default={"block": 8}).best_config(8, on_miss="default") == {"block": 8}
     with pytest.raises(UsageError, match="on_miss: give"):
         atune.best_config(kernel, 64, on_miss="guess")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give a kernel under"):
@@ -364,6 +362,9 @@ def test_shipped_results(tuned: Any, engine: Engine, tmp_path: Path) -> None:
             shipped(**other).best_config(64)
     with pytest.raises(CacheMiss):
         shipped().best_config(65)
+    with pytest.warns(RuntimeWarning, match="no result is known.*The default configuration is used") as warned:
+        assert shipped(on_miss="default").best_config(65) == {"block": 64}
+    assert warned[0].filename == __file__, "the call is the user's, and so is what to do"
     assert len(engine.runs) == 1
     imported = tuned(cache=tmp_path / "imported", on_miss="error")
     imported.options.cache.merge(file.read_bytes())
@@ -411,25 +412,6 @@ def test_a_comment_leaves_known_and_shipped_results_where_they_are(tuned: Any, e
     shipped = tuned(edited(tmp_path, commented), target="c", cache=False, shipped=file, on_miss="default")
     assert shipped.best_config(64) == {"block": 64}
     assert len(engine.runs) == 1
-
-
-def test_a_miss_says_what_is_near_and_what_differs(tuned: Any, engine: Engine, tmp_path: Path) -> None:
-    kernel = tuned(edited(tmp_path, EDITED), target="c")
-    kernel.tune(64)
-    file = tmp_path / "shipped.json"
-    file.write_bytes(kernel.options.cache.export())
-    other = edited(tmp_path, EDITED.replace("* 2", "* 3"))
-    options: dict[str, Any] = {"target": "c", "cache": tmp_path / "empty", "shipped": file}
-    with pytest.warns(RuntimeWarning, match=r"no result is known(?s:.*)The default configuration is used") as warned:
-        assert tuned(other, **options, on_miss="default").best_config(64) == {"block": 16}
-    said = str(warned[0].message)
-    assert warned[0].filename == __file__, "the call is the user's, and so is what to do"
-    assert f"block=64 (1 ms) in {file}: the kernel's source, or what it uses, changed since" in said
-    with pytest.raises(CacheMiss, match=r"block=64 \(1 ms\) in .*shipped.json: n was 64 and is 65"):
-        tuned(edited(tmp_path, EDITED), **options, on_miss="error").best_config(65)
-    unrelated = tuned(scale_jit, **options, name="unrelated", on_miss="default", default={"block": 16})
-    with pytest.warns(RuntimeWarning, match=r"no result of this kernel is in the result cache, .*shipped.json"):
-        unrelated.best_config(64)
 
 
 def test_results_that_were_kept_when_comments_counted_are_found(

@@ -11,7 +11,7 @@ import pytest
 
 import atune
 from atune.api.cached_tune import Work
-from atune.decorator import ahead
+from atune.decorator import prewarm
 from atune.journal.events import Event
 from atune.storage.result_cache import ResultCache
 
@@ -24,7 +24,7 @@ def define(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Define:
 
     def decorate(kernel: Any = decorated.scale_jit, **options: Any) -> int:
         asked: list[bool] = []
-        monkeypatch.setattr(ahead, "warm_early", lambda: asked.append(True))
+        monkeypatch.setattr(prewarm, "warm_early", lambda: asked.append(True))
         options = {"cache": tmp_path, "reference": decorated.doubled, **options}
         atune.autotune(space={"factor": [1, 2], "block": [16, 64]}, **options)(kernel)
         return len(asked)
@@ -60,7 +60,7 @@ def test_a_kernel_with_a_result_starts_none(define: Define, tmp_path: Path) -> N
 
 def test_an_edited_kernel_starts_them_again(define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_result(tmp_path)
-    monkeypatch.setattr(ahead, "kernel_fingerprint", lambda kernel: "another source")
+    monkeypatch.setattr(prewarm, "kernel_fingerprint", lambda kernel: "another source")
     assert define() == 1
 
 
@@ -73,5 +73,5 @@ def test_a_kernel_that_cannot_be_read_starts_them(
     def unreadable(kernel: Any) -> str:
         raise atune.WorkloadError("no source")
 
-    monkeypatch.setattr(ahead, "kernel_fingerprint", unreadable)
+    monkeypatch.setattr(prewarm, "kernel_fingerprint", unreadable)
     assert define() == 1

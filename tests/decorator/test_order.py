@@ -8,7 +8,7 @@ import pytest
 import tilelang
 
 import atune
-from atune.decorator.order import decorators_of
+from atune.decorator.decorator import _decorators_of as decorators_of
 from atune.errors import SpaceError, UsageError, WorkloadError
 
 

@@ -8,9 +8,12 @@ meaning here warns once (`CompatWarning`), with what happens instead. docs/migra
 
 from __future__ import annotations
 
-from atune.compat.tilelang.ahead import warm_for_program
+import os
 
-warm_for_program()  # the fork server then imports tilelang while the program does
+from atune.compat.tilelang import environment
+from atune.decorator import prewarm
+
+prewarm.for_program(environment.cache_root(), os.path.dirname(__file__))  # it imports tilelang while the program does
 
 from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs
 from atune.compat.tilelang.autotuner import AutoTuner

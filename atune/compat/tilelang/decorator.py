@@ -13,7 +13,7 @@ from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
 from atune.compat.tilelang.parameters import takes
 from atune.compat.tilelang.result import AutotuneResult
-from atune.decorator.arguments import raw_key
+from atune.decorator.call import raw_key
 from atune.model.candidate import RESERVED
 from atune.stages.frontend.frontend import frontend_lock
 from atune.workload.introspect import function_of
