@@ -98,7 +98,6 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
             group_size=arguments.group_size,
             compile_timeout_s=arguments.compile_timeout,
             end_hopeless=arguments.end_hopeless,
-            backend=arguments.backend,
             accelerate=arguments.accelerate,
             prove=arguments.proof,
             store=arguments.store,

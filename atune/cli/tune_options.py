@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.cli.parsing import PLAIN, add_command, number, strategy_name
 from atune.cluster.address import HELP as CLUSTER_HELP
-from atune.model.settings import ACCELERATORS, BACKENDS
+from atune.model.settings import ACCELERATORS
 from atune.search.choosing import SHOWN
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ def _add_compiling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--workers", type=number("processes"), metavar="N", help="compile processes (from the number of cores)"
     )
-    group.add_argument("--backend", default="auto", help=f"{BACKENDS} (auto)")
     group.add_argument(
         "--layouts", type=number("layouts"), metavar="N", help="measure the N best layouts of a configuration (all)"
     )

@@ -131,7 +131,7 @@ class ClusterMachine:
         self._found = msgspec.structs.replace(
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
-        check_discovery(self._found, self.compile, self.benchmark)
+        check_discovery(self._found, self.benchmark)
         plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""))
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices

@@ -36,7 +36,7 @@ MOST_REFUSED = 10_000
 DEATHS = 2
 """A candidate is suspect after the whole program died this many times while it was being measured."""
 
-MEASURING_COMPILE = ("flags", "pass_configs", "backend", "target_host")
+MEASURING_COMPILE = ("flags", "pass_configs", "target_host")
 MEASURING_BENCHMARK = (
     "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed",
 )  # fmt: skip

@@ -163,7 +163,7 @@ class ArtifactBuilt(Event, frozen=True, kw_only=True, tag="artifact_built"):
     reason: str = ""
     """Why the group had this size."""
     compiler: str = ""
-    """``nvcc``, ``cicc`` (nvcc with the headers parsed once), ``nvrtc`` (of that backend) or ``g++``."""
+    """``nvcc``, ``cicc`` (nvcc with the headers parsed once) or ``g++``."""
     why: str = ""
     """Why that compiler."""
     words: str = ""

@@ -148,7 +148,7 @@ class CompileService(anyio.AsyncContextManagerMixin):
     def _may_be_used(self) -> bool:
         settings = self._settings
         asked = settings.acceleration.may(ACCELERATOR)
-        plain = settings.flags is None and not settings.verbose and settings.backend in ("auto", "tvm_ffi")
+        plain = settings.flags is None and not settings.verbose
         return asked and plain
 
     def _begin(self, arch: str | None, *, early: bool) -> None:

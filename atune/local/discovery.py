@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atune.errors import TargetError
-from atune.model.settings import Acceleration, BenchmarkSettings, CompileSettings, bare
+from atune.model.settings import Acceleration, BenchmarkSettings, bare
 from atune.processes.messages import Discovery
 
 PLAIN = "all candidates fit the free workers: each is compiled plain"
@@ -21,17 +21,9 @@ ALONE = 1.25
 16 workers, runs with a proof ended 1.22 times as late with 10 candidates, and 1.01 times with 15."""
 
 
-def check_discovery(found: Discovery, compile: CompileSettings, benchmark: BenchmarkSettings) -> None:
+def check_discovery(found: Discovery, benchmark: BenchmarkSettings) -> None:
     """Raise `TargetError` if the settings do not fit the target."""
     on_cpu = found.target.kind == "c"
-    if on_cpu and compile.backend == "tvm_ffi":
-        raise TargetError("backend tvm_ffi does not support target c: use --backend auto or cython")
-    if on_cpu and compile.backend == "nvrtc":
-        raise TargetError("backend nvrtc compiles CUDA code: use --backend auto or cython with target c")
-    if compile.backend == "nvrtc" and not found.cuda_python:
-        raise TargetError(
-            "backend nvrtc needs the package cuda-python (pip install cuda-python); or use --backend auto"
-        )
     method = benchmark.method
     if method != "auto" and (method == "perf_counter") != on_cpu:
         fitting = "'perf_counter'" if on_cpu else "'events', 'cuda_graph' or 'cupti'"

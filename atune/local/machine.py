@@ -162,7 +162,7 @@ class LocalMachine:
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         found = msgspec.msgpack.decode(reply, type=Discovery)
-        check_discovery(found, self.compile, self.benchmark)
+        check_discovery(found, self.benchmark)
         found = msgspec.structs.replace(found, devices=tuple(map(with_peaks, found.devices)))
         self._found = found
         self.use(found.accelerators, found.unused.get(ACCELERATOR, ""))
@@ -183,7 +183,7 @@ class LocalMachine:
     def use(self, accelerators: Sequence[str], no_service: str) -> None:
         """Use `accelerators` in the run. `no_service`: why they do not include the compile service."""
         self._accelerators = tuple(map(bare, accelerators))
-        if self._on_cpu or self.alone:
+        if self._on_cpu:
             self.service.decline("")
         elif ACCELERATOR not in self._accelerators:
             self.service.decline(no_service)
@@ -195,11 +195,6 @@ class LocalMachine:
         measures, and `hints` keep one free for that time.
         """
         cores, (n, self._remarks) = self._cores, self._most_workers()
-        if self.alone:
-            self._remarks.append(
-                f"backend {self.alone} compiles each candidate alone, because tilelang's adapter for it makes one "
-                "library per kernel; backend auto (tvm_ffi) compiles candidates in groups"
-            )
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.service.expect(candidates, n)
@@ -286,11 +281,6 @@ class LocalMachine:
     def _cores(self) -> list[int]:
         """The cores that it uses."""
         return usable_cores()[: self._most_cores]
-
-    @property
-    def alone(self) -> str:
-        """The CUDA backend if its kernels cannot share a library; otherwise empty."""
-        return self.compile.backend if not self._on_cpu and self.compile.backend in ("cython", "nvrtc") else ""
 
     @property
     def found(self) -> Discovery:

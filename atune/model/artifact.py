@@ -202,11 +202,9 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     calls: tuple[int | str, ...] = ()
     """For target ``c``: each argument of the C function, as a parameter's position or a symbolic dimension's name."""
     compiler: str = ""
-    """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers), ``nvrtc`` or ``g++``."""
+    """The compiler of the device code: ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
     """Why this compiler was used."""
-    backend: str = ""
-    """For CUDA, the tilelang adapter of the library, ``cython`` or ``nvrtc``; empty for a library of a group."""
     words: str = ""
     """The compiler output, if it was requested."""
     shared: bool = False

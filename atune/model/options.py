@@ -20,7 +20,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "compile_flags": ("flags",), "config": ("space",), "configs": ("space",), "constraint": ("where",),
     "constraints": ("where",), "cores": ("workers",), "cost_model": ("prior",), "cuda_graph": ("method",),
     "deadline": ("budget",), "device": ("devices",), "do_bench": ("method",), "early_config_prune": ("where",),
-    "early_stopping": ("until",), "execution_backend": ("backend",), "extra_cuda_flags": ("flags",),
+    "early_stopping": ("until",), "execution_backend": (), "extra_cuda_flags": ("flags",),
     "filter": ("where",), "finalists": ("n_final",), "golden": ("reference",), "gpu": ("devices",),
     "gpus": ("devices",), "input_fn": ("inputs",), "inputs_fn": ("inputs",), "iters": ("n_repeat",),
     "jobs": ("workers",), "listener": ("on_event",), "log_file": ("journal",), "log_level": ("log",),

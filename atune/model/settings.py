@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
-from atune.errors import TargetError, UsageError
+from atune.errors import UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
 from atune.model.checks import SettingsMeta, positive, switches, whole
 from atune.model.former_names import warn_former
-
-Backend = Literal["auto", "tvm_ffi", "cython", "nvrtc"]
 
 ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
@@ -26,14 +24,6 @@ def bare(accelerator: str) -> str:
     """Return the name of an accelerator ``name@version``."""
     return accelerator.partition("@")[0]
 
-
-BACKENDS = "auto, tvm_ffi (CUDA), cython (CPU or CUDA) or nvrtc (CUDA)"
-"""Values of `backend`, for messages."""
-_REFUSED = {
-    "torch": "tilelang has it for Metal alone",
-    "ctypes": "tilelang replaced it by cython",
-    "cutedsl": "it is for tilelang's CuTe DSL target",
-}
 
 CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
@@ -100,15 +90,12 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
     `pass_configs`: TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``; a
     candidate's own `pass_configs` take precedence.
-    `backend`: how kernels are built and called, by tilelang's names. ``auto`` is ``tvm_ffi`` for CUDA, whose candidates
-    share libraries, and ``cython`` for the CPU. On CUDA ``cython`` and ``nvrtc`` build each candidate alone, like
-    tilelang's own adapters; ``nvrtc`` needs the package cuda-python.
     `target_host`: TileLang's target for host code, ``c`` or ``llvm``; None takes TileLang's own choice.
     `verbose`: keep the compiler output, including ptxas' figures, in the `ArtifactBuilt` events.
     `layouts`: how many layouts of each configuration are compiled and measured: those with the least redundant work.
     None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
 
-    Raises `UsageError`, with a suggestion, for a wrong name or value; `TargetError` for a backend.
+    Raises `UsageError`, with a suggestion, for a wrong name or value.
     """
 
     workers: int | None = None
@@ -117,7 +104,6 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     end_hopeless: bool = True
     flags: tuple[str, ...] | None = None
     pass_configs: Mapping[str, Any] = {}
-    backend: Backend = "auto"
     accelerate: str = "auto"
     prove: bool = True
     store: bool = True
@@ -135,12 +121,6 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
         msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
         if why := why_no_pass_configs(self.pass_configs):
             raise UsageError(f"CompileSettings: {why}")
-        if not isinstance(self.backend, str):
-            raise TargetError(f"backend must be a name, got {self.backend!r}; use {BACKENDS}")
-        if self.backend in _REFUSED:
-            raise TargetError(f"backend {self.backend!r} is not supported: {_REFUSED[self.backend]}; use {BACKENDS}")
-        if self.backend not in get_args(Backend):
-            raise TargetError(f"backend {self.backend!r} is unknown; use {BACKENDS}")
         host = self.target_host
         if host is not None and not (isinstance(host, str) and host.strip()):
             raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {host!r}")

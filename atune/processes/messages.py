@@ -42,8 +42,6 @@ class Discovery(msgspec.Struct, frozen=True):
 
     target: Target
     devices: tuple[DeviceInfo, ...]
-    cuda_python: bool = False
-    """Whether the package that tilelang's own nvrtc backend needs is installed."""
     accelerators: tuple[str, ...] = ()
     """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}

@@ -19,8 +19,7 @@ def discover(payload: bytes) -> bytes:
     text, wanted, mixed, settings, n_final = msgspec.msgpack.decode(payload, type=asked)
     found = session.discover(text, wanted, mixed)
     kind, arch = found.target.kind, found.target.arch or ""
-    grouped = settings.backend in ("auto", "tvm_ffi")
-    host = registry.this_host(kind, arch, n_final=n_final, grouped=grouped, verbose=settings.verbose)
+    host = registry.this_host(kind, arch, n_final=n_final, verbose=settings.verbose)
     active, unused = registry.chosen(settings.acceleration, host)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(found, accelerators=active, unused=unused, light=registry.light(active))

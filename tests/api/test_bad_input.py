@@ -144,7 +144,6 @@ async def test_gpus_may_be_given_by_number() -> None:
         (lambda: CompileSettings(verbose=None), r"CompileSettings: verbose must be True or False, got None"),
         (lambda: CompileSettings(pass_configs=3), r"pass_configs must be a dict, such as .*, got 3"),
         (lambda: CompileSettings(pass_configs={3: 1}), r"CompileSettings: pass_configs must be a dict"),
-        (lambda: CompileSettings(backend=["nvrtc"]), r"backend must be a name, got \['nvrtc'\]"),
         (lambda: BenchmarkSettings(check="yes"), r"check must be True or False, got 'yes': did you mean True?"),
         (lambda: BenchmarkSettings(adaptive="perhaps"), r"adaptive must be True or False, got 'perhaps'$"),
         (lambda: BenchmarkSettings(cache_inputs="on"), r"cache_inputs must be True or False"),
@@ -162,14 +161,6 @@ def test_settings_of_a_wrong_kind_are_refused_when_they_are_made(settings: Calla
 def test_a_list_of_flags_is_kept_as_a_tuple() -> None:
     assert CompileSettings(flags=["-O1"]).flags == ("-O1",)
     assert CompileSettings(flags=()).flags == () and BenchmarkSettings(standby=None).standby is None
-
-
-@pytest.mark.parametrize(
-    ("backend", "message"), [("ctypes", "is not supported"), ("torch", "is not supported"), ("gcc", "is unknown")]
-)
-def test_backends_that_do_not_exist(backend: Any, message: str) -> None:
-    with pytest.raises(TargetError, match=f"backend '{backend}' {message}"):
-        CompileSettings(backend=backend)
 
 
 @pytest.mark.parametrize("workload", [None, 5, object(), len])
@@ -228,8 +219,8 @@ class TestReal:
             ({"target": "c", "devices": ["cpu", "3"]}, "device '3' is not there: target c runs on the CPU alone"),
             ({"target": "cuda", "devices": ["cpu"]}, "target cuda does not run on device 'cpu': use --target c"),
             (
-                {"target": "c", "compile": CompileSettings(backend="tvm_ffi")},
-                "backend tvm_ffi does not support target c",
+                {"target": "c", "benchmark": BenchmarkSettings(method="cupti")},
+                "method 'cupti' does not time target c",
             ),
         ],
     )

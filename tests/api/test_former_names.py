@@ -74,12 +74,6 @@ def test_blocking_and_awaiting_ways_to_tune_take_the_former_name_of_machine(tmp_
         assert atune.run_resume(journal, budget=4, **former).measured == 4
 
 
-def test_a_backend_of_tilelangs_that_is_given_to_a_run_is_no_machine() -> None:
-    named: dict[str, Any] = {"backend": "cython"}
-    with pytest.raises(atune.UsageError, match=r"did you mean compile=CompileSettings\(backend=…\)"):
-        atune.run(WORK, **named)
-
-
 def test_the_fake_machine_has_its_former_name() -> None:
     with called("FakeBackend", "FakeMachine"):
         former = atune.testing.FakeBackend

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ from atune.errors import NoWinner, TargetError, WorkerError
 from atune.journal.export import FORMATS
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
-from atune.model.settings import ACCELERATORS, METHODS, Backend
+from atune.model.settings import ACCELERATORS, METHODS
 from atune.search.choosing import SHOWN
 
 HERE = Path(__file__).parents[1]
@@ -141,7 +141,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
         "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
-        " --group-size 1 --workers 3 --backend tvm_ffi --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
+        " --group-size 1 --workers 3 --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
         " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
         " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
         " --accelerate cicc,swizzle_compile --no-proof"
@@ -154,12 +154,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     }  # fmt: skip
     assert (given["budget"].candidates, given["budget"].seconds) == (20, 120.0)
     compiling, benchmark = given["compile"], given["benchmark"]
-    assert (compiling.group_size, compiling.workers, compiling.backend, compiling.compile_timeout_s) == (
-        1,
-        3,
-        "tvm_ffi",
-        9.5,
-    )
+    assert (compiling.group_size, compiling.workers, compiling.compile_timeout_s) == (1, 3, 9.5)
     assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_compile", False)
     assert msgspec.structs.asdict(benchmark) | {
         "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False,
@@ -193,7 +188,6 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--accelerate fast", "accelerate 'fast': use auto, off, names from swizzle_lowering, "),
         ("--accelerate off,cicc", "accelerate 'off,cicc': use auto"),
         ("--accelerate=", "accelerate '': use auto"),
-        ("--backend torch", "backend 'torch' is not supported"),
         ("--target hip", "target 'hip' is not supported"),
         ("--target metal", "target 'metal' is not supported"),
         ("--target cuda --devices cpu", "target cuda does not run on device cpu"),
@@ -351,7 +345,7 @@ def said(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 def test_help_lists_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     tune = said(capsys, "tune")
-    for choices in (SHOWN, METHODS, get_args(Backend), ACCELERATORS, ("all", "cpu", "cuda", "off")):
+    for choices in (SHOWN, METHODS, ACCELERATORS, ("all", "cpu", "cuda", "off")):
         assert not [name for name in choices if not re.search(rf"\b{name}\b", tune)]
     resume, export = said(capsys, "resume"), said(capsys, "export")
     assert not [name for name in PARTS if name not in resume]

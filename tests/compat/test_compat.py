@@ -142,6 +142,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
             {},
             "execution_backend='torch': does not support target cuda: tvm_ffi is used",
         ),
+        ({"execution_backend": "nvrtc"}, {}, "'nvrtc': counts for as_tilelang.*: tvm_ffi builds and calls"),
         ({"target": "c", "execution_backend": "nvrtc"}, {}, "'nvrtc': does not support target c: cython is used"),
         ({}, {"group_compile_size": 8}, "group_compile_size: has an effect only with enable_grouped_compile=True"),
         ({}, {"benchmark_devices": [0]}, "benchmark_devices: has an effect only with benchmark_multi_gpu=True"),

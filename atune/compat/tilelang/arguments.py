@@ -17,7 +17,7 @@ class CompileArgs:
     `out_idx`: positions of the outputs that the kernel returns. None: it writes into tensors that it is given.
     `target`: ``auto``, ``cuda``, an arch as ``{"kind": "cuda", "arch": "sm_90a"}``, ``c`` for the CPU, or a TVM target.
     `target_host`: the target of host code: a text, a dict or a TVM target. None: tilelang's own choice.
-    `execution_backend`: ``auto``; for CUDA ``tvm_ffi``, ``cython`` or ``nvrtc``; for the CPU ``cython``.
+    `execution_backend`: ``auto``; for CUDA ``tvm_ffi``, for the CPU ``cython``. Others warn.
     `pass_configs`: TileLang pass configuration. `compile_flags`: flags of the device compiler.
     `verbose`: show progress.
     """

@@ -47,6 +47,8 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
         if run.early_stop_factor != 2.0:  # tilelang's default
             warn_once("early_stop_factor", "has no effect: a candidate 1.5 times slower than the best gets 3 samples")
     target = resolved_target(compile_args.target)
+    if (backend := backend_of(compile_args.execution_backend, target)) != "auto":
+        warn_once(f"execution_backend={backend!r}", "counts for as_tilelang(): tvm_ffi builds and calls the candidates")
     return Plan(
         target=_text(target),
         devices=_devices(target, run),
@@ -57,7 +59,6 @@ def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -
             group_size=_group_size(run),
             compile_timeout_s=environment.compile_timeout_s(),
             flags=compile_args.compile_flags or None,
-            backend=backend_of(compile_args.execution_backend, target),
             target_host=host_of(compile_args.target_host),
             store=environment.storing(),
         ),
@@ -116,7 +117,10 @@ def _group_size(run: RunArgs) -> int | None:
 
 
 def backend_of(name: str, target: Target) -> Any:
-    """Return the engine's name of a tilelang backend. If the target lacks it, warn and return the usual one."""
+    """Return the backend for what tilelang compiles itself. If the target lacks it, warn and return ``auto``.
+
+    Candidates have the target's usual backend.
+    """
     usual = "cython" if target.kind == "c" else "tvm_ffi"
     if name in ("auto", usual):
         return "auto"

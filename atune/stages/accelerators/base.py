@@ -13,15 +13,14 @@ TILELANG = ("0.1.15",)
 
 
 class Host(msgspec.Struct, frozen=True):
-    """Facts that decide which accelerators are used. `n_final`: finalists. `grouped`: whether libraries hold several
-    kernels. `gcc`: the C compiler, empty without one."""
+    """Facts that decide which accelerators are used. `n_final`: finalists. `gcc`: the C compiler, empty
+    without one."""
 
     kind: str
     arch: str
     tilelang: str
     gcc: str
     n_final: int = 5
-    grouped: bool = True
     verbose: bool = False
 
 
@@ -67,6 +66,4 @@ def unless_cuda(host: Host) -> str:
     """Say why an accelerator for CUDA cannot be used; empty if it can."""
     if host.kind != "cuda":
         return f"it is for CUDA, and the target is {host.kind}"
-    if not host.grouped:
-        return "tilelang's adapter builds each kernel by itself"
     return "" if host.tilelang in TILELANG else f"tilelang {host.tilelang} is not known, only {', '.join(TILELANG)}"

@@ -33,12 +33,12 @@ def identity(name: str) -> str:
     return f"{name}@{named(name).version}"
 
 
-def this_host(kind: str, arch: str, *, n_final: int = 5, grouped: bool = True, verbose: bool = False) -> Host:
+def this_host(kind: str, arch: str, *, n_final: int = 5, verbose: bool = False) -> Host:
     """Return the facts that decide which accelerators are used, for a target on this machine."""
     import tilelang
 
     gcc = shutil.which("gcc") or shutil.which("cc") or ""
-    return Host(kind, arch, tilelang.__version__, gcc, n_final, grouped, verbose)
+    return Host(kind, arch, tilelang.__version__, gcc, n_final, verbose)
 
 
 def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from atune.errors import message_of, name_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
-from atune.stages.compile import adapters, cpu, elf, ir
+from atune.stages.compile import cpu, elf, ir
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
 from atune.stages.compile.output import CompileError, CompilerOutput, first_error
@@ -35,12 +35,10 @@ from atune.system.shortage import check_compiled
 
 
 class Made(NamedTuple):
-    """How a library was made. `calls`: for each member, the meaning of its call's arguments. `shared`: symbols whose
-    code was made for others, too."""
+    """How a library was made. `shared`: symbols whose code was made for others, too."""
 
     compiler: str
     why: str = ""
-    calls: tuple[int | str, ...] | None = None
     shared: frozenset[str] = frozenset()
 
 
@@ -51,20 +49,18 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
         raise ValueError("members of different merge keys cannot share a library")
     blobs = [msgspec.msgpack.decode(lowered.blob, type=Blob) for lowered in group]
     part = f"{path}.{os.getpid()}.part"  # a killed build leaves no file under the final name
-    kind, adapter, verbose = session().target.kind, blobs[0].backend, session().compile.verbose
-    with CompilerOutput(verbose or bool(adapter)) as output:
+    kind, verbose = session().target.kind, session().compile.verbose
+    with CompilerOutput(verbose) as output:
         if kind == "c":
             cpu.build([blob.source for blob in blobs], blobs[0].flags, part, verbose)
             made = Made("g++")
-        elif adapter:
-            made = _build_alone(blobs, part, output)
         else:
             made = _build_cuda(blobs, part, steps)
     for blob in blobs:
         with open(source_path(path, blob.symbol), "w", errors="replace") as file:
             file.write(blob.source)
     os.replace(part, path)
-    library = Path(path).read_bytes() if kind == "cuda" and not adapter else b""
+    library = Path(path).read_bytes() if kind == "cuda" else b""
     seconds, said = round(time.perf_counter() - started, 4), output.text() if verbose else ""
     return [
         Artifact(
@@ -74,10 +70,9 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             params=lowered.params,
             target=kind,
             seconds=seconds,
-            calls=blob.calls if made.calls is None else made.calls,
+            calls=blob.calls,
             compiler=made.compiler,
             why=made.why,
-            backend=adapter,
             words=said,
             shared=blob.symbol in made.shared,
             plain=not (steps.accelerators or blob.accelerators),
@@ -109,20 +104,6 @@ def answer(group: Sequence[Lowered], path: str, steps: Steps) -> Sequence[Built]
 def _alike(line: str) -> str:
     """Return a compiler's line without its library's name and offsets, so that failures of one kind count together."""
     return re.sub(r":\(\.text[^)]*\)", "", re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", line))
-
-
-def _build_alone(blobs: Sequence[Blob], path: str, output: CompilerOutput) -> Made:
-    (blob,) = blobs
-    try:
-        compiler, calls = adapters.build(blob, path, backend_context().target, session().compile.verbose)
-    except Exception as error:
-        said = output.text()
-        if not re.search("Compilation Failed|Compilation error", str(error)):
-            raise
-        # tilelang's error holds the command and the whole source; the reason is in the compiler's output.
-        message = said or re.sub(r"^.*?Compilation error:\n", "", str(error), flags=re.DOTALL)
-        raise CompileError(f"{'nvcc' if blob.backend == 'cython' else 'NVRTC'} failed\n{message}") from None
-    return Made(compiler, calls=calls)
 
 
 def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:

@@ -3,7 +3,6 @@ compiler runs."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,10 +47,6 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """For the CPU, the meaning of each argument of the C function."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
-    backend: str = ""
-    """tilelang's adapter that builds it alone; empty if it may be grouped."""
-    function: bytes = b""
-    """For such an adapter, the PrimFunc before lowering."""
     accelerators: tuple[str, ...] = ()
     """Accelerators that took part in lowering, ``name@version`` each."""
 
@@ -64,15 +59,13 @@ class How:
     target: str
     flags: tuple[str, ...] | None
     pass_configs: Mapping[str, Any]
-    adapter: str
-    """tilelang's adapter that builds each kernel alone; empty for the grouping one."""
     accelerators: tuple[str, ...]
     host: str | None
     """Target of host code; None for tilelang's choice."""
 
     def key(self) -> tuple[Any, ...]:
         """Return the inputs, beside the kernel, that the code depends on."""
-        settings = (self.target, self.flags, self.pass_configs, self.adapter, self.host)
+        settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, keys.toolchain(self.kind))
 
     def way(self) -> tuple[Any, ...]:
@@ -153,7 +146,6 @@ def how_of(
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
         pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
-        adapter=settings.backend if target.kind == "cuda" and settings.backend in ("cython", "nvrtc") else "",
         accelerators=accelerators,
         host=settings.target_host,
     )
@@ -190,8 +182,6 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         pass_configs=dict(how.pass_configs),
         calls=calls,
         flags=how.flags,
-        backend=how.adapter,
-        function=pickle.dumps(function) if how.adapter else b"",
         accelerators=steps.lowering,
     )
     told = facts.static_facts(how.kind, modules.device, source)
@@ -203,7 +193,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         index=candidate.index,
         code_key=code_key,
         store_key=_store_key(code_key, how.way()),
-        merge_key=digest((how.adapter and symbol, *together)),
+        merge_key=digest(together),
         params=parameters,
         facts=told,
         seconds=0.0,

@@ -109,7 +109,7 @@ def measured_kernel(
     outputs = [i % n for i in found or ()]
     kernel = _over(Measured, JITKernel)(
         func=function,
-        execution_backend=_backend(artifact),
+        execution_backend="cython" if artifact.target == "c" else "tvm_ffi",
         target=target.tvm(),
         pass_configs=pass_configs,
         from_database=True,
@@ -121,10 +121,6 @@ def measured_kernel(
         kernel.adapter = _returning(function, artifact, outputs, kernel.adapter)
     kernel.torch_function = kernel.adapter.func
     return kernel
-
-
-def _backend(artifact: Artifact) -> str:
-    return artifact.backend or ("cython" if artifact.target == "c" else "tvm_ffi")
 
 
 def _once(exact: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
@@ -159,7 +155,7 @@ def _adapter(function: Any, params: Any, artifact: Artifact, kernel: Any) -> Any
         "compile_flags": kernel.compile_flags,
     }
     try:
-        adapter = _ADAPTERS["c" if artifact.target == "c" else _backend(artifact)](artifact, given)
+        adapter = _on_cpu(artifact, given) if artifact.target == "c" else _tvm_ffi(artifact, given)
     except (OSError, RuntimeError, AttributeError, KeyError) as error:
         raise LoadError(f"{artifact.path} has no kernel {artifact.symbol}: {error}") from error
     adapter._exact = kernel._exact
@@ -172,21 +168,6 @@ def _tvm_ffi(artifact: Artifact, given: dict[str, Any]) -> Any:
     adapter = _over(MeasuredAdapter, TVMFFIKernelAdapter).from_database(**given, kernel_lib_path=artifact.path)
     adapter.executable = adapter.executable[artifact.symbol]  # tilelang took the library's first member
     return adapter
-
-
-def _cython(artifact: Artifact, given: dict[str, Any]) -> Any:
-    from tilelang.jit.adapter import CythonKernelAdapter
-
-    return _over(MeasuredAdapter, CythonKernelAdapter).from_database(**given, kernel_lib_path=artifact.path)
-
-
-def _nvrtc(artifact: Artifact, given: dict[str, Any]) -> Any:
-    from tilelang.jit.adapter import NVRTCKernelAdapter
-
-    from atune.stages.measure.adapters import unpacked
-
-    with unpacked(artifact) as (cubin, _):
-        return _over(MeasuredAdapter, NVRTCKernelAdapter).from_database(**given, kernel_lib_path=cubin)
 
 
 def _on_cpu(artifact: Artifact, given: dict[str, Any]) -> Any:
@@ -248,14 +229,6 @@ class _Member:
 
     def get_last_error(self) -> bytes:
         return f"{self._symbol} returned {self._status}".encode()
-
-
-_ADAPTERS: dict[str, Callable[[Artifact, dict[str, Any]], Any]] = {
-    "tvm_ffi": _tvm_ffi,
-    "cython": _cython,
-    "nvrtc": _nvrtc,
-    "c": _on_cpu,
-}
 
 
 def _returning(function: Any, artifact: Artifact, out_idx: list[int], whole: Any) -> Any:

@@ -28,13 +28,6 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def _load_cuda(artifact: Artifact) -> Callable[..., None]:
-    if artifact.backend:
-        from atune.stages.measure import adapters
-
-        try:
-            return adapters.load(artifact)
-        except (OSError, RuntimeError, ImportError) as error:
-            raise LoadError(f"{artifact.path} cannot be loaded: {error}") from error
     from tilelang import tvm
 
     try:

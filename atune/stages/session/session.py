@@ -71,7 +71,7 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
         nvcc = target.kind == "c" or _find_nvcc()
-        return Discovery(target, (), _cuda_python(), nvcc=nvcc)  # compile only
+        return Discovery(target, (), nvcc=nvcc)  # compile only
     cpu = DeviceInfo(id="cpu", name=_cpu_name())
     if wanted == ("cpu",) and target is None:
         target = Target("c")
@@ -102,13 +102,7 @@ def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discov
         target = Target("cuda", chosen[0].arch)
     if not _find_nvcc():
         raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
-    return Discovery(target, tuple(chosen), _cuda_python())
-
-
-def _cuda_python() -> bool:
-    from tilelang.jit.adapter import nvrtc
-
-    return bool(nvrtc.is_nvrtc_available)
+    return Discovery(target, tuple(chosen))
 
 
 def _find_nvcc() -> bool:

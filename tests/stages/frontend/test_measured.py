@@ -300,12 +300,3 @@ def test_wrong_inputs_on_a_gpu_are_refused_as_tilelang_does(given: Sequence[Any]
             make(kernels.one, [-1], gpu())(*given)
         said.append((type(error.value), str(error.value).splitlines()[-1]))
     assert said[0][0] is said[1][0] and said[0][1]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["cython", "nvrtc"])
-def test_libraries_of_tilelangs_other_adapters(backend: Any) -> None:
-    ours = measured(kernels.one, [-1], gpu(), CompileSettings(backend=backend))
-    assert ours.execution_backend == backend
-    given = numbers(device="cuda")
-    assert torch.equal(ours(given), given * 2) and "float" in ours.get_kernel_source()
