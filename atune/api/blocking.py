@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 
-from atune.api import interrupted
 from atune.api.run_errors import unwrapped
 from atune.system.paths import cache_folder_at, chosen_cache_folder
 
@@ -21,6 +20,7 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
     """Await `function` in a new event loop in a thread, like `run`, and return its result."""
     outcome: list[T] = []
     errors: list[BaseException] = []
+    notes: list[str] = []
     scope: list[tuple[anyio.CancelScope, anyio.from_thread.BlockingPortal]] = []
     ready, ended = threading.Event(), threading.Event()
     folder = chosen_cache_folder()
@@ -30,7 +30,11 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             with anyio.CancelScope() as cancel:
                 scope.append((cancel, portal))
                 ready.set()
-                outcome.append(await function(*arguments, **options))
+                try:
+                    outcome.append(await function(*arguments, **options))
+                except BaseException as error:
+                    notes.extend(getattr(error, "__notes__", ()))
+                    raise
 
     def thread() -> None:
         try:
@@ -55,8 +59,8 @@ def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **op
             with suppress(RuntimeError):
                 portal.start_task_soon(cancel.cancel)
         ended.wait(5)
-        if isinstance(error, KeyboardInterrupt) and (line := interrupted.told()):
-            raise KeyboardInterrupt(line) from None  # of that very class: Python then ends by SIGINT
+        if isinstance(error, KeyboardInterrupt) and notes:
+            raise KeyboardInterrupt(notes[0]) from None  # of that very class: Python then ends by SIGINT
         raise
     runner.join()
     if errors:

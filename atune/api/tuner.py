@@ -14,8 +14,8 @@ from typing import Unpack
 import anyio
 import anyio.to_thread
 
-from atune.api import interrupted
 from atune.api.blocking import run_blocking
+from atune.api.default_journal import kept_line, opened_journal
 from atune.api.event_history import EventHistory, EventReader, not_entered
 from atune.api.machines import machine_for
 from atune.api.options import ELSEWHERE, TuneOptions, check_listener, check_settings, named
@@ -100,7 +100,7 @@ class Tuner:
         own_prior = isinstance(known, OwnPrior) and self._budget.keep is None
         check_given(strategy, pipeline=pipeline, own_prior=own_prior)
         names = device_names(devices) if machine is None else ()
-        self._spares = journal is None and machine is None
+        self._default_journal = _name_of(workload) if journal is None and machine is None else None
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
         if machine is None:
             machine = machine_for(
@@ -203,9 +203,13 @@ class Tuner:
         past: Sequence[Event] = ()
         if self._journal_path is not None:
             journal, past = await Journal.start_aside(self._journal_path)
-        spare = await anyio.to_thread.run_sync(interrupted.spare_journal) if self._spares else None
-        kept = () if spare is None else (spare,)
-        self._recorder = recorder = Recorder(journal, (self._history.publish, *kept, *listeners))
+        kept: Journal | None = None
+        if self._default_journal is not None:
+            kept = await anyio.to_thread.run_sync(opened_journal, self._default_journal)
+        if kept is not None:
+            self._journal_path = Path(kept.path)
+            listeners = kept.append, *listeners  # nobody asked for it: the run goes on where it cannot be written
+        self._recorder = recorder = Recorder(journal, (self._history.publish, *listeners))
         try:
             await recorder.go_on(past)
             self._engine = engine = self._make(recorder)
@@ -216,18 +220,13 @@ class Tuner:
             cause = unwrapped(error) if isinstance(error, BaseExceptionGroup) else error
             cancelled = isinstance(cause, anyio.get_cancelled_exc_class())
             await _end_journal(recorder, "cancelled" if cancelled else name_and_message(cause))
-            if cancelled:
-                path = None if self._journal_path is None else str(self._journal_path)
-                interrupted.remember(recorder.state, path, spare)
-                spare = None
             if cause is error:
                 raise
             raise cause from None
         finally:
-            if journal is not None:
-                journal.close()
-            if spare is not None:
-                spare.close()
+            for one in (journal, kept):
+                if one is not None:
+                    one.close()
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
@@ -274,7 +273,8 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     audit
         Measure a share of the skipped candidates after all others. True means a tenth.
     journal
-        Path of the journal. None writes none. A journal of the same work is continued like by `resume`. A journal of
+        Path of the journal. None writes one into the cache folder, where the newest 200 are kept; with `machine` it
+        writes none. A journal of the same work is continued like by `resume`. A journal of
         other work is refused.
     warm
         Measurements of the same kernel on other problems or devices: a journal's path, a result, ``"cache"`` for the
@@ -309,6 +309,13 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     return await _finished(make() if _importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True))
 
 
+def _name_of(workload: Workload | FileRef | str | None) -> str:
+    if isinstance(workload, Workload):
+        return workload.name
+    path = workload.path if isinstance(workload, FileRef) else str(workload).partition(".py")[0]
+    return Path(path).stem
+
+
 def _importing() -> bool:
     """Tell whether this thread is in an import. A thread that pickles would wait for it, and this one for that."""
     frame: FrameType | None = sys._getframe()
@@ -319,15 +326,21 @@ def _importing() -> bool:
 
 async def _finished(tuner: Tuner) -> TuneResult:
     tuner._history.kept = False
-    async with tuner:
-        return await tuner.result()
+    try:
+        async with tuner:
+            return await tuner.result()
+    except anyio.get_cancelled_exc_class() as error:
+        if tuner._recorder is not None:
+            path = None if tuner._journal_path is None else str(tuner._journal_path)
+            error.add_note(kept_line(tuner._recorder.state, path))
+        raise
 
 
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
 
-    KeyboardInterrupt ends it and kills every worker, in a thread too. Without a journal, what was measured is then kept
-    in one in the cache folder, which the exception names. Parameters and exceptions are those of `tune`.
+    KeyboardInterrupt ends it and kills every worker, in a thread too. Its message names the journal. Parameters and
+    exceptions are those of `tune`.
     """
     given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks

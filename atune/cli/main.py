@@ -8,9 +8,8 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from atune.cli.completion import add_completion
 from atune.cli.mistakes import NO_WINNER, USAGE, report_error
 from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
 from atune.errors import UsageError
@@ -100,6 +99,26 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+class _ShowCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell, and ends the command, as ``--version`` does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab
+        except ImportError as error:
+            raise UsageError("completion needs shtab, which is not installed: pip install shtab") from error
+        if values not in shtab.SUPPORTED_SHELLS:
+            raise UsageError(f"there is no completion for {values}: give one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+        say(shtab.complete(parser, shell=values))
+        parser.exit()
+
+
 def _parser(word: str = "") -> argparse.ArgumentParser:
     """Return the parser of the command line. `word`: its first word.
 
@@ -107,7 +126,7 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     """
     parser = _Parser(prog="atune", description="Tune TileLang kernels.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
-    add_completion(parser)
+    parser.add_argument("--show-completion", action=_ShowCompletion, metavar="SHELL", help="print a completion script")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
     shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")

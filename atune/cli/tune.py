@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from atune.api.default_journal import default_journal
 from atune.cli.main import INTERRUPTED, show_kept
 from atune.cli.mistakes import NO_WINNER, report_error
 from atune.cli.printing import complain, mutter
@@ -28,7 +27,6 @@ from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.model.shard import Shard
-from atune.system.paths import cache_folder
 from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
 
@@ -51,7 +49,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         from atune.cli.compile_only import compile_only_command
 
         return compile_only_command(workload, _options(arguments, budget, target, ""), arguments)
-    journal = _default_journal(workload.path) if arguments.journal is None else arguments.journal
+    journal = default_journal(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
@@ -252,9 +250,3 @@ def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequ
         fitting = "cpu" if target.kind == "c" else "CUDA indices such as 0,1"
         raise UsageError(f"target {target.kind} does not run on device {','.join(names)}: give {fitting}")
     return tuple(names)
-
-
-def _default_journal(workload: str) -> str:
-    name = re.sub(r"[^\w.-]", "_", Path(workload).stem)[:80]
-    moment = time.strftime("%Y%m%d-%H%M%S") + f".{math.floor(time.time() % 1 * 1000):03}"
-    return str(cache_folder() / "journals" / f"{name}-{moment}-{os.getpid()}.jsonl")

@@ -1,0 +1,51 @@
+"""The journals of runs that were given none: files in the cache folder, of which the newest are kept."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shlex
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from atune.errors import JournalError
+from atune.journal.state import State
+from atune.journal.writer import Journal
+from atune.system.paths import cache_folder
+
+KEPT = 200
+"""Journals that stay. Older ones are deleted when a run starts, unless a run is writing them."""
+
+
+def default_journal(name: str) -> Path:
+    """Return the path for a new journal of a workload called `name`, and delete the oldest of many journals."""
+    folder = cache_folder() / "journals"
+    with suppress(OSError):
+        _delete_oldest(folder)
+    moment = time.strftime("%Y%m%d-%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
+    return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}-{moment}.jsonl"
+
+
+def opened_journal(name: str) -> Journal | None:
+    """Return a new journal at `default_journal`; None where the cache folder cannot be written."""
+    with suppress(JournalError):
+        return Journal.create(default_journal(name))
+    return None
+
+
+def kept_line(state: State, journal: str | None) -> str:
+    """Return one line on a run that was interrupted: what it measured, and the journal that has it."""
+    measured = state.counts["measured"]
+    if journal is None:
+        return f"tuning interrupted; {measured} measured, and no journal kept"
+    shown = shlex.quote(journal)
+    return f"tuning interrupted; {measured} measured are kept in {shown}: atune replay shows them, journal= goes on"
+
+
+def _delete_oldest(folder: Path) -> None:
+    found = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[KEPT - 1 :]:
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
