@@ -37,7 +37,7 @@ SOURCES = {
     "gemm_square": ("gemm_odd", "gemm_unaligned", "gemm_tall"),
 }
 """Whose recordings advise a space, each by itself: of the same kernel, with configurations that both spaces have."""
-STRATEGIES = ("random", "local", "evolution", "forest")
+STRATEGIES = ("random", "forest")
 BEST, WORST = "best", "worst"
 
 

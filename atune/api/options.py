@@ -31,8 +31,6 @@ class RunOptions(TypedDict, total=False):
     prior: GivenPrior
     seed: int
     budget: int | str | Budget | None
-    until: float | str | None
-    keep: float | str | None
     audit: float | str | bool | None
     pipeline: bool
     compile: CompileSettings | None
@@ -100,5 +98,4 @@ def check_listener(on_event: object) -> None:
 
 def budget_of(options: Mapping[str, Any]) -> Budget:
     """Return the budget that the options of `tune` describe together."""
-    more = {name: options.get(name) for name in ("until", "keep", "audit")}
-    return Budget.parse(options.get("budget")).having(**more)
+    return Budget.parse(options.get("budget")).having(audit=options.get("audit"))

@@ -70,8 +70,6 @@ class Tuner:
         prior: GivenPrior = None,
         seed: int = 0,
         budget: int | str | Budget | None = None,
-        until: float | str | None = None,
-        keep: float | str | None = None,
         audit: float | str | bool | None = None,
         journal: str | os.PathLike[str] | None = None,
         warm: Warm = None,
@@ -96,9 +94,8 @@ class Tuner:
         path("journal", journal)
         accept, advise = check_parts(accept), adviser(warm)
         known = chosen_prior(prior)
-        self._budget = Budget.parse(budget).having(until=until, keep=keep, audit=audit)
-        own_prior = isinstance(known, OwnPrior) and self._budget.keep is None
-        check_given(strategy, pipeline=pipeline, own_prior=own_prior)
+        self._budget = Budget.parse(budget).having(audit=audit)
+        check_given(strategy, pipeline=pipeline, own_prior=isinstance(known, OwnPrior))
         names = device_names(devices) if machine is None else ()
         self._default_journal = _name_of(workload) if journal is None and machine is None else None
         compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
@@ -250,26 +247,18 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     devices
         ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
     strategy, seed
-        ``exhaustive``, ``best-first``, ``random``, ``prior``, ``local``, ``evolution``, ``forest`` (needs
-        ``atune[search]``), ``optuna`` or ``optuna:NAME`` with a sampler's name (needs ``atune[optuna]``), or ``auto``
-        (and None). Or an object with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is
-        ``best-first`` if all is tried and there is a prior, or ``exhaustive``. Under a budget it is ``prior`` for few
-        candidates, or ``random`` without a prior. Otherwise it is ``forest``, or ``evolution`` without scikit-learn. A
-        resumed journal keeps its strategy. The seed determines all random draws.
+        ``exhaustive``, ``best-first``, ``random``, ``prior``, ``forest`` (needs ``atune[search]``), or ``auto`` (and
+        None). Or an object with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``best-first``
+        if all is tried and there is a prior, or ``exhaustive``. Under a budget it is ``forest``; for few candidates and
+        without scikit-learn it is ``prior``, or ``random`` without a prior. A resumed journal keeps its strategy. The
+        seed determines all random draws.
     prior
         Estimates that let a search begin with likely winners. ``auto`` (and None) estimates from the machine's figures
         and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 candidates. A function of
         (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. False: no prior.
     budget
-        Candidates (``40``), a share of them (``"10%"``), a time (``"90s"``, ``"2m"``, ``"1h"``), device seconds
-        (``"20ds"``) or a `Budget`. None tries the whole space. Under a budget, candidates that will probably spill
-        registers are skipped.
-    until
-        End when the chance of a gain above this share (``"2%"`` or 0.02) falls below one in ten. Needs
-        ``atune[search]`` and a listed space.
-    keep
-        Try only the candidates that the prior ranks best: a number (``40``) or a share (``"10%"``). Of a space that is
-        not listed, a number of those that the prior was asked of.
+        Candidates (``40``), a share of them (``"10%"``), a time (``"90s"``, ``"2m"``, ``"1h"``) or a `Budget`. None
+        tries the whole space. Under a budget, candidates that will probably spill registers are skipped.
     audit
         Measure a share of the skipped candidates after all others. True means a tenth.
     journal

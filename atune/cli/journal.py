@@ -50,9 +50,7 @@ def _resume_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
     add_former(parser, "--accept")
-    parser.add_argument(
-        "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, time, or devices' time, of all parts together"
-    )
+    parser.add_argument("--budget", metavar="N|10%|90s", help="candidates, a share, or time, of all parts together")
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
     parser.add_argument("--table", action="store_true", help="print every candidate")
@@ -90,10 +88,7 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
         "--strategy", type=strategy_name, default=AUTO, metavar="NAME", help=f"{', '.join(SHOWN)} (auto)"
     )
     parser.add_argument(
-        "--budget", metavar="N|10%|90s|20ds", help="candidates, a share, or simulated time (10 percent without --until)"
-    )
-    parser.add_argument(
-        "--until", metavar="2%", help="end when the chance of a gain above this share falls below one in ten"
+        "--budget", metavar="N|10%|90s", default="10%", help="candidates, a share, or simulated time (10 percent)"
     )
     parser.add_argument(
         "--seeds", type=number("seeds"), default=100, metavar="N", help="number of runs, with seeds from 0 (100)"
@@ -251,12 +246,11 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.printing import say
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
-    from atune.search.simulation import Limits, simulate
+    from atune.search.simulation import simulate
     from atune.system.cores import usable_cores
 
     recording = read_recording(arguments.journal)
-    given = arguments.budget if arguments.budget or arguments.until else "10%"
-    budget = Budget.parse(given).having(until=arguments.until)
+    budget = Budget.parse(arguments.budget)
     summary, _ = simulate(
         recording,
         arguments.strategy,
@@ -265,7 +259,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         workers=arguments.workers,
         devices=arguments.devices,
         prior=not arguments.no_prior,
-        limits=Limits(budget.seconds, budget.device_seconds, budget.until),
+        seconds=budget.seconds,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
     say(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
@@ -290,17 +284,8 @@ def _simulated(summary: Summary, recording: Recording) -> str:
             f"median     {summary.regret_median:.2%} above the best; 2 %: {reached}; "
             f"{summary.evaluations_median:g} tried, {summary.device_s_median:.1f} s of devices, "
             f"{summary.wall_s_median:.1f} s",
-            *_until_of(summary),
         )
     )
-
-
-def _until_of(summary: Summary) -> list[str]:
-    """Return how often `until` ended a simulated run, and how often rightly. Empty if `until` was not given."""
-    if summary.until_stops is None:
-        return []
-    held = "" if summary.until_held is None else f"; in {summary.until_held:.0%} of these none left was so much better"
-    return [f"until      {summary.until_stops:.0%} of seeds ended by it{held}"]
 
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -53,8 +53,6 @@ def _end_lines(result: TuneResult) -> list[str]:
     lines = []
     if not result.finished:
         lines.append(f"ended      {_unfinished(result)}")
-    if result.reason == "until":
-        lines.append("ended      the chance of a further gain is below one in ten")
     if result.audited is not None:
         a = result.audited
         told = (

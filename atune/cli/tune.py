@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 
 from atune.api.default_journal import default_journal
 from atune.cli.main import INTERRUPTED, show_kept
@@ -220,12 +219,7 @@ def _report(
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:
-    budget = Budget.parse(arguments.budget).having(until=arguments.until, keep=arguments.keep, audit=arguments.audit)
-    if arguments.topk is None:
-        return budget
-    if budget.candidates is not None or budget.percent is not None:
-        raise UsageError("--topk and --budget N both limit the number of candidates: give one of them")
-    return msgspec.structs.replace(budget, candidates=arguments.topk)
+    return Budget.parse(arguments.budget).having(audit=arguments.audit)
 
 
 def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequence[str]:

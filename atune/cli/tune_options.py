@@ -53,14 +53,8 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--budget",
-        metavar="N|10%|90s|20ds",
-        help="stop after N candidates, a share of them, a time (s, m or h), or device seconds (ds)",
-    )
-    group.add_argument(
-        "--until", metavar="2%", help="end when the chance of a gain above this share falls below one in ten"
-    )
-    group.add_argument(
-        "--keep", metavar="N|10%", help="try only the N candidates (or the share) that the prior ranks best"
+        metavar="N|10%|90s",
+        help="stop after N candidates, a share of them, or a time (s, m or h)",
     )
     group.add_argument(
         "--audit",
@@ -77,9 +71,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="begin with the best of this journal of the same kernel, or of the result cache (cache); repeatable",
     )
     group.add_argument("--shard", metavar="2/4", help="try only this shard; atune merge joins the journals of all")
-    group.add_argument(
-        "--topk", type=number("candidates"), metavar="N", help="try only the first N candidates; sets the budget"
-    )
 
 
 def _add_where(group: argparse._ArgumentGroup) -> None:

@@ -24,7 +24,7 @@ from atune.engine.audit import Audit
 from atune.engine.benchmark_stage import Measuring
 from atune.engine.compile_stage import Compiling
 from atune.engine.compile_watch import CompileWatch
-from atune.engine.ending import Ending, until_of
+from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
 from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
@@ -57,7 +57,6 @@ from atune.search.guard import Guarded
 from atune.search.interface import Strategy
 from atune.search.prior import AUTO, Chosen, OwnPrior, prior_setting
 from atune.search.surveyed import figures_for, there_is
-from atune.search.until import Until
 from atune.workload.workload import WorkloadSpec
 
 PROPOSALS_PER_LANE = 2
@@ -141,8 +140,7 @@ class Engine:
             strategy=self._strategy, prior=self.prior, figures=self._figures,
             seed=self.seed, seconds=self.budget.seconds, layouts=layouts,
         )  # fmt: skip
-        ending = Ending(run, self.budget, await self._until(plan))
-        run.outcomes.tell = ending.telling(asking.take_note)
+        run.outcomes.tell = asking.take_note
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
@@ -170,7 +168,7 @@ class Engine:
             syncing.start_soon(run.outcomes.keep_synced)
             syncing.start_soon(watch.serve)
             async with proposals, deliver, artifacts, anyio.create_task_group() as tasks:
-                tasks.start_soon(ending.watch)
+                tasks.start_soon(keep_time, run, self.budget.seconds)
                 tasks.start_soon(proposing.serve, compile_workers, scheduled, propose, audit)
                 for compile_worker in compile_workers:
                     tasks.start_soon(compiling.serve, compile_worker)
@@ -273,14 +271,14 @@ class Engine:
 
         Raises `UsageError` if the user asks for a ranking and there is nothing to rank.
         """
-        header, kept, own_prior = self.recorder.state.header, self.budget.keep is not None, self._own_prior
+        header, own_prior = self.recorder.state.header, self._own_prior
         seed = self.seed if header is None else int(header.settings.get("seed") or 0)
-        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up, kept=kept)
+        pool = await drawn_pool(spec, self.strategy_name, seed, self._look_up)
         if pool is None and header is None and self.strategy in (None, STRATEGY_AUTO) and not own_prior:
             self.strategy_name = "random"
-        check_ranked(spec, self.strategy_name, self.budget, own_prior=own_prior, drawn=pool is not None)
+        check_ranked(spec, self.strategy_name, own_prior=own_prior, drawn=pool is not None)
         surveyed = self.recorder.state.surveyed
-        if pools(self.strategy_name, kept=kept):
+        if pools(self.strategy_name):
             pool = {**told.there, **(pool or {})}
         if pool and surveyed is not None:
             added = [place for place in surveyed.indices if place not in pool]
@@ -346,8 +344,3 @@ class Engine:
         """Return what chooses layouts; None where all are tried. Raises `UsageError`."""
         spec, most = self._run.spec, self.compile.layouts
         return await computed(spec, partial(layout_choice, spec, plan.candidates, most), quick=most is None)
-
-    async def _until(self, plan: Plan) -> Until | None:
-        """Return the fold that tells when a further gain is unlikely, with earlier outcomes; None without `until`."""
-        make = partial(until_of, self.budget, plan, self.recorder.state)
-        return await anyio.to_thread.run_sync(make) if self.budget.until is not None else None

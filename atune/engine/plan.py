@@ -104,9 +104,9 @@ def plan_new(
     candidates = {i: Candidate(i, config_key(c), c) for i, c in enumerate(map(thaw, spec.configs))}
     total, listed = spec.total, spec.size is None
     most = min(total, budget.most(total) or total)
-    limit, keep = most if budget.most(total) else None, budget.kept(total)
-    name, make = maker(strategy, spec, candidates, seed, limit, spec.default, advice, pool=pool, keep=keep)
-    surveyed = prior and (listed or bool(pool)) and (uses_prior(strategy) or keep is not None)
+    limit = most if budget.most(total) else None
+    name, make = maker(strategy, spec, candidates, seed, limit, spec.default, advice, pool=pool)
+    surveyed = prior and (listed or bool(pool)) and uses_prior(strategy)
     known = candidates if listed else range(total)
     return Plan(candidates, name, make, known, most, surveyed, total=total, listed=listed, pool=pool)
 
@@ -165,26 +165,25 @@ def plan_rest(
     most = min(size, budget.most(size + len(gone)) or size)
     strategy = own or header.strategy
     seed = int(header.settings.get("seed") or 0)
-    limit, keep, suspects = most if budget.most(size) else None, budget.kept(size), dict[int, str]()
-    more: dict[str, Any] = {"pool": pool, "keep": keep}
-    name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, **more)
+    limit, suspects = most if budget.most(size) else None, dict[int, str]()
+    name, make = maker(strategy, spec, candidates, seed, limit, header.default, header.advice, pool=pool)
     refused = spec.size is not None and name not in ORDERS
     unsurveyed = prior and (spec.size is None or bool(pool)) and state.surveyed is None and len(before) <= header.known
     plan = Plan(
         candidates,
         name,
-        continued(header, before, make, candidates, size, limit, suspects, spec, refused=refused, kept=bool(keep)),
+        continued(header, before, make, candidates, size, limit, suspects, spec, refused=refused),
         range(MOST_POINTS),
         most - sum(e.index in candidates for e in before if not e.beside),
         suspects=suspects,
-        to_survey=unsurveyed and (uses_prior(strategy) or keep is not None),
+        to_survey=unsurveyed and uses_prior(strategy),
         total=size + len(gone),
         accepted=tuple(f"{part}: {text}" for part, text in found),
         listed=spec.size is None,
         pool=pool,
     )
     plan.proposable = max(0, plan.proposable)
-    if budget.used_up(state.wall_s, state.device_s):
+    if budget.used_up(state.wall_s):
         plan.proposable = 0
     _sort_out(plan, state, before)
     return plan
@@ -228,19 +227,7 @@ def finished(state: State, budget: Budget) -> bool:
     count = len(proposed(state))
     most = budget.most(state.total)
     used_up = most is not None and count - sum(entry.beside for entry in state.entries.values()) >= most
-    return (
-        count + excluded(state) >= state.total
-        or used_up
-        or budget.used_up(state.wall_s, state.device_s)
-        or _enough(state, budget)
-    )
-
-
-def _enough(state: State, budget: Budget) -> bool:
-    """Tell whether a run ended because a further gain was unlikely, and `until` is not smaller now."""
-    if state.finished is None or state.finished.reason != "until" or state.header is None or budget.until is None:
-        return False
-    return budget.until >= float(state.header.settings.get("budget", {}).get("until", 0.0))
+    return count + excluded(state) >= state.total or used_up or budget.used_up(state.wall_s)
 
 
 def differences(

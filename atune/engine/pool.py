@@ -22,14 +22,12 @@ DRAWS = 16 * POOL
 """How many places to try at most, because constraints may refuse nearly all."""
 
 
-async def drawn_pool(
-    spec: WorkloadSpec, strategy: str, seed: int, look_up: LookUp, *, kept: bool = False
-) -> dict[int, Candidate] | None:
+async def drawn_pool(spec: WorkloadSpec, strategy: str, seed: int, look_up: LookUp) -> dict[int, Candidate] | None:
     """Draw candidates by `seed`, spread over the axes. Returns them by place; empty if the strategy needs none.
 
-    `kept`: whether it searches only the prior's best. Returns None if constraints refuse nearly all places.
+    Returns None if constraints refuse nearly all places.
     """
-    if spec.size is None or not pools(strategy, kept=kept):
+    if spec.size is None or not pools(strategy):
         return {}
     pool, places = dict[int, Candidate](), islice(_places(spec, seed), DRAWS)
     while len(pool) < POOL and (some := list(islice(places, AT_ONCE))):
@@ -37,9 +35,9 @@ async def drawn_pool(
     return dict(islice(pool.items(), POOL)) if len(pool) >= LEAST else None
 
 
-def pools(strategy: str, *, kept: bool) -> bool:
-    """Tell whether a strategy searches a pool of a large space. `kept`: see `drawn_pool`."""
-    return strategy not in ORDERS or kept
+def pools(strategy: str) -> bool:
+    """Tell whether a strategy searches a pool of a large space."""
+    return strategy not in ORDERS
 
 
 def _places(spec: WorkloadSpec, seed: int) -> Iterator[int]:

@@ -19,7 +19,6 @@ from atune.search.advice import elsewhere
 from atune.search.choosing import AUTO, BEST_FIRST, ORDERS, PRIOR, chosen, make_order, make_strategy
 from atune.search.guard import Guarded
 from atune.search.interface import Searched, Strategy
-from atune.search.keep import kept_of
 from atune.search.orders import Begun, first_of
 from atune.search.recording import reason_of
 from atune.search.surveyed import told
@@ -48,23 +47,18 @@ def strategy_name(
     return chosen(total, budget.most(total), limited=budget.limited, **known)
 
 
-def check_ranked(spec: WorkloadSpec, strategy: str, budget: Budget, *, own_prior: bool, drawn: bool) -> None:
+def check_ranked(spec: WorkloadSpec, strategy: str, *, own_prior: bool, drawn: bool) -> None:
     """Raise `UsageError` if a prior is to rank candidates of a large space, and they cannot be ranked as asked.
 
     `drawn`: whether the space admitted enough candidates to draw a pool of them.
     """
     if spec.size is None:
         return
-    if budget.keep is not None and budget.keep < 1:
-        raise UsageError(
-            f"keep: the space has {spec.size:,} points and is not listed, so that a prior ranks a sample of it and "
-            f"{budget.keep:.3g} of all is no part of that: give a number of candidates, such as keep=40 (--keep 40)"
-        )
-    if not drawn and (own_prior or strategy in (PRIOR, BEST_FIRST) or budget.keep is not None):
+    if not drawn and (own_prior or strategy in (PRIOR, BEST_FIRST)):
         raise UsageError(
             f"the space has {spec.size:,} points and its constraints refuse nearly all of them, so that there is no "
-            "sample for a prior to rank: leave out prior=, keep= and the strategies prior and best-first, or give axes "
-            "whose values fit together"
+            "sample for a prior to rank: leave out prior= and the strategies prior and best-first, or give axes whose "
+            "values fit together"
         )
 
 
@@ -88,14 +82,12 @@ def maker(
     advice: Sequence[Advice] = (),
     *,
     pool: Mapping[int, Candidate] = {},
-    keep: int | None = None,
 ) -> tuple[str, Make]:
     """Return a strategy's name, and a function that makes it.
 
-    `pool`: candidates of a large space, which a prior ranks and from which it may begin to learn. `keep`: see
-    `kept_of`.
+    `pool`: candidates of a large space, which a prior ranks and from which it may begin to learn.
     """
-    if isinstance(strategy, str) and strategy in ORDERS and keep is None:
+    if isinstance(strategy, str) and strategy in ORDERS:
         configs = [candidate.config for candidate in candidates.values()] if spec.size is None else None
         grid = grid_of(spec.axes)
         return strategy, lambda state: begun(
@@ -107,7 +99,7 @@ def maker(
 
     def learning(state: State) -> Strategy:
         searched = _searched(known, seed, most, default, advice, state)
-        return made(strategy, kept_of(replace(searched, grid=grid), keep))
+        return made(strategy, replace(searched, grid=grid))
 
     return name, learning
 
@@ -149,16 +141,15 @@ def continued(
     spec: WorkloadSpec,
     *,
     refused: bool = False,
-    kept: bool = False,
 ) -> Make:
     """Return a function that makes the strategy of a resumed run over `size` candidates.
 
     `before`: the candidates proposed so far. `most`: see `maker`. `suspects`: candidates that are not tried again.
-    `refused`: whether it may propose points that constraints refuse. `kept`: whether it searches only the prior's best.
+    `refused`: whether it may propose points that constraints refuse.
     """
 
     def going_on(state: State) -> Strategy:
-        if header.strategy in ORDERS and not kept:
+        if header.strategy in ORDERS:
             stages = list(_stages(header, state, size, candidates, spec))
             first = {index: candidate for index, candidate in candidates.items() if index < header.total}
             stages[:1] = [begun(stage, header.advice, first, most) for stage in stages[:1]]

@@ -75,7 +75,6 @@ class TuneResult(Shown):
         self.stored = state.stored
         """Of these, how many an earlier run compiled."""
         self.remaining = max(0, self.total - state.settled)
-        self.device_s = state.device_s
         """Seconds that devices were busy with candidates, summed over devices; the final is not in it."""
         self.reason = state.finished.reason if state.finished else ""
         """Why the run ended, as `RunFinished` has it; empty for one that did not finish."""
@@ -205,7 +204,7 @@ class TuneResult(Shown):
         """Return the object that ``--json`` prints."""
         found = {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
         left = [{"reason": one.reason, "count": one.count} for one in self.untried]
-        return {**found, "device_s": round(self.device_s, 4), "untried": left, "failures": failures_data(self)}
+        return {**found, "untried": left, "failures": failures_data(self)}
 
     def table(self) -> str:
         """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.

@@ -7,7 +7,6 @@ from collections import Counter
 
 import msgspec
 
-from atune.journal.device_time import DeviceTime
 from atune.journal.entry import Entry, Outcome, Place, status_of
 from atune.journal.events import (
     ArtifactBuilt,
@@ -86,7 +85,6 @@ class State:
         self.last_seq = -1
         self.last_mono = 0.0
         self._wall = WallTime()
-        self._devices_busy = DeviceTime()
         self._measuring: dict[int, str] = {}
         self._deaths: Counter[int] = Counter()
         self._counted: int | None = None
@@ -98,7 +96,6 @@ class State:
         """Fold in one event. Events must come in the order of their `seq`."""
         self.last_seq, self.last_mono = event.seq, event.mono
         self._wall.apply(event)
-        self._devices_busy.apply(event)
         match event:
             case CandidateProposed():
                 entry = self._made(event.index)
@@ -244,11 +241,6 @@ class State:
     def wall_s(self) -> float:
         """Seconds of all parts of the run. A part without an end counts up to its last event."""
         return self._wall.seconds
-
-    @property
-    def device_s(self) -> float:
-        """Seconds that devices were busy with candidates, summed over devices and parts, without the final."""
-        return self._devices_busy.seconds
 
     def _begin_part(self, event: RunResumed) -> None:
         self._deaths.update(self._measuring.keys())

@@ -10,14 +10,12 @@ from atune.journal.state import State
 
 ENDED = {
     "budget": "the budget ended the run before them",
-    "until": "a further gain was unlikely",
     "stopped": "the run was stopped before them",
     "exhausted": "the strategy proposed no more",
 }
 """Why candidates were not tried, by how a run finished."""
 UNAUDITED = {
     "budget": "its time ended the run before the audit",
-    "until": "a further gain was unlikely, which ended the run before the audit",
     "stopped": "the run was stopped before the audit",
 }
 """Why an audit that was asked for was not made, by how a run finished."""

@@ -1,4 +1,4 @@
-"""When a run ends, and which candidates it omits. Budgets are checked when they are made."""
+"""When a run ends. Budgets are checked when they are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.model.checks import SettingsMeta, positive
 
-_BUDGETS = "give a number of candidates (40), a share of them (10%), a time (90s), or device seconds (20ds)"
+_BUDGETS = "give a number of candidates (40), a share of them (10%), or a time (90s)"
 AUDITED = 0.1
 """Default share of the candidates skipped as likely to lose that an audit measures."""
 AUDITED_LEAST = 3
@@ -18,12 +18,9 @@ AUDITED_LEAST = 3
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """Limits of a run, of which the first to be reached ends it; and which candidates to omit.
+    """Limits of a run, of which the first to be reached ends it.
 
     `candidates`: how many are tried. `percent`: the same, as a share of the space. `seconds`: of the run.
-    `device_seconds`: for which devices were busy with candidates, summed over all devices; the final does not count.
-    `until`: end when a further gain above this share (0.02: 2 %) has less than one chance in ten.
-    `keep`: try only this many candidates, those that the prior ranks best; below 1 a share of them.
     `audit`: measure this share of the candidates skipped as likely to lose, after all others.
 
     Raises `UsageError` for an impossible value.
@@ -32,46 +29,30 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
     candidates: int | None = None
     seconds: float | None = None
     percent: float | None = None
-    device_seconds: float | None = None
-    until: float | None = None
-    keep: float | None = None
     audit: float | None = None
 
     def __post_init__(self) -> None:
         positive("Budget", "candidates", self.candidates, optional=True, integral=True)
-        for name in ("seconds", "percent", "device_seconds", "until", "keep", "audit"):
+        for name in ("seconds", "percent", "audit"):
             positive("Budget", name, getattr(self, name), optional=True)
         if self.percent is not None and self.percent > 100:
             raise UsageError(f"Budget: percent must be 100 at most, got {self.percent!r}")
-        if self.until is not None and self.until >= 1:
-            raise UsageError(f"Budget: until is a share, such as 0.02 for 2 %, below 1, got {self.until!r}")
         if self.audit is not None and self.audit > 1:
             raise UsageError(f"Budget: audit is a share, such as 0.1 for 10 %, 1 at most, got {self.audit!r}")
-        if self.keep is not None and self.keep >= 1 and self.keep != int(self.keep):
-            raise UsageError(f"Budget: keep is a whole number, or a share below 1, got {self.keep!r}")
 
     @property
     def limited(self) -> bool:
         """Whether it can end a run before every candidate is tried."""
-        ends = (self.candidates, self.seconds, self.percent, self.device_seconds, self.until)
-        return any(limit is not None for limit in ends)
+        return any(limit is not None for limit in (self.candidates, self.seconds, self.percent))
 
     def most(self, total: int) -> int | None:
         """Return how many of `total` candidates it admits, at least one; None without such a limit."""
         share = None if self.percent is None else max(1, math.ceil(round(total * self.percent / 100, 6)))
-        counts = (self.candidates, share, self.kept(total))
-        return min((most for most in counts if most is not None), default=None)
+        return min((most for most in (self.candidates, share) if most is not None), default=None)
 
-    def kept(self, total: int) -> int | None:
-        """Return how many of `total` candidates `keep` leaves, at least one; None if it leaves all."""
-        if self.keep is None:
-            return None
-        return min(total, max(1, math.ceil(round(total * self.keep, 6)) if self.keep < 1 else int(self.keep)))
-
-    def used_up(self, wall_s: float, device_s: float) -> bool:
-        """Tell whether a time limit is reached, from seconds of the run and of its devices."""
-        over = self.seconds is not None and wall_s >= self.seconds
-        return over or (self.device_seconds is not None and device_s >= self.device_seconds)
+    def used_up(self, wall_s: float) -> bool:
+        """Tell whether the time limit is reached, from the run's wall seconds."""
+        return self.seconds is not None and wall_s >= self.seconds
 
     def as_data(self) -> dict[str, Any]:
         """Return it for headers and keys. Newer fields appear only if they are set, because older keys lack them."""
@@ -80,10 +61,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
 
     @classmethod
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
-        """Read ``40`` (candidates), ``"10%"``, ``"90s"`` / ``"2m"`` (time) or ``"20ds"`` (device seconds).
-
-        Raises `UsageError` for anything else.
-        """
+        """Read ``40`` (candidates), ``"10%"``, or ``"90s"`` / ``"2m"`` (time). Raises `UsageError` for others."""
         if text is None:
             return cls()
         if isinstance(text, Budget):
@@ -93,36 +71,27 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
         if not isinstance(text, str):
             raise UsageError(f"budget {text!r}: {_BUDGETS}")
         try:
-            if text.endswith("ds"):
-                return cls(device_seconds=float(text[:-2]))
             if text[-1:] in ("s", "m", "h"):
                 return cls(seconds=float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]])
             return cls(percent=float(text[:-1])) if text.endswith("%") else cls(candidates=int(text))
         except (TypeError, ValueError):
             raise UsageError(f"budget {text!r}: {_BUDGETS}") from None
 
-    def having(
-        self,
-        *,
-        until: float | str | None = None,
-        keep: float | str | None = None,
-        audit: float | str | bool | None = None,
-    ) -> Budget:
-        """Return the budget with the other given limits. Shares are numbers, or texts such as ``"2%"``; an audit may be
-        True.
+    def having(self, *, audit: float | str | bool | None = None) -> Budget:
+        """Return the budget with an audit: a share, as a number or a text such as ``"2%"``, or True.
 
         Raises `UsageError` for any other value.
         """
-        given = {"until": until, "keep": keep, "audit": AUDITED if audit is True else None if audit is False else audit}
+        given = {"audit": AUDITED if audit is True else None if audit is False else audit}
         changes = {name: _share(name, value) for name, value in given.items() if value is not None}
         return Budget(**{**msgspec.structs.asdict(self), **changes}) if changes else self
 
 
-_LATER = ("percent", "device_seconds", "until", "keep", "audit")
+_LATER = ("percent", "audit")
 
 
 def _share(name: str, value: float | str) -> float:
-    """Return a number, or a text such as ``2%`` or ``40``, as a number. Raises `UsageError`."""
+    """Return a number, or a text such as ``2%``, as a number. Raises `UsageError`."""
     if isinstance(value, str):
         try:
             return float(value[:-1]) / 100 if value.endswith("%") else float(value)
@@ -130,4 +99,4 @@ def _share(name: str, value: float | str) -> float:
             pass
     elif not isinstance(value, bool) and isinstance(value, (int, float)):
         return value
-    raise UsageError(f"{name} {value!r}: give a share, such as 2%" + (", or a number, such as 40" * (name == "keep")))
+    raise UsageError(f"{name} {value!r}: give a share, such as 2%")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -26,27 +25,26 @@ PRIOR = Ranked.name
 BEST_FIRST = BestFirst.name
 UNTAUGHT = (*ORDERS, PRIOR, BEST_FIRST)
 """Strategies that learn nothing from outcomes."""
-LEARNING = ("local", "evolution", "forest")
+LEARNING = ("forest",)
 """Strategies that need the space's configurations, and learn from outcomes."""
 NAMES = (*UNTAUGHT, *LEARNING)
-SHOWN = (AUTO, *NAMES, "optuna", "optuna:SAMPLER")
+SHOWN = (AUTO, *NAMES)
 """The names that a user may give, for messages."""
 FEW = 8
 """With budgets of up to this many candidates, learning does not help."""
 FEW_RANKED = 16
 """With a prior, budgets of up to this many candidates follow it alone: all are compiled at once."""
-QUICK = (*UNTAUGHT, "local", "evolution")
+QUICK = UNTAUGHT
 """Strategies that answer within about a millisecond."""
 
 
 def check_known(strategy: str | Strategy) -> None:
     """Raise `UsageError` for an unknown name, and for an object that is no strategy. Asks for no library."""
-    optuna = isinstance(strategy, str) and strategy.partition(":")[0] == "optuna"
     if not isinstance(strategy, str):
         check_strategy(strategy)
-        if strategy.name in (AUTO, *NAMES) or strategy.name.partition(":")[0] == "optuna":
+        if strategy.name in SHOWN:
             raise UsageError(f"strategy {strategy.name!r}: atune has a strategy of that name; rename yours")
-    elif strategy not in (*NAMES, AUTO) and not optuna:
+    elif strategy not in SHOWN:
         raise UsageError(f"strategy {strategy!r} is unknown; there is {', '.join(SHOWN)}, or an object of your own")
 
 
@@ -57,10 +55,6 @@ def check_name(name: str) -> None:
         from atune.search.forest import needs
 
         needs()
-    elif name.partition(":")[0] == "optuna":
-        from atune.search.samplers import needs as needs_optuna
-
-        needs_optuna(name)
 
 
 def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: bool = False) -> None:
@@ -114,7 +108,9 @@ def _spread(configs: Sequence[Config], seed: int) -> Iterator[int]:
 
 def make_learner(name: str, searched: Searched) -> Learner:
     """Return the learning strategy called `name`. Raises `UsageError` if its library is not installed."""
-    return _class(name)(searched)
+    from atune.search.forest import Forest
+
+    return Forest(searched)
 
 
 def uses_prior(strategy: str | Strategy) -> bool:
@@ -166,31 +162,15 @@ def chosen(
     ranked = own_prior or prior
     if not learns or (budget is not None and budget <= (FEW_RANKED if ranked else FEW)):
         return PRIOR if ranked else "random"
-    return "forest" if available() else "evolution"
+    if available():
+        return "forest"
+    return PRIOR if ranked else "random"
 
 
 def may_be_forest(strategy: str | Strategy | None, budget: Budget, *, learns: bool) -> bool:
     """Tell, before the space is known, whether the strategy may be the forest, whose library is slow to import."""
     few = budget.candidates is not None and budget.candidates <= FEW
     return strategy == "forest" or (strategy in (None, AUTO) and learns and budget.limited and not few)
-
-
-def _class(name: str) -> Callable[[Searched], Learner]:
-    if name == "local":
-        from atune.search.local import Local
-
-        return Local
-    if name == "evolution":
-        from atune.search.evolution import Evolution
-
-        return Evolution
-    if name == "forest":
-        from atune.search.forest import Forest
-
-        return Forest
-    from atune.search.samplers import Optuna
-
-    return partial(Optuna, name=name)
 
 
 class _Of:

@@ -171,8 +171,8 @@ def needs() -> None:
     """Raise `UsageError`, with what to install, if scikit-learn is missing."""
     if not available():
         raise UsageError(
-            "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take local "
-            "or evolution"
+            "strategy 'forest' needs scikit-learn, which is not installed: pip install 'atune[search]', or take prior "
+            "or random"
         )
 
 

@@ -26,7 +26,6 @@ from atune.search.guard import Guarded
 from atune.search.interface import AHEAD, Searched, Strategy
 from atune.search.recording import Recording
 from atune.search.surveyed import figures_for, told_of
-from atune.search.until import Until
 
 ELABORATING = 0.1
 """Share of lowering's seconds that elaborating takes, at most; 5 to 8 % on the spaces in bench/."""
@@ -52,8 +51,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of many simulated runs of one strategy. Shares are of seeds; a regret of 0.02 is 2 % above the best.
 
     `evaluations_to_2pct_median` is None where more than half of the seeds did not get there. `evaluations`: candidates
-    tried at most; `evaluations_median`: those that were reported. `until_stops`: seeds that ended because a gain was
-    unlikely. `until_held`: the share of these in which no remaining candidate was better by more than that gain.
+    tried at most; `evaluations_median`: those that were reported.
     """
 
     strategy: str
@@ -67,28 +65,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     wall_s_median: float
     evaluations_median: float = 0.0
     device_s_median: float = 0.0
-    until_stops: float | None = None
-    until_held: float | None = None
 
 
 Make = Callable[[Searched], Strategy]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Further limits of a simulated run, as in `Budget`."""
-
-    seconds: float | None = None
-    device_seconds: float | None = None
-    until: float | None = None
-
-    def over(self, line: _Line, until: Until | None) -> str:
-        """Return why the run ends now; empty while it goes on."""
-        if self.seconds is not None and line.now >= self.seconds:
-            return "budget"
-        if self.device_seconds is not None and line.device_s >= self.device_seconds:
-            return "budget"
-        return "until" if until is not None and until.due and until.reached() else ""
 
 
 def simulate_run(
@@ -98,21 +77,23 @@ def simulate_run(
     *,
     workers: int = 16,
     devices: int = 1,
-    limits: Limits = Limits(),
+    seconds: float | None = None,
 ) -> Trial:
-    """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`."""
+    """Play one run of the strategy that `make` returns, until its budget is used up. Raises `StrategyError`.
+
+    `seconds`: the simulated time after which it ends, too.
+    """
     strategy = Guarded(make(searched), recording.configs)
     line = _Line(recording, workers, devices)
     if searched.prior is not None:
         line.now += ELABORATING * sum(tried.lower_s for tried in recording.tried.values()) / workers
-    until = None if limits.until is None else Until(searched.configs, limits.until)
     most = len(recording.configs) if searched.budget is None else searched.budget
     ahead = AHEAD * workers if strategy.name not in UNTAUGHT else most
     order: list[int] = []
     told: list[int] = []
     curve: list[float] = []
-    best, reason, more = math.inf, "", True
-    while (more or line.outstanding) and not reason:
+    best, over, more = math.inf, False, True
+    while (more or line.outstanding) and not over:
         while more and line.outstanding < strategy.limit(ahead):
             index = strategy.ask() if len(order) < most else None
             if index is None:
@@ -127,10 +108,8 @@ def simulate_run(
             told.append(index)
             best = best if tried.latency_ms is None else min(best, tried.latency_ms)
             curve.append(best)
-            if until is not None:
-                until.tell(index, tried.latency_ms)
-            reason = limits.over(line, until)
-    ended = reason or ("budget" if most < len(recording.configs) else "exhausted")
+            over = seconds is not None and line.now >= seconds
+    ended = "budget" if over or most < len(recording.configs) else "exhausted"
     return Trial(tuple(order), tuple(curve), line.now + recording.end_s, tuple(told), line.device_s, ended)
 
 
@@ -188,19 +167,9 @@ def evaluations_to(trial: Trial, best_ms: float, factor: float) -> float:
     return next((n for n, best in enumerate(trial.curve, 1) if best <= best_ms * factor), math.inf)
 
 
-def held(trial: Trial, recording: Recording, gain: float) -> bool:
-    """Tell whether no candidate that a run left was better than its best by more than `gain`."""
-    told, best = set(trial.told), trial.curve[-1] if trial.curve else math.inf
-    left = (tried.latency_ms for index, tried in recording.tried.items() if index not in told)
-    return not any(latency_ms is not None and latency_ms < best * (1 - gain) * (1 - 1e-12) for latency_ms in left)
-
-
-def summary_of(
-    name: str, evaluations: int, trials: Sequence[Trial], recording: Recording, until: float | None = None
-) -> Summary:
+def summary_of(name: str, evaluations: int, trials: Sequence[Trial], recording: Recording) -> Summary:
     """Sum up `trials` of one strategy on one space."""
     best_ms = recording.best_ms
-    stopped = [held(trial, recording, until or 0.0) for trial in trials if trial.reason == "until"]
     ends = [regrets(trial, best_ms)[-1] if trial.curve else math.inf for trial in trials]
     within = {key: sum(end <= factor - 1 + 1e-12 for end in ends) / len(ends) for key, factor in WITHIN.items()}
     to_2pct = statistics.median(evaluations_to(trial, best_ms, 1.02) for trial in trials)
@@ -214,8 +183,6 @@ def summary_of(
         wall_s_median=round(statistics.median(trial.wall_s for trial in trials), 3),
         evaluations_median=statistics.median(len(trial.told) for trial in trials),
         device_s_median=round(statistics.median(trial.device_s for trial in trials), 3),
-        until_stops=None if until is None else len(stopped) / len(trials),
-        until_held=sum(stopped) / len(stopped) if stopped else None,
     )
 
 
@@ -228,11 +195,11 @@ def simulate_seeds(
     workers: int = 16,
     devices: int = 1,
     known: Mapping[str, Any] | None = None,
-    limits: Limits = Limits(),
+    seconds: float | None = None,
 ) -> list[Trial]:
     """Play one run a seed. `known`: what the strategy is told beside configurations, by `told_of`."""
     searched = [Searched(recording.configs, seed, budget, **(known or {}), default=recording.default) for seed in seeds]
-    return [simulate_run(recording, make, each, workers=workers, devices=devices, limits=limits) for each in searched]
+    return [simulate_run(recording, make, each, workers=workers, devices=devices, seconds=seconds) for each in searched]
 
 
 def simulate(
@@ -244,12 +211,12 @@ def simulate(
     workers: int = 16,
     devices: int = 1,
     prior: bool = False,
-    limits: Limits = Limits(),
+    seconds: float | None = None,
     processes: int = 1,
 ) -> tuple[Summary, list[Trial]]:
     """Play the strategy called `strategy` with seeds from 0 on, in `processes` processes, and sum up.
 
-    `budget`: candidates; None where only `limits` end a run. `prior`: with estimates from the recorded facts, where
+    `budget`: candidates; None where only `seconds` end a run. `prior`: with estimates from the recorded facts, where
     they tell enough.
 
     Raises `UsageError` for a name that no strategy has, or whose library is not installed.
@@ -258,11 +225,11 @@ def simulate(
     figures = figures_for(recording.target, recording.devices)
     known = told_of(recording.configs, recording.facts, figures) if prior and uses_prior(strategy) else {}
     if strategy == AUTO:
-        limited, there = budget is not None or limits != Limits(), known.get("prior") is not None
+        limited, there = budget is not None or seconds is not None, known.get("prior") is not None
         strategy = chosen(len(recording.configs), budget, limited=limited, prior=there)
     make = partial(make_strategy, strategy)
     play = partial(
-        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, limits=limits
+        simulate_seeds, recording, make, budget=budget, workers=workers, devices=devices, known=known, seconds=seconds
     )
     slices = [range(first, seeds, processes) for first in range(min(processes, seeds))]
     if len(slices) == 1:
@@ -274,7 +241,7 @@ def simulate(
             parts = [future.result() for future in played]
         trials = [parts[seed % processes][seed // processes] for seed in range(seeds)]
     most = len(recording.configs) if budget is None else min(budget, len(recording.configs))
-    return summary_of(strategy, most, trials, recording, limits.until), trials
+    return summary_of(strategy, most, trials, recording), trials
 
 
 def _leave_signals() -> None:

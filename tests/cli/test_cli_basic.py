@@ -85,7 +85,7 @@ def test_a_winner_gives_0_and_json_is_the_last_line(engine: Any, workload: str, 
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     steps = [(step["tried"], step["index"], step["latency_ms"]) for step in said["best_over_time"]]
     assert steps == [(1, 0, 4.0), (2, 1, 1.0)]
-    assert said.pop("device_s") >= 0 and said.pop("reason") == "exhausted"
+    assert said.pop("reason") == "exhausted"
     assert {**said, "best_over_time": []} == {
         "best_over_time": [], "axis_importance": None,
         "roofline": None, "reference_roofline": None,
@@ -140,7 +140,7 @@ def test_quiet_is_quiet_and_verbose_shows_events(engine: Any, workload: str, cap
 def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     scripted = engine()
     options = (
-        "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --topk 20 --no-pipeline"
+        "--target sm_90 --device 1 --device 0 --strategy random --seed 7 --budget 2m --no-pipeline"
         " --group-size 1 --workers 3 --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
         " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
         " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
@@ -152,7 +152,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     assert {k: given[k] for k in ("target", "devices", "strategy", "seed", "pipeline")} == {
         "target": "sm_90", "devices": ("1", "0"), "strategy": "random", "seed": 7, "pipeline": False,
     }  # fmt: skip
-    assert (given["budget"].candidates, given["budget"].seconds) == (20, 120.0)
+    assert given["budget"].seconds == 120.0
     compiling, benchmark = given["compile"], given["benchmark"]
     assert (compiling.group_size, compiling.workers, compiling.compile_timeout_s) == (1, 3, 9.5)
     assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_compile", False)
@@ -178,12 +178,10 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         ("--compile-timeout -3", "--compile-timeout"),
         ("--group-size 0", "--group-size"),
         ("--workers many", "--workers"),
-        ("--topk 0", "--topk"),
         ("--n-final -1", "--n-final"),
         ("--budget 0", "candidates must be a whole number above zero"),
         ("--budget nans", "seconds must be a number above zero"),
         ("--budget soon", "budget 'soon'"),
-        ("--budget 3 --topk 3", "--topk and --budget N"),
         ("--strategy guess", "--strategy"),
         ("--accelerate fast", "accelerate 'fast': use auto, off, names from swizzle_lowering, "),
         ("--accelerate off,cicc", "accelerate 'off,cicc': use auto"),

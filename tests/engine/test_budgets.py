@@ -12,11 +12,9 @@ import pytest
 from event_streams import Stream, timing
 from fake_runs import finish
 
-from atune import Budget, resume, tune
-from atune.cli.summary import summary_text
+from atune import resume, tune
 from atune.engine.plan import proposed as proposed_of
 from atune.engine.strategies import _Continued
-from atune.errors import UsageError
 from atune.journal.events import CandidateMeasured, CandidateProposed, CandidatePruned, Event, RunStarted
 from atune.journal.reader import read
 from atune.journal.replay import replay
@@ -61,39 +59,7 @@ async def until_measured(count: int, journal: Path, machine: FakeMachine, **opti
     assert scope.cancelled_caught
 
 
-async def test_seconds_of_devices_end_a_run(tmp_path: Path) -> None:
-    """Each candidate takes a device 0.2 s; two devices share the sum. A larger budget goes on."""
-    options: dict[str, Any] = {"strategy": "exhaustive", "compile": ONE}
-    result = await tune(machine=FakeMachine(40, devices=2), budget="2ds", journal=tmp_path / "j", **options)
-    assert result.reason == "budget" and 2.0 <= result.device_s <= 2.5
-    assert result.measured == round(result.device_s / 0.2) < 40
-    assert replay(tmp_path / "j").device_s == pytest.approx(result.device_s)
-    done = FakeMachine(40)
-    assert (await resume(tmp_path / "j", machine=done)).measured == result.measured and not done.opened
-    more = await resume(tmp_path / "j", machine=FakeMachine(40), budget=Budget(device_seconds=4))
-    assert 4.0 <= more.device_s <= 4.5 and more.measured > result.measured
-
-
-async def test_a_run_ends_once_a_gain_is_unlikely(tmp_path: Path) -> None:
-    configs = [{"x": x, "y": y} for x in range(12) for y in range(12)]
-    script = Script(latency_ms=lambda c: 1.0 + 0.2 * abs(c["x"] - 5) + 0.3 * abs(c["y"] - 7))
-    result = await tune(machine=FakeMachine(configs, script), until="2%", journal=tmp_path / "j")
-    assert result.reason == "until" and result.measured < 144 and result.best_config == {"x": 5, "y": 7}
-    assert [(one.reason, one.count) for one in result.untried] == [
-        ("a further gain was unlikely", 144 - result.measured)
-    ]
-    header = next(iter(read(tmp_path / "j")))
-    assert isinstance(header, RunStarted) and header.strategy == "forest"
-    done = FakeMachine(configs, script)
-    assert (await resume(tmp_path / "j", machine=done)).measured == result.measured and not done.opened
-
-
-async def test_until_of_a_space_that_is_not_listed_is_refused() -> None:
-    with pytest.raises(UsageError, match="until needs a space that is listed"):
-        await tune(machine=FakeMachine(Space(AXES)), until="2%", strategy="local")
-
-
-@pytest.mark.parametrize(("strategy", "budget"), [("local", 60), ("evolution", 200), ("forest", 60)])
+@pytest.mark.parametrize(("strategy", "budget"), [("forest", 60)])
 async def test_a_strategy_that_learns_searches_a_space_too_large_to_list(
     tmp_path: Path, strategy: str, budget: int
 ) -> None:
@@ -120,7 +86,7 @@ def asked_next(strategy: Strategy) -> int:
     raise AssertionError("nothing is left")
 
 
-@pytest.mark.parametrize("name", ["local", "evolution", "forest"])
+@pytest.mark.parametrize("name", ["forest"])
 async def test_a_search_of_a_large_space_goes_on_as_the_uninterrupted_one(name: str) -> None:
     """The journal has neither the points that constraints refused nor that they were asked for."""
     pool = {p: GRID.config(p) for p in islice(filter(admitted, spread_places(GRID, 3)), 200)}
@@ -143,7 +109,7 @@ async def test_a_search_of_a_large_space_goes_on_as_the_uninterrupted_one(name: 
     assert len(set(order) - pool.keys()) > 0 or name == "forest"
 
 
-@pytest.mark.parametrize("strategy", ["local", "evolution"])
+@pytest.mark.parametrize("strategy", ["forest"])
 async def test_an_interrupted_search_of_a_large_space_tries_its_budget(tmp_path: Path, strategy: str) -> None:
     def machine() -> FakeMachine:
         return FakeMachine(Space(AXES, where=lambda d0, d1: d0 <= d1), workers=1)
@@ -200,21 +166,6 @@ async def test_an_audit_tells_how_often_the_guess_was_wrong(tmp_path: Path) -> N
     summary = replay(tmp_path / "j").summary()
     assert summary["audited"] == {"skipped": 8, "tried": 3, "wrong": 3, "near": 3, "missing": ""}
     assert sum(one["count"] for one in summary["untried"]) == 20 - 8 - 3
-
-
-@pytest.mark.parametrize("audit", [True, None])
-async def test_a_run_that_its_time_ended_says_why_no_audit_was_made(tmp_path: Path, audit: bool | None) -> None:
-    """Devices' seconds end it after half of the space; with more of them the audit is made."""
-    script = Script(latency_ms=lambda c: 1.0 if c["x"] % 2 else 5.0, facts=heavy)
-    options: dict[str, Any] = {"budget": "1ds", "strategy": "exhaustive", "audit": audit, "compile": ONE}
-    result = await tune(machine=FakeMachine(40, script), journal=tmp_path / "j", **options)
-    assert result.audited is not None and result.audited.skipped and result.audited.tried == 0
-    assert result.audited.missing == ("its time ended the run before the audit" if audit else "")
-    assert ("none of them tried: its time" in summary_text(result)) == bool(audit)
-    assert replay(tmp_path / "j").audited == result.audited
-    more = Budget(device_seconds=1000, audit=0.1 if audit else None)
-    again = await resume(tmp_path / "j", machine=FakeMachine(40, script), budget=more)
-    assert again.audited is not None and again.audited.missing == "" and again.audited.tried == (3 if audit else 0)
 
 
 async def test_an_interrupted_audit_goes_on_with_the_same_sample(tmp_path: Path) -> None:

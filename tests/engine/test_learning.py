@@ -68,7 +68,7 @@ class Own:
         self.told[index] = latency_ms, reason
 
 
-@pytest.mark.parametrize("name", ["local", "evolution", "forest"])
+@pytest.mark.parametrize("name", ["forest"])
 async def test_a_run_with_a_strategy_that_learns_ends_with_its_budget(tmp_path: Path, name: str) -> None:
     result = await tune(machine=fake(), strategy=name, budget="40%", journal=tmp_path / "j")
     assert len(result.records) == 20 and result.header is not None and result.header.strategy == name
@@ -138,7 +138,7 @@ async def test_a_suspect_reaches_the_strategy_of_the_part_that_gives_it_up(tmp_p
 async def test_what_a_resumed_part_proposes_says_that_the_strategy_had_heard_of_the_past(tmp_path: Path) -> None:
     """Else the next part would tell its strategy of that past too late, and it would ask for others."""
     journal = tmp_path / "j"
-    await tune(machine=fake(), strategy="local", budget=10, journal=journal)
+    await tune(machine=fake(), strategy="forest", budget=10, journal=journal)
     await resume(journal, machine=fake(), budget=20)
     events = read(journal)
     resumed = next(e for e in events if isinstance(e, RunResumed))
@@ -149,7 +149,7 @@ async def test_what_a_resumed_part_proposes_says_that_the_strategy_had_heard_of_
 @pytest.mark.parametrize("group_size", [None, 1, 16])
 async def test_whatever_is_proposed_is_compiled_while_the_strategy_waits(group_size: int | None) -> None:
     settings = CompileSettings(group_size=group_size)
-    result = await tune(machine=fake(1), strategy="local", compile=settings)
+    result = await tune(machine=fake(1), strategy="forest", compile=settings)
     assert not result.remaining and result.measured == 48
 
 
@@ -220,7 +220,7 @@ async def test_a_run_of_the_users_own_strategy_does_not_go_on_without_it(tmp_pat
         await resume(tmp_path / "j", machine=fake(), budget=20)
 
 
-@pytest.mark.parametrize("name", ["local", "evolution", "forest"])
+@pytest.mark.parametrize("name", ["forest"])
 async def test_a_run_that_goes_on_asks_what_its_past_asked(tmp_path: Path, name: str) -> None:
     """The strategy is told again when it was told: were it not, it would ask for others, before any new one."""
     journal = tmp_path / "j"

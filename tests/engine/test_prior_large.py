@@ -59,7 +59,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pool")
-@pytest.mark.parametrize("strategy", ["local", "evolution", "forest"])
+@pytest.mark.parametrize("strategy", ["forest"])
 async def test_the_prior_finds_what_is_best_in_a_large_space(tmp_path: Path, strategy: str) -> None:
     """Of 256 drawn points the best is some steps away; the neighbours of the best estimates lead to it."""
     if strategy == "forest":
@@ -74,7 +74,7 @@ async def test_the_prior_finds_what_is_best_in_a_large_space(tmp_path: Path, str
 
 
 @pytest.mark.usefixtures("small_pool")
-@pytest.mark.parametrize("strategy", ["local", "evolution"])
+@pytest.mark.parametrize("strategy", ["forest"])
 async def test_a_large_space_with_a_prior_goes_on_as_the_uninterrupted_run(tmp_path: Path, strategy: str) -> None:
     """What was surveyed is looked up again, and nothing is elaborated twice."""
     journal, broken = tmp_path / "j", {0: ("elaborate", "lower")}
@@ -90,7 +90,7 @@ async def test_a_large_space_with_a_prior_goes_on_as_the_uninterrupted_run(tmp_p
 @pytest.mark.usefixtures("small_pool")
 async def test_a_large_space_is_surveyed_the_same_each_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        await tune(machine=large(), budget=12, strategy="local", seed=2, journal=tmp_path / name)
+        await tune(machine=large(), budget=12, strategy="forest", seed=2, journal=tmp_path / name)
     one, two = (kept(tmp_path / name, SpaceSurveyed)[0] for name in ("one", "two"))
     assert (one.indices, one.prior) == (two.indices, two.prior)
 
@@ -156,21 +156,7 @@ async def test_a_rank_that_only_neighbours_share_is_no_constant_prior(tmp_path: 
     assert max(far_of(tmp_path / "j")) <= 8
 
 
-@pytest.mark.usefixtures("small_pool")
-@pytest.mark.parametrize("strategy", [None, "prior", "random", "local"])
-async def test_keep_leaves_the_best_of_a_sample_of_a_large_space(tmp_path: Path, strategy: str | None) -> None:
-    journal = tmp_path / "j"
-    result = await tune(machine=large(), keep=9, strategy=strategy, journal=journal)
-    [surveyed] = kept(journal, SpaceSurveyed)
-    best = sorted(zip(surveyed.prior, surveyed.indices, strict=True))[:9]
-    assert {index for _, index in best[:1]} <= set(proposed(read(journal))) and result.measured == 9
-    assert max(far_of(journal)) <= 1 and result.total == 10**7 and result.reason == "budget"
-    cut_before(journal, 4)
-    await resume(journal, machine=large())
-    assert len(set(proposed(read(journal)))) == 9 and max(far_of(journal)) <= 1
-
-
-@pytest.mark.parametrize("strategy", ["prior", "local", "evolution"])
+@pytest.mark.parametrize("strategy", ["prior", "forest"])
 async def test_what_failed_in_the_survey_of_a_large_space_is_not_proposed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
@@ -194,8 +180,6 @@ async def test_what_failed_in_the_survey_of_a_large_space_is_not_proposed(
 @pytest.mark.parametrize(
     ("options", "refused", "said"),
     [
-        ({"keep": "10%"}, False, r"10,000,000 points .* 0\.1 of all .*: give a number of candidates, such as keep=40"),
-        ({"keep": 40}, True, "refuse nearly all of them, .* no sample for a prior to rank: leave out prior=, "),
         ({"prior": near}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
         ({"strategy": "prior"}, True, "refuse nearly all of them, .* no sample for a prior to rank"),
         ({"strategy": "best-first"}, True, "refuse nearly all of them, .* no sample for a prior to rank"),

@@ -13,13 +13,10 @@ import pytest
 
 from atune import UsageError, resume, tune
 from atune.engine import proposing
-from atune.engine.ending import Ending
-from atune.engine.run_state import Outcome, Run
 from atune.engine.survey import CHUNK, MOST, Survey, drawn
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
 from atune.journal.merge import merge
 from atune.journal.reader import read
-from atune.journal.recorder import Recorder
 from atune.journal.replay import replay
 from atune.journal.state import State
 from atune.journal.writer import line_of
@@ -27,7 +24,6 @@ from atune.model.artifact import Access, StaticFacts, Work
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import Budget
 from atune.search.interface import Searched
-from atune.search.until import Until
 from atune.storage.prior_results import history, known_of
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -74,7 +70,7 @@ async def test_few_candidates_are_the_priors_first_with_the_default_among_them(t
     assert result.header is not None and result.header.strategy == "prior" and result.default is not None
 
 
-@pytest.mark.parametrize("strategy", [None, "local", "evolution"])
+@pytest.mark.parametrize("strategy", [None, "forest"])
 async def test_a_search_begins_with_the_priors_first(tmp_path: Path, strategy: str | None) -> None:
     await tune(machine=fake(), strategy=strategy, budget=14, journal=tmp_path / "j")
     assert proposed(read(tmp_path / "j"))[:3] == BEST[:3]
@@ -161,7 +157,7 @@ async def test_a_survey_that_only_orders_candidates_ends_after_its_time(monkeypa
     assert len({index for chunk in searching.elaborated for index in chunk}) == 2 * N
 
 
-@pytest.mark.parametrize("options", [{"keep": len(BEST)}, {"strategy": "best-first", "budget": len(BEST)}])
+@pytest.mark.parametrize("options", [{"strategy": "best-first", "budget": len(BEST)}])
 async def test_a_survey_that_decides_what_is_tried_takes_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
@@ -230,7 +226,7 @@ async def test_a_run_with_results_of_earlier_runs_behind_it_has_the_prior(tmp_pa
     assert len(kept(tmp_path / "j", SpaceSurveyed)) == 1 and result.measured == 9
 
 
-@pytest.mark.parametrize("strategy", ["prior", "local", "evolution"])
+@pytest.mark.parametrize("strategy", ["prior", "forest"])
 async def test_a_run_with_results_behind_it_goes_on_as_if_never_interrupted(tmp_path: Path, strategy: str) -> None:
     await tune(machine=fake(), strategy="random", budget=3, journal=tmp_path / "first")
     for name in ("whole", "part"):
@@ -328,7 +324,7 @@ def test_of_a_long_space_a_part_is_surveyed_that_the_seed_spreads() -> None:
 # ---- going on
 
 
-@pytest.mark.parametrize("strategy", [None, "prior", "evolution"])
+@pytest.mark.parametrize("strategy", [None, "prior", "forest"])
 async def test_a_run_that_goes_on_asks_the_same_without_elaborating_again(tmp_path: Path, strategy: Any) -> None:
     options = {"strategy": strategy, "budget": 24, "seed": 3}
     await tune(machine=fake(workers=1), **options, journal=tmp_path / "whole")
@@ -355,10 +351,10 @@ async def test_a_run_that_ended_before_it_was_surveyed_is_surveyed_when_it_goes_
 
 async def test_a_journal_of_before_there_was_a_prior_goes_on_without(tmp_path: Path) -> None:
     journal = tmp_path / "j"
-    await tune(machine=fake(), strategy="evolution", prior=False, budget=10, journal=journal)
+    await tune(machine=fake(), strategy="forest", prior=False, budget=10, journal=journal)
     before = proposed(read(journal))
     machine = fake()
-    await tune(machine=machine, strategy="evolution", budget=20, journal=journal)
+    await tune(machine=machine, strategy="forest", budget=20, journal=journal)
     assert not machine.elaborated and proposed(read(journal))[:10] == before
 
 
@@ -441,57 +437,3 @@ async def test_stopping_ends_the_survey_and_the_run(tmp_path: Path) -> None:
                     tuner.stop()
             await tuner.result()
     assert not proposed(read(tmp_path / "j")) and len(machine.elaborated) <= 3
-
-
-# ---- what is kept
-
-
-@pytest.mark.parametrize(("strategy", "order"), [(None, [59, 58, 57, 56]), ("exhaustive", [56, 57, 58, 59])])
-async def test_keep_tries_what_the_prior_takes_for_the_best_alone(
-    tmp_path: Path, strategy: str | None, order: list[int]
-) -> None:
-    journal = tmp_path / "j"
-    result = await tune(machine=fake("c"), prior=last_first, keep=4, strategy=strategy, journal=journal)
-    assert proposed(read(journal)) == order and result.measured == 4 and result.reason == "budget"
-    cut_before(journal, 2)
-    await resume(journal, machine=fake("c"))
-    assert proposed(read(journal)) == order
-    again = fake("c")
-    await resume(journal, machine=again)
-    assert not again.opened
-
-
-async def test_keep_takes_the_devices_prior(tmp_path: Path) -> None:
-    await tune(machine=fake(), keep="10%", strategy="random", journal=tmp_path / "j")
-    assert sorted(proposed(read(tmp_path / "j"))) == sorted(BEST[:6])
-
-
-async def test_keep_without_a_prior_is_refused() -> None:
-    with pytest.raises(UsageError, match="keep= keeps what a prior ranks best"):
-        await tune(machine=fake("c"), keep=4)
-
-
-class Known(Until):
-    """Notes what it is told, and looks at nothing."""
-
-    due = False
-
-    def __init__(self, told: list[int]) -> None:
-        self.told = told
-
-    def tell(self, index: int, latency_ms: float | None) -> None:
-        self.told.append(index)
-
-
-async def test_what_the_survey_found_to_fail_counts_as_known_to_until() -> None:
-    """Else the forest would expect gains of candidates that can never be tried."""
-    told = list[int]()
-    run = Run(Recorder())
-    run.recorder.emit(CandidateProposed, index=7, key="k", config={"x": 7}, surveyed=True)
-    ending = Ending(run, Budget(until=0.02), Known(told))
-    ending.telling(lambda outcome: None)(Outcome(2, 1, 1.0, None, ""))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ending.watch)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    assert told == [7, 2]

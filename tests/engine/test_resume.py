@@ -83,7 +83,7 @@ def told(journal: Path) -> dict[str, Any]:
     outcomes = [
         (r.index, r.status, r.kind, r.same_as, r.latency_ms if r.status == "measured" else 0) for r in result.records
     ]
-    left_out = ("wall_s", "device_s", "journal", "best_over_time")
+    left_out = ("wall_s", "journal", "best_over_time")
     summary = {k: v for k, v in result.summary().items() if k not in left_out}
     return {"outcomes": outcomes, "best": result.best_index, **summary}
 

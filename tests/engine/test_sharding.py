@@ -74,7 +74,7 @@ async def test_every_shard_has_a_share_of_each_axis() -> None:
         assert all({index // step % 4 for index in members} == {0, 1, 2, 3} for step in (1, 4, 16, 64))
 
 
-@pytest.mark.parametrize("strategy", [None, "random", "evolution"])
+@pytest.mark.parametrize("strategy", [None, "random", "forest"])
 async def test_merged_shards_are_the_whole_space(tmp_path: Path, strategy: str | None) -> None:
     paths = await tuned(tmp_path, 4, strategy=strategy)
     tried = [configs(path) for path in paths]
@@ -120,7 +120,7 @@ async def test_a_shard_without_candidates_is_refused() -> None:
         await tune(machine=fake(8), shard="9/9")
 
 
-@pytest.mark.parametrize("strategy", ["random", "evolution"])
+@pytest.mark.parametrize("strategy", ["random", "forest"])
 async def test_shards_of_a_large_space_are_merged_and_go_on(tmp_path: Path, strategy: str) -> None:
     paths = [tmp_path / "1", tmp_path / "2"]
     for number, path in enumerate(paths, 1):

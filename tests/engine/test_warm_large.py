@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 TILES = [(16, 32), (32, 16)]
 AXES: dict[str, Any] = {**{f"d{i}": list(range(10)) for i in range(5)}, "tile": TILES}
-STRATEGIES = ["exhaustive", "random", "local", "evolution", "forest", "prior"]
+STRATEGIES = ["exhaustive", "random", "forest", "prior"]
 
 
 def config(d0: int, d1: int, tile: tuple[int, int] = (32, 16)) -> dict[str, Any]:

@@ -21,7 +21,7 @@ KEYS = [
     "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
     "wall_s", "journal", "proven", "best_over_time", "axis_importance",
     "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
-    "device_s", "untried", "failures",
+    "untried", "failures",
 ]  # fmt: skip
 
 

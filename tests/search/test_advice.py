@@ -33,7 +33,7 @@ RECORDING = Recording(CONFIGS, {n: Tried(latency(c), "", 0.1, 0.5, 0.2) for n, c
 RIGHT = {n: latency(c) / RECORDING.best_ms for n, c in CONFIGS.items() if n % 3}
 WRONG = {n: 10.0 / ratio for n, ratio in RIGHT.items()}
 """The other way round: the slowest candidates are told to be the best."""
-SEEDS = {"local": 60, "evolution": 60, "forest": 3}
+SEEDS = {"forest": 3}
 BUDGET = 28
 
 
@@ -120,5 +120,5 @@ def test_the_forest_learns_from_its_own_outcomes_alone(budget: int | None) -> No
 
 def test_a_prior_fills_the_rest_of_the_beginning() -> None:
     prior = {n: float(n) for n in CONFIGS}
-    strategy = make_strategy("local", Searched(CONFIGS, prior=prior, elsewhere={50: 1.0, 51: 2.0}))
+    strategy = make_strategy("forest", Searched(CONFIGS, prior=prior, elsewhere={50: 1.0, 51: 2.0}))
     assert [strategy.ask() for _ in range(7)] == [50, 51, 0, 1, 2, 3, 4]

@@ -55,8 +55,8 @@ def test_the_summary_counts_seeds_and_candidates() -> None:
 
 
 def test_processes_change_nothing() -> None:
-    alone, trials = simulate(recording(), "local", budget=5, seeds=7)
-    together, others = simulate(recording(), "local", budget=5, seeds=7, processes=2)
+    alone, trials = simulate(recording(), "forest", budget=5, seeds=7)
+    together, others = simulate(recording(), "forest", budget=5, seeds=7, processes=2)
     assert alone == together and trials == others
 
 
@@ -99,19 +99,17 @@ async def test_the_command_prints_its_keys(tmp_path: Path, capsys: pytest.Captur
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(told) == [
         "strategy", "evaluations", "seeds", "within_1pct", "within_2pct", "within_5pct", "regret_median",
-        "evaluations_to_2pct_median", "wall_s_median", "evaluations_median", "device_s_median", "until_stops",
-        "until_held",
+        "evaluations_to_2pct_median", "wall_s_median", "evaluations_median", "device_s_median",
     ]  # fmt: skip
     assert (told["strategy"], told["evaluations"], told["seeds"]) == ("random", 4, 9)
     assert 0 < told["within_5pct"] < 1
 
 
-async def test_seconds_of_devices_end_a_simulated_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of the recorded candidates took a device a fifth of a second."""
+async def test_seconds_end_a_simulated_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = str(await recorded(tmp_path / "j"))
-    assert main(["simulate", journal, "--strategy", "random", "--budget", "0.5ds", "--seeds", "3", "--json"]) == 0
+    assert main(["simulate", journal, "--strategy", "random", "--budget", "0.5s", "--seeds", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["device_s_median"] == 0.6 and told["evaluations_median"] < told["evaluations"]
+    assert 0 < told["evaluations_median"] < told["evaluations"]
 
 
 async def test_a_journal_in_which_nothing_was_measured_is_refused(tmp_path: Path) -> None:

@@ -8,11 +8,8 @@ from itertools import islice
 
 import pytest
 
-from atune.errors import UsageError
 from atune.model.grid import AxisValues, Grid, grid_of
 from atune.search.choosing import make_order
-from atune.search.interface import Searched
-from atune.search.keep import kept_of
 from atune.search.spread import spread_order, spread_places
 
 
@@ -48,10 +45,3 @@ def test_a_grid_has_neighbours_and_its_axes_travel_as_data() -> None:
     place = grid.place((5, 0))
     assert grid.config(place) == {"a": 10, "b": "x"} and grid.digits(place) == (5, 0)
     assert [grid.digits(other) for other in grid.neighbours(place)] == [(4, 0), (6, 0), (3, 0), (7, 0), (5, 1), (5, 2)]
-
-
-def test_keep_leaves_what_the_prior_takes_for_the_best() -> None:
-    searched = Searched({i: {"x": i} for i in range(6)}, prior={0: 5.0, 1: 1.0, 2: 3.0, 4: 2.0})
-    assert list(kept_of(searched, 3).configs) == [1, 2, 4] and kept_of(searched, None) is searched
-    with pytest.raises(UsageError, match="give prior="):
-        kept_of(Searched(searched.configs), 3)
