@@ -1,58 +1,133 @@
-"""``atune tune --dry-run``: print what a tuning would do, as text or as JSON."""
+"""``atune tune --dry-run``: print what a tuning would do, as text or as JSON. Nothing is compiled."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
-from atune.api.dry_run import DryRun, as_data, dry_run
 from atune.cli.main import OK
 from atune.cli.mistakes import USAGE
 from atune.cli.printing import complain, say
+from atune.errors import TargetError
 from atune.journal.printing import describe_config, printable
+from atune.journal.reader import read
+from atune.journal.result import TuneResult
+from atune.local.questions import discover, survey_space
+from atune.model.settings import Budget
+from atune.processes.messages import Discovery
 from atune.reporting.progress import duration
 from atune.search.choosing import AUTO
+from atune.workload.space_survey import SpaceSurvey
 from atune.workload.workload import FileRef
 
-ASKED = ("target", "devices", "budget", "compile", "benchmark")
+
+class Begun(msgspec.Struct, frozen=True):
+    """What the journal of the run holds. `same`: whether its work looks the same. `wall_s`: seconds that it took."""
+
+    journal: str
+    same: bool
+    done: int
+    outcomes: dict[str, int]
+    wall_s: float
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tuning would do.
+
+    `to_do`: most candidates that would be compiled; None if the space is larger than the part examined.
+    `impossible`: why nothing can be tuned here.
+    """
+
+    space: SpaceSurvey
+    found: Discovery | None
+    impossible: str
+    begun: Begun | None
+    to_do: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Estimate by the pace of the journal's run; None without one."""
+        if self.begun is None or self.to_do is None or not self.begun.done:
+            return None
+        return round(self.begun.wall_s / self.begun.done * self.to_do, 1)
 
 
 def dry_run_command(
     workload: FileRef, journal: str | None, options: Mapping[str, Any], arguments: argparse.Namespace
 ) -> int:
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
-    asked = {name: options[name] for name in ASKED}
-    found = anyio.run(partial(dry_run, workload, journal=journal, **asked))
-    strategy = options["strategy"] or AUTO
-    say(json.dumps(as_data(found)) if arguments.json else "\n".join(lines_of(found, strategy)))
+    found = anyio.run(dry_run, workload, journal, options)
+    text = "\n".join(lines_of(found, options["strategy"] or AUTO))
+    say(json.dumps(as_data(found)) if arguments.json else text)
     if found.space.candidates == 0:
         complain("the space is empty: no configuration satisfies the constraints")
     return USAGE if found.space.candidates == 0 or found.impossible else OK
 
 
-def lines_of(found: DryRun, strategy: str) -> Iterator[str]:
+async def dry_run(workload: FileRef, journal: str | None, options: Mapping[str, Any]) -> DryRun:
+    """Return what tuning `workload` with `options` would do. A worker loads its file and counts its space.
+
+    Raises `WorkloadError` and `SpaceError` like `tune`, and `JournalError` if `journal` cannot be read.
+    """
+    budget: Budget = options["budget"]
+    found, impossible = None, ""
+    try:
+        devices = (options["devices"],) if isinstance(options["devices"], str) else tuple(options["devices"])
+        found = await discover(workload, options["target"], devices, options["compile"], options["benchmark"])
+    except TargetError as error:
+        impossible = str(error)
+    space = await survey_space(workload)
+    begun = begun_in(journal, space)
+    most = budget.candidates if space.candidates is None else budget.most(space.candidates)
+    done = begun.done if begun else 0
+    to_do = min((max(0, number - done) for number in (space.candidates, most) if number is not None), default=None)
+    return DryRun(space=space, found=found, impossible=impossible, begun=begun, to_do=to_do)
+
+
+def begun_in(journal: str | None, space: SpaceSurvey) -> Begun | None:
+    """Return what `journal` holds of this work, or None if the file is missing or empty."""
+    if journal is None or not os.path.isfile(journal) or not os.path.getsize(journal):
+        return None
+    result = TuneResult.from_events(read(Path(journal)), journal)
+    keys = set(space.keys)
+    done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
+    counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
+    same = result.header is not None and result.header.fingerprint in space.fingerprints
+    return Begun(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
+
+
+def lines_of(run: DryRun, strategy: str) -> Iterator[str]:
     """Return what a dry run found, as lines of text."""
-    space = found.space
+    space = run.space
     yield f"workload   {printable(space.workload)}: {describe_config(space.arguments) or 'without arguments'}"
-    if found.impossible:
-        yield f"target     cannot be tuned here: {printable(found.impossible)}"
+    if run.found is None:
+        yield f"target     cannot be tuned here: {printable(run.impossible)}"
     else:
-        yield f"target     {found.target} on {', '.join(map(printable, found.devices)) or 'no device'}"
-    yield from _space(found)
-    yield from _known(found)
-    yield f"to do      {'an unknown number of' if found.to_do is None else found.to_do} candidates, strategy {strategy}"
+        names = ", ".join(printable(device.name) for device in run.found.devices)
+        yield f"target     {run.found.target} on {names or 'no device'}"
+    yield from _space(space)
+    if run.begun is None:
+        yield "known      no journal to continue"
+    else:
+        outcomes = ", ".join(f"{count} {name}" for name, count in run.begun.outcomes.items())
+        yield f"known      {run.begun.done} are done in {printable(run.begun.journal)}: {outcomes}"
+        if not run.begun.same:
+            yield "           but its kernel, problem or check differs: tuning would refuse it"
+    yield f"to do      {'an unknown number of' if run.to_do is None else run.to_do} candidates, strategy {strategy}"
     yield "           fewer are measured: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
-    yield from _time(found)
+    if run.seconds is not None:
+        yield f"time       about {duration(run.seconds)}, at the pace of the journal's run"
 
 
-def _space(found: DryRun) -> Iterator[str]:
-    space = found.space
+def _space(space: SpaceSurvey) -> Iterator[str]:
     points = "an unknown number of" if space.points is None else f"{space.points:,}"
     about = "" if space.exact else "about "
     candidates = "an unknown number" if space.candidates is None else f"{about}{space.candidates:,}"
@@ -63,29 +138,21 @@ def _space(found: DryRun) -> Iterator[str]:
         yield f"           {refusals.count:,} refused by {printable(refusals.constraint)}"
 
 
-def _known(found: DryRun) -> Iterator[str]:
-    if (begun := found.begun) is not None:
-        outcomes = ", ".join(f"{count} {name}" for name, count in begun.outcomes.items())
-        yield f"known      {begun.done} are done in {printable(begun.journal)}: {outcomes}"
-        if not begun.same:
-            yield "           but its kernel, problem or check differs: tuning would refuse it"
-    else:
-        yield "known      no journal to continue"
-    for config in found.cached:
-        yield f"           the result cache has a winner: {describe_config(config)}; atune tune would measure again"
-    if not found.cached:
-        yield "           the result cache has no result for this workload, problem and device"
-    yield f"           the artifact store has {found.libraries:,} libraries; lowering tells which of them fit"
-
-
-def _time(found: DryRun) -> Iterator[str]:
-    if found.pace is None:
-        yield "time       no estimate: this workload has no earlier journal; run it with --budget 8 to make one"
-        return
-    pace = found.pace
-    yield f"time       {'not known' if found.seconds is None else f'about {duration(found.seconds)}'}"
-    rates = f"{pace.fixed_s:.1f} s to begin and end, {pace.per_candidate_s:.2g} s per candidate"
-    yield f"           from {pace.candidates} candidates in {printable(pace.journal)}: {rates}"
-    if not pace.same:
-        yield "           the kernel's source has changed since"
-    yield "           other cores, devices or settings change the time, and so do stored libraries"
+def as_data(run: DryRun) -> dict[str, Any]:
+    """Return a dry run as ``--json`` prints it."""
+    space, found = run.space, run.found
+    return {
+        "workload": space.workload,
+        "arguments": msgspec.to_builtins(space.arguments),
+        "target": None if found is None else str(found.target),
+        "devices": [] if found is None else [device.name for device in found.devices],
+        "impossible": run.impossible or None,
+        "points": space.points,
+        "looked_at": space.looked_at,
+        "exact": space.exact,
+        "candidates": space.candidates,
+        "refused": msgspec.to_builtins(space.refusals),
+        "to_do": run.to_do,
+        "journal": msgspec.to_builtins(run.begun),
+        "seconds": run.seconds,
+    }

@@ -39,8 +39,6 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any]
     fingerprints: tuple[str, ...]
     """Fingerprints that journals may hold."""
-    prints: tuple[str, ...]
-    """Fingerprints without the problem, which the result cache may hold."""
     points: int | None
     looked_at: int
     admitted: int
@@ -80,7 +78,6 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
         workload=workload.name,
         arguments=workload.arguments,
         fingerprints=tuple(fingerprint(workload, verbatim=verbatim) for verbatim in (False, True)),
-        prints=tuple(fingerprint(workload, problem=False, verbatim=verbatim) for verbatim in (False, True)),
         points=size,
         looked_at=looked_at,
         admitted=len(keys),

@@ -9,11 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from event_streams import Stream
 
-from atune.api.dry_run import Begun, DryRun, Pace
-from atune.cli.dry_run import lines_of
-from atune.model.device import Target
+from atune.cli import dry_run as module
+from atune.cli.dry_run import Begun, DryRun, as_data, begun_in, dry_run, lines_of
+from atune.errors import TargetError
+from atune.journal.writer import write_journal
+from atune.model.candidate import config_key
+from atune.model.device import DeviceInfo, Target
+from atune.model.settings import Budget
+from atune.processes.messages import Discovery
+from atune.workload.pickling import FileRef
 from atune.workload.space_survey import Refusals, SpaceSurvey
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +55,7 @@ def test_candidates_are_counted_and_nothing_is_lowered(tmp_path: Path) -> None:
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["points"], said["candidates"], said["to_do"], said["exact"]) == (4, 3, 3, True)
     assert said["refused"] == [{"constraint": "lambda block, N: block <= N", "count": 1}]
-    assert (said["target"], said["seconds"], said["journal"], said["cached"]) == ("c", None, None, [])
+    assert (said["target"], said["seconds"], said["journal"]) == ("c", None, None)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "j.jsonl").exists()
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
@@ -60,41 +68,77 @@ def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path) -> None
     assert "1 refused by lambda block, N: block <= N" in done.stdout
 
 
+SURVEY = SpaceSurvey(
+    workload="toy", arguments={"N": 64}, fingerprints=("f" * 64,), points=12, looked_at=12, admitted=10, exact=True,
+    refusals=(Refusals("fits (toy.py, line 3)", 2),), keys=tuple(config_key({"block": i}) for i in range(10)),
+)  # fmt: skip
+REF = FileRef("/toy.py", "WORKLOAD")
+OPTIONS = {"target": "auto", "devices": "all", "budget": Budget(), "compile": None, "benchmark": None}
+
+
 def found(**changes: Any) -> DryRun:
-    space = SpaceSurvey(
-        workload="toy", arguments={"N": 64}, fingerprints=("f",), prints=("p",), points=4, looked_at=4, admitted=3,
-        exact=True, refusals=(Refusals("fits (toy.py, line 3)", 1),),
-    )  # fmt: skip
-    parts: dict[str, Any] = {
-        "space": space, "target": Target("c"), "devices": ("CPU",), "impossible": "", "begun": None, "cached": (),
-        "libraries": 2, "to_do": 3, "pace": None, "seconds": None,
-    }  # fmt: skip
-    return DryRun(**{**parts, **changes})
+    parts: dict[str, Any] = {"space": SURVEY, "found": Discovery(Target("c"), (DeviceInfo("cpu", "CPU"),))}
+    return DryRun(**{**parts, "impossible": "", "begun": None, "to_do": 10, **changes})
+
+
+def run_of(path: Path, **header: Any) -> str:
+    """Write the journal of a run with four outcomes."""
+    stream = Stream(total=10, step_s=0.25)
+    stream.events[0] = msgspec.structs.replace(stream.events[0], **header)
+    for index in range(4):
+        stream.candidate(index, 1.0 + index)
+    write_journal(str(path), stream.finished().events)  # type: ignore[arg-type]
+    return str(path)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def counted(ref: FileRef) -> SpaceSurvey:
+        return SURVEY
+
+    async def refused(*asked: Any) -> Discovery:
+        raise TargetError("no GPU is there")
+
+    monkeypatch.setattr(module, "survey_space", counted)
+    monkeypatch.setattr(module, "discover", refused)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("workers")
+async def test_a_journal_and_a_budget_leave_fewer_to_do(tmp_path: Path) -> None:
+    journal = run_of(tmp_path / "j.jsonl")
+    alone = await dry_run(REF, str(tmp_path / "new.jsonl"), OPTIONS)
+    assert (alone.to_do, alone.seconds, alone.begun, alone.impossible) == (10, None, None, "no GPU is there")
+    known = await dry_run(REF, journal, OPTIONS)
+    assert known.begun is not None and (known.to_do, known.begun.done, known.begun.same) == (6, 4, True)
+    assert known.begun.outcomes == {"measured": 4, "failed": 0, "pruned": 0, "duplicates": 0}
+    assert known.seconds == pytest.approx(known.begun.wall_s / 4 * 6, abs=0.1)
+    assert (await dry_run(REF, journal, {**OPTIONS, "budget": Budget(candidates=5)})).to_do == 1
+
+
+def test_a_journal_of_other_work_is_told(tmp_path: Path) -> None:
+    begun = begun_in(run_of(tmp_path / "j.jsonl", fingerprint="other"), SURVEY)
+    assert begun is not None and not begun.same
 
 
 def test_people_are_told_what_the_figures_rest_on() -> None:
     text = "\n".join(lines_of(found(), "exhaustive"))
-    assert "4 points, of which 3 are candidates" in text and "1 refused by fits (toy.py, line 3)" in text
-    assert "no estimate: this workload has no earlier journal" in text
-    pace = Pace("j.jsonl", 20, 6.0, 0.5, same=False)
-    begun = Begun("j.jsonl", False, 2, {"measured": 2, "failed": 0})
-    text = "\n".join(lines_of(found(pace=pace, seconds=67.5, begun=begun, cached=({"block": 64},)), "random"))
-    assert (
-        "about 1 min 08 s\n           from 20 candidates in j.jsonl: 6.0 s to begin and end, 0.5 s per candidate"
-        in text
-    )
-    assert "the kernel's source has changed since" in text and "tuning would refuse it" in text
-    assert "the result cache has a winner: block=64; atune tune would measure again" in text
+    assert "12 points, of which 10 are candidates" in text and "2 refused by fits (toy.py, line 3)" in text
+    assert "time " not in text and "no journal to continue" in text
+    begun = Begun("j.jsonl", False, 2, {"measured": 2, "failed": 0}, 13.6)
+    text = "\n".join(lines_of(found(begun=begun), "random"))
+    assert "about 1 min 08 s, at the pace of the journal's run" in text and "tuning would refuse it" in text
 
 
 def test_estimates_are_called_so() -> None:
     from msgspec.structs import replace
 
-    space = replace(found().space, points=10**9, looked_at=1000, admitted=250, exact=False)
+    space = replace(SURVEY, points=10**9, looked_at=1000, admitted=250, exact=False)
     text = "\n".join(lines_of(found(space=space, to_do=250_000_000), "random"))
     assert "1,000,000,000 points, of which about 250,000,000 are candidates" in text
     assert "counted on 1,000 points: 250 of them are candidates" in text
-    text = "\n".join(lines_of(found(space=replace(space, points=None), to_do=None, impossible="no GPU"), "random"))
+    run = found(space=replace(space, points=None), to_do=None, found=None, impossible="no GPU")
+    text = "\n".join(lines_of(run, "random"))
     assert "an unknown number of points, of which an unknown number are candidates" in text
     assert "to do      an unknown number of candidates, strategy random" in text
-    assert "cannot be tuned here: no GPU" in text
+    assert "cannot be tuned here: no GPU" in text and as_data(run)["impossible"] == "no GPU"
