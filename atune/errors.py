@@ -124,10 +124,7 @@ class RemoteError(WorkerError):
 
 def translated(error: RemoteError) -> AtuneError:
     """Return the caller's mistake that a worker reported as the exception it was there."""
-    kind = globals().get(error.kind)
-    if isinstance(kind, type) and issubclass(kind, UsageError):
-        return kind(str(error))
-    return WorkerError(str(error), error.detail)
+    return error_of(error.kind, str(error), error.detail)
 
 
 class MachineError(AtuneError):
@@ -151,3 +148,13 @@ class NoWinner(AtuneError):
     def __init__(self, message: str, result: TuneResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+def error_of(kind: str, message: str, detail: str = "", *, outside: bool = False) -> AtuneError:
+    """Return the exception of class `kind` that another process raised; a `WorkerError` if atune has no such class."""
+    found = globals().get(kind)
+    if not (isinstance(found, type) and issubclass(found, AtuneError)) or found is NoWinner:
+        return WorkerError(message, detail)
+    if issubclass(found, WorkerLost) and not issubclass(found, ServerLost):
+        return found(message, detail, outside=outside)
+    return found(message, detail) if issubclass(found, WorkerError) else found(message)

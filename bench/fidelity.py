@@ -18,6 +18,7 @@ from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
 from atune.model.device import Target
+from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -66,7 +67,7 @@ async def one_artifact(machine: LocalMachine) -> Artifact:
 
 async def measured(worker: LocalDeviceWorker, artifact: Artifact) -> tuple[float, float]:
     """Return (median µs, spread) over several calls, as the search takes them."""
-    answers = [await worker.measure(artifact) for _ in range(5)]
+    answers = [await worker.run(MeasureJob(artifact)) for _ in range(5)]
     medians = [answer.timing.latency_ms * 1e3 for answer in answers]  # type: ignore[union-attr]
     return statistics.median(medians), (max(medians) - min(medians)) / statistics.median(medians)
 
@@ -78,8 +79,8 @@ async def compared(name: str, n: int, load: LocalMachine) -> list[dict[str, Any]
     async with machine.open():
         artifact = await one_artifact(machine)
         [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(artifact.params)
+        await worker.run(StartJob())
+        await worker.run(PrepareJob(artifact.params))
         rows = []
         idle = {"atune": await measured(worker, artifact), "tilelang do_bench": (await tilelangs(artifact, n), 0.0)}
         spec = await load.describe()

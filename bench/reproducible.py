@@ -15,7 +15,7 @@ from scaling import built
 
 import atune
 from atune.local.machine import LocalMachine
-from atune.model.measurement import FinalEntry
+from atune.model.jobs import FinalJob, PrepareJob, StartJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -35,11 +35,10 @@ async def true_latencies() -> list[float]:
         await machine.discover()
         artifacts = await built(machine, machine.compile_workers(N_BEST), N_BEST)
         [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(artifacts[0].params)
-        found, _ = await worker.final(artifacts, TRUE_ROUNDS)
-        entries = [entry for entry in found if isinstance(entry, FinalEntry)]
-        return [entry.timing.latency_ms for entry in sorted(entries, key=lambda entry: entry.index)]
+        await worker.run(StartJob())
+        await worker.run(PrepareJob(artifacts[0].params))
+        found = await worker.run(FinalJob(tuple(artifacts), TRUE_ROUNDS))
+        return [entry.timing.latency_ms for entry in sorted(found.entries, key=lambda entry: entry.index)]
 
 
 def main() -> None:

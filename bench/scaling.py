@@ -35,6 +35,7 @@ from atune.journal.reader import JournalReader
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key, thaw
+from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings
 from atune.workload.workload import FileRef
@@ -88,11 +89,11 @@ async def prepared(workers: Sequence[DeviceWorker], artifact: Artifact) -> dict[
     references: dict[str, float] = {}
 
     async def ready(worker: DeviceWorker) -> None:
-        await worker.start()
-        timing = await worker.prepare(artifact.params)
+        await worker.run(StartJob())
+        timing = (await worker.run(PrepareJob(artifact.params))).reference
         if timing is not None:
             references[worker.name] = timing.latency_ms
-        await worker.measure(artifact)
+        await worker.run(MeasureJob(artifact))
 
     async with anyio.create_task_group() as tasks:
         for worker in workers:
@@ -106,13 +107,13 @@ async def stage(workers: Sequence[DeviceWorker], artifacts: Sequence[Artifact]) 
 
     async def work(worker: DeviceWorker) -> None:
         while waiting:
-            answer = await worker.measure(waiting.pop())
+            answer = await worker.run(MeasureJob(waiting.pop()))
             if isinstance(answer, Measurement):
                 good[worker.name] += 1
             else:
                 failed[answer.kind] += 1
             if not worker.alive:
-                await worker.start()
+                await worker.run(StartJob())
 
     started = time.perf_counter()
     async with anyio.create_task_group() as tasks:

@@ -15,6 +15,7 @@ from atune.cluster.agent import NodeAgent, facts_here
 from atune.cluster.messages import Opening, Question
 from atune.cluster.nodes import NodeLost
 from atune.model.device import DeviceInfo
+from atune.model.jobs import Job, Started
 from atune.processes.background import background
 from atune.processes.messages import Discovery
 
@@ -35,7 +36,7 @@ class LoopbackAgent:
         self.on_ask: Callable[[LoopbackAgent, str], None] = lambda agent, entry: None
 
     async def ask(self, question: bytes) -> bytes:
-        entry = msgspec.msgpack.decode(question, type=Question).entry
+        entry = msgspec.msgpack.decode(question, type=Question).job.name
         self.asked.append(entry)
         self.on_ask(self, entry)
         number, answers, done = next(self._numbers), list[bytes](), anyio.Event()
@@ -80,12 +81,13 @@ class Posing(NodeAgent):
         super().__init__(opening)
         self._model = model
 
-    async def _discover(self, worker: object, body: None) -> Discovery:
-        found = await super()._discover(worker, body)
-        return msgspec.structs.replace(found, devices=tuple(map(self._posed, found.devices)))
-
-    async def _start(self, worker: str, body: None) -> DeviceInfo:
-        return self._posed(await super()._start(worker, body))
+    async def run(self, job: Job[Any], worker: int | str) -> Any:
+        answer = await super().run(job, worker)
+        if isinstance(answer, Discovery):
+            return msgspec.structs.replace(answer, devices=tuple(map(self._posed, answer.devices)))
+        if isinstance(answer, Started):
+            return msgspec.structs.replace(answer, device=self._posed(answer.device))
+        return answer
 
     def _posed(self, info: DeviceInfo) -> DeviceInfo:
         return msgspec.structs.replace(info, name=self._model or info.name)

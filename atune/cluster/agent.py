@@ -14,41 +14,29 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 
+from atune.cluster.libraries import Shelf
 from atune.cluster.messages import (
-    ENTRIES,
+    AdoptJob,
     Answer,
-    Described,
-    DeviceState,
-    ExactGroup,
-    Finalists,
-    Group,
-    Known,
-    Library,
-    Measuring,
+    DescribedByNode,
+    DescribeJob,
+    DiscoverJob,
+    ExpectJob,
+    LookupJob,
     NodeFacts,
+    NoticesJob,
     Opening,
-    Part,
-    Plan,
-    Proving,
+    PlanJob,
     Question,
-    Ranking,
     Reply,
-    Timed,
-    artifacts_of,
     raised,
-    with_paths,
 )
-from atune.errors import WorkerError
 from atune.local.compile_worker import LocalCompileWorker
 from atune.local.device_worker import LocalDeviceWorker
 from atune.local.machine import LocalMachine
-from atune.model.artifact import Artifact, Failure, KernelParam
-from atune.processes.messages import Discovery
-from atune.search.prior import OwnPrior
-from atune.system.folders import made_folder
+from atune.model.jobs import BuildJob, Job
 from atune.system.versions import installed_versions
 
 NOTICE_S = 5.0
@@ -76,7 +64,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._machine = LocalMachine(
             o.workload, target=o.target, devices=o.devices, compile=o.compile, benchmark=benchmark, cores=o.cores
         )
-        self._found: Discovery | None = None
         self._compilers: list[LocalCompileWorker] = []
         self._devices: dict[str, LocalDeviceWorker] = {}
         self._calls: dict[int, tuple[anyio.CancelScope, anyio.Event]] = {}
@@ -84,8 +71,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         """Held by each compile worker's call. A cancelled one may still be ending when the next arrives."""
         self._cancelled = set[int]()
         """Calls whose cancellation came and that were not running: they had ended, or are still to come."""
-        self._libraries: dict[str, str] = {}
-        """Paths of libraries here, by digest."""
+        self._shelf = Shelf()
         self._new: list[str] = []
         self._noticed, self._changed = anyio.Event(), anyio.Event()
         self._leaves = 0.0
@@ -94,6 +80,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
         async with self._machine.open():
+            self._shelf.run_dir = self._machine.run_dir
             yield self
 
     async def call(self, number: int, question: bytes) -> bytes:
@@ -127,125 +114,60 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
             await call[1].wait()
 
     async def _reply(self, question: Question) -> Reply:
-        device = self._devices.get(str(question.worker)) if isinstance(question.worker, str) else None
+        device = self._devices.get(str(question.worker))
         try:
-            given, answers = ENTRIES[question.entry]
-            if question.libraries:  # else no thread: a sign of life waits for none
-                await anyio.to_thread.run_sync(self._receive, question.libraries)
-            body = None if given is None else msgspec.msgpack.decode(question.body, type=given)
-            paths = {artifact.path: self._here(artifact.path) for artifact in artifacts_of(body)}
-            value = await self._answered(question, with_paths(body, paths))
-            built = artifacts_of(value)
-            libraries, digests = await anyio.to_thread.run_sync(self._send, built) if built else ((), {})
-            encoded = b"" if answers is None else msgspec.msgpack.encode(with_paths(value, digests))
-            return Answer(encoded, tuple(libraries), _state(device))
+            job: Job[Any] = await self._shelf.unpacked(question.job, question.libraries)
+            answer, libraries = await self._shelf.packed(await self.run(job, question.worker))
+            return Answer(msgspec.msgpack.encode(answer), libraries, _is_alive(device))
         except Exception as error:
-            return raised(error, _state(device))
+            return raised(error, alive=_is_alive(device))
 
-    async def _answered(self, question: Question, body: Any) -> Any:
-        answer = getattr(self, f"_{question.entry}")
-        if not isinstance(question.worker, int):
-            return await answer(question.worker, body)
-        async with self._turns[question.worker]:
-            return await answer(question.worker, body)
+    async def run(self, job: Job[Any], worker: int | str) -> Any:
+        """Have a worker do `job`, or this node itself."""
+        if worker == "":
+            return await self._do(job)
+        if isinstance(worker, str):
+            return await self._devices[worker].run(job)
+        async with self._turns[worker]:
+            while isinstance(job, BuildJob) and self._machine.service.soon:  # building will be cheaper then
+                await self._changed.wait()
+            return await self._compilers[worker].run(job)
 
-    def _here(self, digest: str) -> str:
-        if (path := self._libraries.get(digest)) is None:
-            raise WorkerError(f"library {digest[:12]} was not sent to this node")
-        return path
-
-    def _receive(self, libraries: tuple[Library, ...]) -> None:
-        folder = made_folder(self._machine.run_dir, "received")
-        for library in libraries:
-            self._libraries[library.digest] = library.write(folder)
-
-    def _send(self, artifacts: list[Artifact]) -> tuple[list[Library], dict[str, str]]:
-        """Return the libraries of `artifacts`, and their digests by path."""
-        symbols: dict[str, list[str]] = {}
-        for artifact in artifacts:
-            symbols.setdefault(artifact.path, []).append(artifact.symbol)
-        libraries = [Library.read(path, names) for path, names in symbols.items()]
-        digests = {path: library.digest for path, library in zip(symbols, libraries, strict=True)}
-        self._libraries.update({digest: path for path, digest in digests.items()})
-        return libraries, digests
-
-    async def _describe(self, worker: object, whole: bool) -> Described:
-        spec = await self._machine.describe(whole=whole)
-        return Described(spec, Known(self._machine.workload, spec.fingerprint))
-
-    async def _adopt(self, worker: object, known: Known) -> None:
-        await self._machine.adopt(known.workload, known.fingerprint)
-
-    async def _look_up(self, worker: object, places: list[int]) -> list[Any]:
-        return await self._machine.look_up(places)
-
-    async def _discover(self, worker: object, body: None) -> Discovery:
-        await self._machine.discover()
-        return self._machine.found
-
-    async def _take_part(self, worker: object, part: Part) -> Discovery:
-        """Have the target and the devices of `part` alone."""
-        self._machine.target_text, self._machine.device_names = part.target, part.devices
-        self._machine.service.reconsider()
-        return await self._discover(worker, None)
-
-    async def _plan(self, worker: object, plan: Plan) -> tuple[int, int]:
+    async def _do(self, job: Job[Any]) -> Any:
         machine = self._machine
-        machine.use(plan.accelerators, plan.no_service)
+        match job:
+            case DescribeJob():
+                spec = await machine.describe(whole=job.whole)
+                return DescribedByNode(spec, machine.workload)
+            case AdoptJob():
+                await machine.adopt(job.workload, job.fingerprint)
+            case LookupJob():
+                return await machine.look_up(job.places)
+            case DiscoverJob():
+                if job.target:
+                    machine.target_text, machine.device_names = job.target, job.devices
+                    machine.service.reconsider()
+                await machine.discover()
+                return machine.found
+            case PlanJob():
+                return self._plan(job)
+            case ExpectJob():
+                machine.service.expect(job.candidates, len(self._compilers))
+            case NoticesJob():
+                return await self._notices()
+        return None
+
+    def _plan(self, job: PlanJob) -> int:
+        machine = self._machine
+        machine.use(job.accelerators, job.no_service)
         self._compilers = machine.compile_workers()
         self._devices = {device.info.id: device for device in machine.device_workers()}
         machine.on_change(self._wake)
         machine.on_warning(self._notice)
         resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
-        return max(1, len(self._compilers) - resting), len(self._devices)
+        return max(1, len(self._compilers) - resting)
 
-    async def _expect(self, worker: object, candidates: int) -> None:
-        """Know about how many candidates are compiled here, on which the compile service's use depends."""
-        self._machine.service.expect(candidates, len(self._compilers))
-
-    async def _lower(self, worker: int, body: Any) -> Any:
-        return await self._compilers[worker].lower(body)
-
-    async def _elaborate(self, worker: int, body: Any) -> Any:
-        return await self._compilers[worker].elaborate(body)
-
-    async def _rank(self, worker: int, body: Ranking) -> dict[int, float]:
-        prior = OwnPrior(_named(body.name), body.prior)
-        return await self._compilers[worker].rank(prior, body.candidates)
-
-    async def _find(self, worker: int, body: Any) -> Artifact | None:
-        return await self._compilers[worker].find(body)
-
-    async def _build(self, worker: int, body: Group) -> Any:
-        while self._machine.service.soon:  # building will be cheaper then
-            await self._changed.wait()
-        return await self._compilers[worker].build(body.members)
-
-    async def _build_exact(self, worker: int, body: ExactGroup) -> Any:
-        return await self._compilers[worker].build_exact(body.candidates, body.known)
-
-    async def _prove(self, worker: int, body: Proving) -> Any:
-        return await self._compilers[worker].prove(body.candidate, body.measured, body.lowered)
-
-    async def _start(self, worker: str, body: None) -> Any:
-        return await self._devices[worker].start()
-
-    async def _prepare(self, worker: str, body: tuple[KernelParam, ...]) -> Any:
-        return await self._devices[worker].prepare(body)
-
-    async def _measure(self, worker: str, body: Measuring) -> Any:
-        return await self._devices[worker].measure(body.artifact, body.best_ms)
-
-    async def _final(self, worker: str, body: Finalists) -> Timed:
-        found, reference = await self._devices[worker].final(body.artifacts, body.rounds, body.with_reference)
-        entries = tuple(None if isinstance(one, Failure) else one for one in found)
-        return Timed(entries, tuple(one if isinstance(one, Failure) else None for one in found), reference)
-
-    async def _outputs(self, worker: str, body: Artifact) -> list[bytes]:
-        return await self._devices[worker].outputs(body)
-
-    async def _notices(self, worker: object, body: None) -> list[str]:
-        """Return what the user should know, once there is something; after `NOTICE_S` at the latest."""
+    async def _notices(self) -> list[str]:
         with anyio.move_on_after(NOTICE_S):
             while not self._new:
                 await self._noticed.wait()
@@ -262,15 +184,5 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         self._noticed = anyio.Event()
 
 
-def _state(device: LocalDeviceWorker | None) -> DeviceState | None:
-    return None if device is None else DeviceState(device.alive, device.took_over)
-
-
-def _named(name: str) -> Any:
-    """Return a function that stands for a user's prior of this `name`: for messages."""
-
-    def prior(config: Any, facts: Any) -> float:
-        raise NotImplementedError
-
-    prior.__name__ = prior.__qualname__ = name
-    return prior
+def _is_alive(device: LocalDeviceWorker | None) -> bool:
+    return device is not None and device.alive

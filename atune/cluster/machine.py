@@ -12,11 +12,11 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from atune.cluster.compile_worker import ClusterCompileWorker, Slots
-from atune.cluster.device_worker import ClusterDeviceWorker, named
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
-from atune.cluster.messages import Described, Known, Opening, Part, Plan
-from atune.cluster.nodes import Agent, Node, NodeLost, Shelf, none_left
+from atune.cluster.libraries import Shelf
+from atune.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, ExpectJob, LookupJob, Opening, PlanJob
+from atune.cluster.nodes import Agent, Node, NodeLost, none_left
+from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
 from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.local.discovery import check_discovery
@@ -66,7 +66,8 @@ class ClusterMachine:
         self._early: list[str] = []
         """Warnings from before anybody listened."""
         self._found: Discovery | None = None
-        self._known: Known | None = None
+        self._adopt: AdoptJob | None = None
+        """The workload as a node described it."""
         self._whole = False
         """Whether a node was asked for the whole space."""
         self._describing = anyio.Lock()
@@ -94,31 +95,33 @@ class ClusterMachine:
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         async with self._describing:  # `discover` asks at the same time
             listed = self.spec is not None and self.spec.configs
-            if self._known is None or (whole and not self._whole and not listed):
-                described: Described = await self._first(lambda node: node.ask("describe", whole))
-                self._known, self._whole = described.known, whole
-                self.spec = self.spec if self.spec is not None and listed else described.spec
-                self._workers.keep(described.known.fingerprint, described.known.workload.modules)
+            if self._adopt is None or (whole and not self._whole and not listed):
+                described = await self._first(lambda node: node.ask(DescribeJob(whole)))
+                spec, workload = described.spec, described.workload
+                self._adopt, self._whole = AdoptJob(workload, spec.fingerprint), whole
+                self.spec = self.spec if self.spec is not None and listed else spec
+                self._workers.keep(spec.fingerprint, workload.modules)
         assert self.spec is not None
         return self.spec
 
     async def look_up(self, places: Sequence[int]) -> Sequence[Candidate | None]:
-        found: list[Candidate | None] = await self._first(lambda node: node.ask("look_up", list(places)))
-        return found
+        return await self._first(lambda node: node.ask(LookupJob(tuple(places))))
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Ask every node for its devices, and choose those of the run.
 
         A node without the target's devices only compiles. Raises `TargetError`: see `devices.parts`.
         """
-        if self._known is None:
+        if self._adopt is None:
             await self.describe()
+        assert self._adopt is not None
+        adopt = self._adopt
         without: dict[str, TargetError] = {}
 
         async def ask(node: Node) -> None:
-            await node.ask("adopt", self._known)
+            await node.ask(adopt)
             try:
-                node.found = await node.ask("discover")
+                node.found = await node.ask(DiscoverJob())
             except TargetError as error:
                 without[node.name] = error
 
@@ -132,7 +135,7 @@ class ClusterMachine:
             found[0], devices=tuple(devices), accelerators=tuple(common), unused=unused
         )
         check_discovery(self._found, self.benchmark)
-        plan = Plan(tuple(map(bare, common)), unused.get("cicc", ""))
+        plan = PlanJob(tuple(map(bare, common)), unused.get("cicc", ""))
         await self._everywhere(lambda node: self._plan(node, plan))
         return self._found.target, devices
 
@@ -150,7 +153,7 @@ class ClusterMachine:
             ids = shares.get(node.name, ())
             if node.name in found and (node.found.target, tuple(one.id for one in node.found.devices)) == (target, ids):
                 return
-            node.found = await node.ask("take_part", Part(target.arch or target.kind, ids))
+            node.found = await node.ask(DiscoverJob(target.arch or target.kind, ids))
             if not node.found.nvcc:
                 self._leave_out(node, NO_NVCC)
             elif node.name in without:
@@ -168,8 +171,8 @@ class ClusterMachine:
         node.leave_out(why)
         self._notice(node.lost)
 
-    async def _plan(self, node: Node, plan: Plan) -> None:
-        node.compilers, _ = await node.ask("plan", plan)
+    async def _plan(self, node: Node, plan: PlanJob) -> None:
+        node.compilers = await node.ask(plan)
         self._slots.add(node)
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -184,7 +187,7 @@ class ClusterMachine:
     @staticmethod
     async def _expect(node: Node, candidates: int) -> None:
         with suppress(NodeLost):
-            await node.ask("expect", candidates)
+            await node.ask(ExpectJob(candidates))
 
     def device_workers(self) -> list[ClusterDeviceWorker]:
         return [ClusterDeviceWorker(node, info) for node in self._living for info in node.found.devices]

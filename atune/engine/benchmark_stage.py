@@ -27,6 +27,7 @@ from atune.journal.events import (
 )
 from atune.model.artifact import Artifact, Failure, KernelParam
 from atune.model.device import fastest_ms
+from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 
 DEVICE_STARTS = 3
@@ -134,7 +135,7 @@ class Measuring:
     async def _prepare(self, worker: DeviceWorker, params: Sequence[KernelParam]) -> bool:
         for _ in range(DEVICE_STARTS):
             try:
-                reference = await worker.prepare(params)
+                reference = (await worker.run(PrepareJob(tuple(params)))).reference
             except WorkerLost as error:
                 self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=str(error))
                 if not await self.start(worker):
@@ -179,7 +180,7 @@ class Measuring:
                     return False
             emit(BenchmarkStarted, worker=worker.name, index=index, device=worker.name)
             try:
-                answer = await worker.measure(artifact, min(self._fastest.values(), default=None))
+                answer = await worker.run(MeasureJob(artifact, min(self._fastest.values(), default=None)))
             except ServerLost as error:
                 answer = Failure(index, "worker_lost", str(error), error.detail, str(error))
                 self._repeated.discard(index)  # an earlier repetition had another reason
@@ -247,7 +248,7 @@ class Measuring:
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:
-                info = await worker.start()
+                started = await worker.run(StartJob())
             except WorkerError as error:
                 reason = f"{error} {error.detail.strip().splitlines()[-1] if error.detail.strip() else ''}".strip()
                 if attempt == DEVICE_STARTS - 1:
@@ -256,7 +257,8 @@ class Measuring:
                     self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
             else:
                 took = round(self.run.recorder.elapsed_s - began, 4)
-                self.emit(DeviceReady, worker=worker.name, device=info, start_s=took, standby=worker.took_over)
+                ready = {"device": started.device, "standby": started.standby}
+                self.emit(DeviceReady, worker=worker.name, start_s=took, **ready)
                 return True
         return False
 

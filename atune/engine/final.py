@@ -24,6 +24,7 @@ from atune.journal.events import (
 )
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
+from atune.model.jobs import FinalJob, MeasureJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 
@@ -183,10 +184,11 @@ class FinalStage:
     async def _timed(
         self, worker: DeviceWorker, finalists: Sequence[int], rounds: int, with_reference: bool = True
     ) -> tuple[list[FinalEntry], Timing | None]:
-        found, reference = await worker.final([self.run.artifacts[i] for i in finalists], rounds, with_reference)
-        if failures := [one for one in found if isinstance(one, Failure)]:
-            raise _FinalistsFailed(failures)
-        return [one for one in found if isinstance(one, FinalEntry)], reference
+        artifacts = tuple(self.run.artifacts[i] for i in finalists)
+        found = await worker.run(FinalJob(artifacts, rounds, with_reference))
+        if found.failures:
+            raise _FinalistsFailed(found.failures)
+        return list(found.entries), found.reference
 
     async def _build_exact(self, worker: DeviceWorker, contenders: Sequence[int]) -> bool:
         """Replace shared libraries by tilelang's own, if these work. Returns False if the device is lost."""
@@ -219,7 +221,7 @@ class FinalStage:
     async def _measured(worker: DeviceWorker, artifact: Artifact) -> Measurement | Failure:
         """Check and time `artifact` again, because it is not the library that was measured."""
         try:
-            return await worker.measure(artifact)
+            return await worker.run(MeasureJob(artifact))
         except WorkerError as error:
             return Failure(artifact.index, "worker_lost", str(error))
 

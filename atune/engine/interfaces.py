@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
+from atune.model.artifact import Artifact, Built, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
-from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.model.jobs import A, Job
 from atune.search.prior import OwnPrior
 from atune.workload.workload import WorkloadSpec
 
@@ -83,7 +83,7 @@ class CompileWorker(Protocol):
 
 
 class DeviceWorker(Protocol):
-    """One device's process. It takes one call at a time; cancelling a call kills it."""
+    """One device's process. It takes one job at a time; cancelling `run` kills the process."""
 
     name: str
 
@@ -92,41 +92,8 @@ class DeviceWorker(Protocol):
         """Whether the process runs; it may end at any time."""
         ...
 
-    @property
-    def took_over(self) -> bool:
-        """Whether the process was a standby, started before it was needed."""
-        ...
-
-    async def start(self) -> DeviceInfo:
-        """Start the device's process and make its context, or take the standby. Raises `WorkerError`.
-
-        If an earlier process had inputs, they are made again, so that the new one is ready to measure.
-        """
-        ...
-
-    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
-        """Make the inputs for a kernel of `params`, run the reference, and time it.
-
-        Raises `WorkloadError` if the user's functions fail.
-        """
-        ...
-
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
-        """Check and time one candidate. After a failure that killed the process, `alive` is false.
-
-        Raises `WorkerLost` if the process ended for another reason, and `ServerLost` if all processes did.
-
-        `best_ms` is the best latency so far: a clearly slower candidate gets few samples. None takes all samples.
-        """
-        ...
-
-    async def final(
-        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
-        """Time `artifacts`, and the reference if asked for, in turn: sample r of each is from round r of `rounds`.
-
-        Then each is checked again; a wrong result is a failure. If a failure killed the process, `alive` is false.
-        """
+    async def run(self, job: Job[A]) -> A:
+        """Do one of `atune.model.jobs.DeviceJob`; each says what it raises."""
         ...
 
 

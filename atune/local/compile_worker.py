@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 
@@ -16,9 +17,11 @@ from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE,
 from atune.local.patience import Patience, Room, shortage
 from atune.local.run_store import EXACT, RunStore
 from atune.local.workers import Workers, how_it_ended
+from atune.model import jobs
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
-from atune.processes.messages import BuildJob, ProofJob, RankJob, Session
+from atune.model.jobs import A, ElaborateJob, ExactJob, FindJob, Job, LowerJob, ProveJob, decoded, encoded
+from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.processes.worker import Worker
 from atune.search.prior import OwnPrior
 from atune.system.folders import made_folder
@@ -79,6 +82,27 @@ class LocalCompileWorker:
         self._calls = 0
         self.compiling = 0
 
+    async def run(self, job: Job[A]) -> A:
+        answer: Any
+        match job:
+            case LowerJob():
+                answer = await self.lower(job.candidate, anew=job.anew)
+            case ElaborateJob():
+                answer = await self.elaborate(job.candidates)
+            case jobs.RankJob():
+                answer = await self._rank(job)
+            case FindJob():
+                answer = await self.find(job.lowered)
+            case jobs.BuildJob():
+                answer = await self.build(job.group)
+            case ExactJob():
+                answer = await self.build_exact(job.candidates, job.known)
+            case ProveJob():
+                answer = await self.prove(job.candidate, job.measured, job.lowered)
+            case _:
+                raise TypeError(f"no compile worker does {job.name}")
+        return cast(A, answer)
+
     async def lower(self, candidate: Candidate, *, anew: bool = False) -> Lowered | Failure:
         limit, index = self._limit_s, candidate.index
         entry = LOWER_ANEW if anew or not self.context.store.used else LOWER
@@ -115,19 +139,21 @@ class LocalCompileWorker:
         return [mishap.of(index)]
 
     async def rank(self, prior: OwnPrior, known: Mapping[int, tuple[Config, StaticFacts]]) -> dict[int, float]:
-        job = RankJob(prior=prior.pickled, candidates=dict(known))
+        return await self.run(jobs.RankJob(prior.name, prior.pickled, dict(known)))
+
+    async def _rank(self, job: jobs.RankJob) -> dict[int, float]:
         try:
-            reply = await self._call(RANK, msgspec.msgpack.encode(job))
+            reply = await self._call(RANK, encoded(job))
         except WorkerTimeout as error:
             raise UsageError(
-                f"prior {prior.name} took more than compile_timeout_s={self._limit_s:g} s for {len(known)} candidates: "
-                "make it faster, or omit prior="
+                f"prior {job.called} took more than compile_timeout_s={self._limit_s:g} s for {len(job.candidates)} "
+                "candidates: make it faster, or omit prior="
             ) from error
         except WorkerLost as error:
-            raise UsageError(f"prior {prior.name} ended its process: {how_it_ended(error)}") from error
+            raise UsageError(f"prior {job.called} ended its process: {how_it_ended(error)}") from error
         except RemoteError as error:
             raise translated(error) from error
-        return msgspec.msgpack.decode(reply, type=dict[int, float])
+        return decoded(job, reply)
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         found = await self.context.store.find(lowered)

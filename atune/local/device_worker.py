@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -25,10 +26,23 @@ from atune.local.entry_points import MEASURE
 from atune.local.lookout import Lookout
 from atune.local.patience import Patience
 from atune.local.workers import LOAD_TIMEOUT_S, Workers, how_it_ended
-from atune.model.artifact import Artifact, Failure, FailureKind, KernelParam
+from atune.model.artifact import Failure, FailureKind, KernelParam
 from atune.model.device import DeviceInfo
-from atune.model.measurement import FinalEntry, Measurement, Timing
-from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared, Session
+from atune.model.jobs import (
+    A,
+    FinalJob,
+    Finals,
+    Job,
+    MeasureJob,
+    Prepared,
+    PrepareJob,
+    Started,
+    StartJob,
+    decoded,
+    encoded,
+)
+from atune.model.measurement import Measurement
+from atune.processes.messages import Begin, Session
 from atune.processes.worker import Worker
 from atune.system.cores import usable_cores
 from atune.system.device_lock import DeviceLock
@@ -64,16 +78,15 @@ class DeviceContext:
 
 
 class LocalDeviceWorker:
-    """One device's process. `start` replaces it, with the standby if there is one."""
+    """One device's process. A `StartJob` replaces it, with the standby if there is one."""
 
     def __init__(self, context: DeviceContext, info: DeviceInfo, cpus: Sequence[int] | None) -> None:
         self.context, self.info, self.cpus = context, info, cpus
         self.name = info.id
-        self.took_over = False
         self._worker: Worker | None = None
         self._standby: _Standby | None = None
         self._room_for_two = True
-        self._params: Sequence[KernelParam] | None = None
+        self._params: tuple[KernelParam, ...] | None = None
         """The parameters that the inputs fit. A new process makes them at once."""
         self._prepared = False
         self._used = False
@@ -91,25 +104,36 @@ class LocalDeviceWorker:
     def alive(self) -> bool:
         return self._worker is not None and self._worker.alive
 
-    async def start(self) -> DeviceInfo:
+    async def run(self, job: Job[A]) -> A:
+        answer: Any
+        match job:
+            case StartJob():
+                answer = await self._start()
+            case PrepareJob():
+                answer = await self._prepare(job)
+            case MeasureJob():
+                answer = await self._measure(job)
+            case FinalJob():
+                answer = await self._final(job)
+            case _:
+                raise TypeError(f"no device does {job.name}")
+        return cast(A, answer)
+
+    async def _start(self) -> Started:
         await self._stop()
         standby, self._standby = self._standby, None
         worker = await standby.taken() if standby is not None else None
-        self.took_over = worker is not None
         self._worker = worker or await self.context.patience.until_it_works(self._new)
         if self._params is not None:
-            await self._prepare(self._params, first=False)
-        return self.info
+            await self._prepare(PrepareJob(self._params, timed=False))
+        return Started(self.info, standby=worker is not None)
 
-    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
-        return await self._prepare(params, first=True)
-
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+    async def _measure(self, job: MeasureJob) -> Measurement | Failure:
         if not self._prepared:
-            await self._prepare(artifact.params, first=False)
+            await self._prepare(PrepareJob(job.artifact.params, timed=False))
         used, self._used = self._used, True
         self._tried += 1
-        answer = await self._measured(artifact, best_ms)
+        answer = await self._measured(job)
         await self._lookout.look(self._worker, self.context.limit_s)
         if isinstance(answer, Failure):
             if used and answer.kind in DOUBTFUL:
@@ -125,58 +149,42 @@ class LocalDeviceWorker:
             self._keep_standby()
         return answer
 
-    async def _measured(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
-        limit = self.context.limit_s
-        request = Measure(artifact=artifact, best_ms=best_ms)
+    async def _measured(self, job: MeasureJob) -> Measurement | Failure:
+        limit, index = self.context.limit_s, job.artifact.index
         try:
-            reply = await self._call("measure", msgspec.msgpack.encode(request), limit)
+            return await self._call(job, limit)
         except WorkerTimeout as error:
             late = round(time.monotonic() - self._called - limit, 4)
             message = f"ran past benchmark_timeout_s={limit:g}; killed"
-            return Failure(index=artifact.index, kind="timeout", message=message, detail=error.detail, kill_s=late)
+            return Failure(index=index, kind="timeout", message=message, detail=error.detail, kill_s=late)
         except ServerLost:
             raise
         except WorkerLost as error:
-            return _lost(artifact.index, error)
+            return _lost(index, error)
         except RemoteError as error:
             raise translated(error) from error
-        answer: Measurement | Failure = msgspec.msgpack.decode(reply, type=Measurement | Failure)
-        return answer
 
-    async def final(
-        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
+    async def _final(self, job: FinalJob) -> Finals:
         if self._standby is not None:
             with anyio.move_on_after(STANDBY_PATIENCE_S):
                 await self._standby.taken()  # so that no context is made while finalists are timed
-        limit = self.context.limit_s * (len(artifacts) + 1)
-        request = Final(artifacts=tuple(artifacts), rounds=rounds, with_reference=with_reference)
         self._used = True
         await self._lookout.look(self._worker, self.context.limit_s, at_once=True)
-        reply = await self._call("final", msgspec.msgpack.encode(request), limit)
-        finals = msgspec.msgpack.decode(reply, type=Finals)
+        finals = await self._call(job, self.context.limit_s * (len(job.artifacts) + 1))
         if any(failure.kind in SPOILING for failure in finals.failures):
             await self._stop()
-        failed = {failure.index: failure for failure in finals.failures}
-        return [failed.get(entry.index, entry) for entry in finals.entries], finals.reference
+        return finals
 
-    async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes. For tests of libraries."""
-        self._used = True
-        reply = await self._call("outputs", msgspec.msgpack.encode(artifact), None)
-        return msgspec.msgpack.decode(reply, type=list[bytes])
+    async def _prepare(self, job: PrepareJob) -> Prepared:
+        """Make the inputs and run the reference, which only the device's first process times.
 
-    async def _prepare(self, params: Sequence[KernelParam], *, first: bool) -> Timing | None:
-        """Make the inputs and run the reference. Time it only in the `first` process.
-
-        A failure of the `first` process is the workload's: raises `WorkloadError`.
+        A failure of the first process is the workload's: raises `WorkloadError`.
         """
-        limit = self.context.limit_s
-        request = Prepare(params=tuple(params), timed=first)
+        limit, first = self.context.limit_s, job.timed
         if first:
             await self._lookout.look(self._worker, limit, idle=True)
         try:
-            reply = await self._call("prepare", msgspec.msgpack.encode(request), limit)
+            prepared = await self._call(job, limit)
         except RemoteError as error:
             raise translated(error) from error
         except WorkerTimeout as error:
@@ -192,12 +200,11 @@ class LocalDeviceWorker:
                 raise
             message = f"making the inputs or running the reference ended the process: {how_it_ended(error)}"
             raise WorkloadError(message) from error
-        prepared = msgspec.msgpack.decode(reply, type=Prepared)
         self.context.workers.agree(prepared.loaded_as)
-        self._prepared, self._params = True, params
+        self._prepared, self._params = True, job.params
         self._free_bytes = prepared.free_bytes
         self._keep_standby()
-        return prepared.reference
+        return prepared
 
     def _keep_standby(self) -> None:
         """Begin to start a standby process if it pays, and the settings and the resources allow one."""
@@ -231,8 +238,8 @@ class LocalDeviceWorker:
         self.info = msgspec.msgpack.decode(reply, type=DeviceInfo)
         return worker
 
-    async def _call(self, entry: str, payload: bytes, timeout_s: float | None) -> bytes:
-        """Call the device's process while no other run measures on the device. `timeout_s` excludes waiting.
+    async def _call(self, job: Job[A], timeout_s: float) -> A:
+        """Have the device's process do `job` while no other run measures on the device. `timeout_s` excludes waiting.
 
         If the machine is short of a resource, this waits and retries.
         """
@@ -244,9 +251,9 @@ class LocalDeviceWorker:
             async with self._lock.held() as waited_s:
                 self._note(waited_s)
                 self._called = time.monotonic()
-                return await worker.call(MEASURE + entry, payload, timeout_s)
+                return await worker.call(MEASURE + job.name, encoded(job), timeout_s)
 
-        return await self.context.patience.until_it_works(attempt)
+        return decoded(job, await self.context.patience.until_it_works(attempt))
 
     def _note(self, waited_s: float | None) -> None:
         """Warn, once, that the device is shared."""

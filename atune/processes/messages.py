@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.model.artifact import Artifact, Failure, KernelParam, Lowered, StaticFacts
+from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, Target
-from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.listing import Listing
 from atune.workload.sources import Module
@@ -77,14 +76,6 @@ class LookUp(msgspec.Struct, frozen=True):
     deadline_s: float
 
 
-class RankJob(msgspec.Struct, frozen=True):
-    """A user's prior, as `ship_function` packs it, and the candidates to rank: their configurations, and the facts
-    known of them."""
-
-    prior: bytes
-    candidates: dict[int, tuple[Config, StaticFacts]]
-
-
 class BuildJob(msgspec.Struct, frozen=True):
     """A group to compile, and the file for its library.
 
@@ -125,24 +116,6 @@ class Begin(msgspec.Struct, frozen=True):
     warm: bool = False
 
 
-class Prepare(msgspec.Struct, frozen=True):
-    """Make the inputs for a kernel of `params` and run the reference. `timed`: also time it."""
-
-    params: tuple[KernelParam, ...]
-    timed: bool
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
-
-    `loaded_as`: the fingerprint of the workload in this process.
-    """
-
-    reference: Timing | None
-    free_bytes: int | None = None
-    loaded_as: str = ""
-
-
 class Neighbours(msgspec.Struct, frozen=True):
     """Ask who else uses the GPU `uuid`. `program`: the process of the run."""
 
@@ -175,29 +148,3 @@ class Around(msgspec.Struct, frozen=True):
 
     neighbours: tuple[Neighbour, ...] = ()
     busy_percent: int | None = None
-
-
-class Measure(msgspec.Struct, frozen=True):
-    """A candidate to check and time. `best_ms`: the best first timing so far on an equal device."""
-
-    artifact: Artifact
-    best_ms: float | None = None
-
-
-class Final(msgspec.Struct, frozen=True):
-    """Finalists to time in turn, the number of rounds, and whether the reference takes part."""
-
-    artifacts: tuple[Artifact, ...]
-    rounds: int
-    with_reference: bool = True
-
-
-class Finals(msgspec.Struct, frozen=True):
-    """The finalists' timings, in the given order, and the reference's timing if it took part.
-
-    `failures`: finalists whose outputs turned out wrong after they were timed.
-    """
-
-    entries: tuple[FinalEntry, ...]
-    reference: Timing | None
-    failures: tuple[Failure, ...] = ()

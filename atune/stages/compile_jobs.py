@@ -15,7 +15,8 @@ from atune.errors import message_of, name_of
 from atune.model.artifact import Elaborated, Failure, Lowered, Proof
 from atune.model.candidate import Candidate, thaw
 from atune.model.explained import Explained, ExplainJob
-from atune.processes.messages import BuildJob, ProofJob, RankJob
+from atune.model.jobs import RankJob
+from atune.processes.messages import BuildJob, ProofJob
 from atune.search.prior import asked
 from atune.stages.accelerators import registry
 from atune.stages.compile import codegen, explaining, lowering, proof

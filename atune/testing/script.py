@@ -32,8 +32,8 @@ class Script:
 
     Configurations with an equal `code_key` are duplicates. Only those with an equal `merge_key` share a library.
     `start_failures` is the number of times that a device, by its name, fails to start at first (`math.inf`: always).
-    `prepare_error` makes the user's inputs or reference fail. `output` is a kernel's output. Lowering returns `facts`
-    of a candidate, and so does elaborating, which takes `elaborate_s`.
+    `prepare_error` makes the user's inputs or reference fail. Lowering returns `facts` of a candidate, and so does
+    elaborating, which takes `elaborate_s`.
 
     `kills` maps a candidate to a stage, ``lower`` or ``build``, and the number of times that its compile worker is
     killed from outside in it. `doubts` is the number of times that a candidate's device is killed from outside during
@@ -90,7 +90,6 @@ class Script:
     plain_ms: Callable[[Config], float] | None = None
     plain_fails: Mapping[int, FailureKind] = field(default_factory=dict)
     prepare_error: str = ""
-    output: Callable[[Config], bytes] = lambda config: config_key(config).encode()
 
     def failure(self, index: int, stage: Stage) -> FailureKind | None:
         """Return the kind of failure scripted for candidate `index` in `stage`."""

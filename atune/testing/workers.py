@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -16,6 +16,17 @@ from atune.errors import WorkerError, WorkerLost, WorkloadError
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo
+from atune.model.jobs import (
+    A,
+    FinalJob,
+    Finals,
+    Job,
+    MeasureJob,
+    Prepared,
+    PrepareJob,
+    Started,
+    StartJob,
+)
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.search.prior import OwnPrior, asked
 from atune.testing.script import FATAL, seconds_of
@@ -166,11 +177,24 @@ class FakeDeviceWorker:
         self.machine, self.info, self.speed = machine, info, speed
         self.name = info.id
         self.alive = False
-        self.took_over = False
         self._used = False
         """Whether a candidate has run in this process."""
 
+    async def run(self, job: Job[A]) -> A:
+        answer: Any
+        match job:
+            case StartJob():
+                answer = Started(await self.start())
+            case PrepareJob():
+                answer = Prepared(await self._prepare())
+            case MeasureJob():
+                answer = await self._measure(job.artifact, job.best_ms)
+            case FinalJob():
+                answer = await self._final(job)
+        return cast(A, answer)
+
     async def start(self) -> DeviceInfo:
+        """Start the process."""
         self.alive = self._used = False
         machine = self.machine
         machine.starts[self.name] += 1
@@ -181,7 +205,7 @@ class FakeDeviceWorker:
         self.alive = True
         return self.info
 
-    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
+    async def _prepare(self) -> Timing | None:
         self._check_alive()
         if self.machine.script.prepare_error:
             raise WorkloadError(self.machine.script.prepare_error)
@@ -191,7 +215,7 @@ class FakeDeviceWorker:
         slowdown = self.machine.script.slowdown.get(self.name, 1.0)
         return None if reference is None else _timing(reference * slowdown, self.machine.benchmark.n_repeat)
 
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement | Failure:
+    async def _measure(self, artifact: Artifact, best_ms: float | None) -> Measurement | Failure:
         self._check_alive()
         machine, script = self.machine, self.machine.script
         limit = machine.benchmark.benchmark_timeout_s
@@ -226,9 +250,8 @@ class FakeDeviceWorker:
         timing = _timing(latency * script.slowdown.get(self.name, 1.0), machine.benchmark.n_repeat)
         return Measurement(artifact.index, timing, checked, 0.0 if checked else None, seconds)
 
-    async def final(
-        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
+    async def _final(self, job: FinalJob) -> Finals:
+        artifacts, rounds = job.artifacts, job.rounds
         self._check_alive()
         self._used = True
         machine, script = self.machine, self.machine.script
@@ -244,21 +267,15 @@ class FakeDeviceWorker:
             script.latency_of(machine.config_of(self._loaded(a)), plain=a.plain, final=True) for a in artifacts
         ]
         noise = script.final_noise
-        entries: list[FinalEntry | Failure] = []
+        entries, failures = [], []
         for i, ms in zip(indices, latencies, strict=True):
+            entries.append(FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter")))
             if kind := script.final_fails.get(i):
-                entries.append(Failure(i, kind, f"scripted to fail in the final: {kind}"))
+                failures.append(Failure(i, kind, f"scripted to fail in the final: {kind}"))
                 self.alive &= kind not in FATAL
-            else:
-                entries.append(FinalEntry(i, Timing.of([1e3 * ms * noise(i) for _ in range(rounds)], "perf_counter")))
-        reference = script.reference_ms if with_reference else None
-        return entries, None if reference is None else _timing(reference, rounds)
-
-    async def outputs(self, artifact: Artifact) -> list[bytes]:
-        """Run `artifact` once and return its outputs' bytes. For tests of libraries."""
-        self._check_alive()
-        await self.machine.take(0.01)
-        return [self.machine.script.output(self.machine.config_of(self._loaded(artifact)))]
+        reference = script.reference_ms if job.with_reference else None
+        timing = None if reference is None else _timing(reference, rounds)
+        return Finals(tuple(entries), timing, tuple(failures))
 
     def _loaded(self, artifact: Artifact) -> int:
         library: dict[str, int] = msgspec.msgpack.decode(Path(artifact.path).read_bytes())
@@ -272,24 +289,22 @@ class FakeDeviceWorker:
 class IdleDeviceWorker:
     """A device worker without a device. It counts a delivered library as measured, for runs that only compile."""
 
-    name, alive, took_over = "none", False, False
+    name, alive = "none", False
 
-    async def start(self) -> DeviceInfo:
-        self.alive = True
-        return DeviceInfo(id="none", name="none")
-
-    async def prepare(self, params: Sequence[KernelParam]) -> Timing | None:
-        return None
-
-    async def measure(self, artifact: Artifact, best_ms: float | None = None) -> Measurement:
-        if not os.path.getsize(artifact.path):
-            raise ValueError(f"{artifact.path} is empty")
-        return Measurement(artifact.index, Timing.of([1.0], "none"))
-
-    async def final(
-        self, artifacts: Sequence[Artifact], rounds: int, with_reference: bool = True
-    ) -> tuple[list[FinalEntry | Failure], Timing | None]:
-        return [], None
+    async def run(self, job: Job[A]) -> A:
+        answer: Any = None
+        match job:
+            case StartJob():
+                self.alive, answer = True, Started(DeviceInfo(id="none", name="none"))
+            case PrepareJob():
+                answer = Prepared(None)
+            case MeasureJob(artifact=artifact):
+                if not os.path.getsize(artifact.path):
+                    raise ValueError(f"{artifact.path} is empty")
+                answer = Measurement(artifact.index, Timing.of([1.0], "none"))
+            case FinalJob():
+                answer = Finals((), None)
+        return cast(A, answer)
 
 
 def symbol_of(index: int) -> str:

@@ -13,7 +13,7 @@ from atune.api.tuner import tune
 from atune.cluster.agent import NodeAgent
 from atune.cluster.devices import NO_NVCC, OTHER_CPU, parts
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Part
+from atune.cluster.messages import DiscoverJob
 from atune.engine.interfaces import CompileHints
 from atune.errors import TargetError
 from atune.journal.events import Event, Warned
@@ -89,11 +89,12 @@ async def found_by(
 ) -> Any:
     """Discover the devices of nodes that give these `answers`, and `then` that. Return their names, and the machine."""
 
-    async def take_part(self: Any, worker: object, part: Any) -> Discovery:
-        assert part.target == "sm_90a" and part.devices == ()
-        return then
-
-    async def discover(self: Any, worker: object, body: None) -> Discovery:
+    async def run(self: Any, job: Any, worker: Any) -> Any:
+        if not isinstance(job, DiscoverJob):
+            return await NodeAgent.run(self, job, worker)
+        if job.target:
+            assert job == DiscoverJob("sm_90a")
+            return then
         answer = answers[[one.agent for one in connect.agents].index(self)]
         if isinstance(answer, TargetError):
             raise answer
@@ -103,8 +104,7 @@ async def found_by(
         pass
 
     monkeypatch.setattr(ClusterMachine, "_plan", plan)
-    monkeypatch.setattr("cluster_agents.Posing._take_part", take_part, raising=False)
-    monkeypatch.setattr("cluster_agents.Posing._discover", discover)
+    monkeypatch.setattr("cluster_agents.Posing.run", run)
     nodes = machine(connect)
     async with nodes.open():
         _, devices = await nodes.discover()
@@ -157,13 +157,15 @@ async def test_accelerators_are_named_as_the_nodes_use_them() -> None:
     """Nodes have theirs before the run knows how many candidates there are: few ones change nothing."""
     connect = Loopback(1)
 
-    async def discover(self: Any, worker: object, body: None) -> Discovery:
-        found = await NodeAgent._discover(self, worker, body)
+    async def run(self: Any, job: Any, worker: Any) -> Any:
+        found = await NodeAgent.run(self, job, worker)
+        if not isinstance(found, Discovery):
+            return found
         return msgspec.structs.replace(found, accelerators=("haste@2",), unused={"cicc": "it has no nvcc"})
 
     nodes = machine(connect)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cluster_agents.Posing._discover", discover)
+        patch.setattr("cluster_agents.Posing.run", run)
         async with nodes.open():
             await nodes.discover()
             assert connect.agents[0].agent._machine._accelerators == ("haste",)
@@ -193,7 +195,7 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
     nodes = machine(connect)
     async with nodes.open():
         own = connect.agents[0].agent
-        await own._discover("", None)
+        await own.run(DiscoverJob(), "")
         assert isinstance(own._machine.service.state, Unused)
 
         async def ask_once(role: str, entry: str, payload: bytes) -> bytes:
@@ -201,7 +203,7 @@ async def test_a_node_whose_target_changes_decides_anew_about_its_compile_servic
 
         monkeypatch.setattr(own._machine.workers, "ask_once", ask_once)
         own._machine.server.facts.clear()
-        found = await own._take_part("", Part("sm_90a", ()))
+        found = await own.run(DiscoverJob("sm_90a"), "")
         assert found.target == SM_90 and isinstance(own._machine.service.state, Idle)
         own._machine.server.facts.clear()
 

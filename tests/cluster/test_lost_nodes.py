@@ -12,6 +12,7 @@ from atune.api.tuner import tune
 from atune.cluster.machine import ClusterMachine
 from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, Event, FinalOrdered, Warned
 from atune.model.artifact import Failure
+from atune.model.jobs import MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import parse_file_ref
 
@@ -38,12 +39,12 @@ async def test_the_candidates_of_a_large_space_are_looked_up_elsewhere_once_thei
     connect = Loopback(2)
 
     def on_ask(agent: LoopbackAgent, entry: str) -> None:
-        if agent.name == "node-0" and entry == "look_up" and "look_up" in agent.asked[:-1]:
+        if agent.name == "node-0" and entry == "lookup" and "lookup" in agent.asked[:-1]:
             agent.die("its power went off")
 
     connect.on_ask = on_ask
     result = await tune(machine=machine(connect, TUNABLE), strategy="random", budget=20)
-    assert connect.agents[0].killed and "look_up" in connect.agents[1].asked
+    assert connect.agents[0].killed and "lookup" in connect.agents[1].asked
     assert result.measured + result.duplicates == 20
 
 
@@ -52,20 +53,20 @@ async def test_a_candidate_is_measured_elsewhere_whose_node_is_lost_when_it_is_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its first answer was in doubt. The loss of the node that repeats it counts no more against it than any other."""
-    connect, events, measure = Loopback(2), list[Event](), Posing._measure
+    connect, events, run = Loopback(2), list[Event](), Posing.run
     doubtful: list[tuple[str, int]] = []
 
-    async def measured(self: Any, worker: str, body: Any) -> Any:
-        if self is connect.agents[1].agent and not doubtful:
-            doubtful.append((worker, body.artifact.index))
-            return Failure(body.artifact.index, "fault", "it faults", "", "its process ran others")
-        return await measure(self, worker, body)
+    async def doubted(self: Any, job: Any, worker: Any) -> Any:
+        if isinstance(job, MeasureJob) and self is connect.agents[1].agent and not doubtful:
+            doubtful.append((worker, job.artifact.index))
+            return Failure(job.artifact.index, "fault", "it faults", "", "its process ran others")
+        return await run(self, job, worker)
 
     def on_ask(agent: LoopbackAgent, entry: str) -> None:
         if agent.name == "node-1" and entry == "measure" and doubtful:
             agent.die("its power went off")
 
-    monkeypatch.setattr(Posing, "_measure", measured)
+    monkeypatch.setattr(Posing, "run", doubted)
     connect.on_ask = on_ask
     result = await tune(machine=machine(connect), on_event=events.append)
     assert doubtful and connect.agents[1].killed

@@ -17,14 +17,15 @@ import pytest
 
 from atune.cluster import nodes
 from atune.cluster.agent import NodeAgent, facts_here
-from atune.cluster.compile_worker import ClusterCompileWorker, Slots
-from atune.cluster.device_worker import ClusterDeviceWorker
-from atune.cluster.messages import Answer, Library, Opening, Question, Reply, raised
-from atune.cluster.nodes import Node, NodeLost, Shelf
+from atune.cluster.libraries import Library, Shelf
+from atune.cluster.messages import Answer, NoticesJob, Opening, Question, Reply, raised
+from atune.cluster.nodes import Node, NodeLost
+from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots
 from atune.errors import MachineError, ServerLost, WorkerError
-from atune.model.artifact import Artifact, Lowered, StaticFacts
+from atune.model.artifact import Artifact, Failure, Lowered, StaticFacts
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
+from atune.model.jobs import FindJob, LowerJob, MeasureJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import FileRef
 
@@ -94,16 +95,19 @@ async def test_a_library_that_a_node_could_not_write_is_sent_again(tmp_path: Pat
 
     async def answer(question: Question) -> Reply:
         sent.append(len(question.libraries))
-        return raised(WorkerError("No space left on device")) if len(sent) == 1 else NOTHING
+        failed = Failure(0, "fault", "it faults")
+        return (
+            raised(WorkerError("No space left on device")) if len(sent) == 1 else Answer(msgspec.msgpack.encode(failed))
+        )
 
     node = Node(Scripted(answer), Shelf(), lambda node: None)
     path = tmp_path / "one.so"
     path.write_bytes(b"machine code")
     artifact = Artifact(index=0, path=str(path), symbol="main", params=(), target="c")
     with pytest.raises(WorkerError):
-        await node.ask("outputs", artifact, "cpu")
+        await node.ask(MeasureJob(artifact), "cpu")
     for _ in range(2):
-        await node.ask("outputs", artifact, "cpu")
+        await node.ask(MeasureJob(artifact), "cpu")
     assert sent == [1, 1, 0]
 
 
@@ -134,7 +138,7 @@ async def test_a_cancellation_that_overtakes_its_call_ends_it() -> None:
     """A question with libraries is long; the cancellation behind it may come first."""
     agent = NodeAgent(opening())
     await agent.cancel(7)
-    question = msgspec.msgpack.encode(Question("notices", msgspec.msgpack.encode(None)))
+    question = msgspec.msgpack.encode(Question(NoticesJob()))
     with anyio.fail_after(2):  # it would wait for a notice, and answer
         assert msgspec.msgpack.decode(await agent.call(7, question), type=Answer).body == b""
 
@@ -145,7 +149,7 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
     may_end, begun = anyio.Event(), anyio.Event()
 
     class Compiler:
-        async def find(self, lowered: Any) -> None:
+        async def run(self, job: Any) -> None:
             order.append("begins")
             if begun.is_set():
                 return
@@ -159,7 +163,7 @@ async def test_a_worker_takes_the_next_call_once_its_cancelled_one_has_ended() -
 
     agent._compilers = [Compiler()]  # type: ignore[list-item]
     lowered = Lowered(0, "c", "", (), StaticFacts(), 0.0, b"")
-    question = msgspec.msgpack.encode(Question("find", msgspec.msgpack.encode(lowered), 0))
+    question = msgspec.msgpack.encode(Question(FindJob(lowered), 0))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(agent.call, 1, question)
         await begun.wait()
@@ -190,7 +194,7 @@ async def test_a_sign_of_life_waits_for_no_thread(monkeypatch: pytest.MonkeyPatc
         await anyio.wait_all_tasks_blocked()
         try:
             with anyio.fail_after(5):
-                assert await node.ask("notices") == []
+                assert await node.ask(NoticesJob()) == []
         finally:
             freed.set()
 
@@ -204,9 +208,9 @@ async def test_a_node_whose_disk_is_full_is_lost_and_not_the_run() -> None:
     node.compilers = 1
     slots.add(node)
     with pytest.raises(MachineError, match=r"every node was lost: node node-0 was lost: the disk is full\. "):
-        await ClusterCompileWorker("compile-0", slots).lower(Candidate(0, "0", {}))
+        await ClusterCompileWorker("compile-0", slots).run(LowerJob(Candidate(0, "0", {})))
     with pytest.raises(NodeLost, match="the disk is full"):
-        await node.ask("notices")
+        await node.ask(NoticesJob())
 
 
 async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() -> None:
@@ -215,7 +219,7 @@ async def test_calls_of_a_lost_node_end_although_its_agent_cannot_be_killed() ->
 
     async def ask() -> None:
         with pytest.raises(NodeLost) as lost:
-            await node.ask("notices")
+            await node.ask(NoticesJob())
         ends.append(str(lost.value))
 
     with anyio.fail_after(5):
@@ -233,7 +237,7 @@ async def test_a_node_that_is_lost_while_it_joins_gets_no_work() -> None:
     node.lose("gone")
     slots.add(node)
     with pytest.raises(MachineError, match="every node was lost"):
-        await ClusterCompileWorker("compile-0", slots).lower(Candidate(0, "0", {}))
+        await ClusterCompileWorker("compile-0", slots).run(LowerJob(Candidate(0, "0", {})))
 
 
 async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
@@ -243,4 +247,4 @@ async def test_a_lost_node_is_no_doing_of_its_candidate() -> None:
     worker = ClusterDeviceWorker(node, DeviceInfo("cpu", "EPYC"))
     artifact = Artifact(index=0, path="", symbol="main", params=(), target="c")
     with pytest.raises(ServerLost, match="node node-0 was lost: gone"):
-        await worker.measure(artifact)
+        await worker.run(MeasureJob(artifact))

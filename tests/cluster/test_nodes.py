@@ -21,16 +21,18 @@ from atune.api.tuner import tune
 from atune.cluster import nodes, ray_cluster
 from atune.cluster.address import Cluster
 from atune.cluster.agent import NodeAgent, facts_here
-from atune.cluster.compile_worker import ClusterCompileWorker, Slots
+from atune.cluster.libraries import Library, Shelf
 from atune.cluster.machine import ClusterMachine
-from atune.cluster.messages import Answer, Library, Opening, Question, error_of, raised
-from atune.cluster.nodes import Node, Shelf
+from atune.cluster.messages import Answer, NoticesJob, Opening, Question, error_of, raised
+from atune.cluster.nodes import Node
+from atune.cluster.workers import ClusterCompileWorker, Slots
 from atune.engine.interfaces import GroupFailed
 from atune.errors import MachineError, UsageError, WorkerError
 from atune.journal.events import CandidateMeasured, DeviceLost, Event, Warned
 from atune.journal.reader import read
 from atune.model.artifact import Artifact, Lowered, StaticFacts
 from atune.model.candidate import Candidate
+from atune.model.jobs import BuildJob, FindJob, LowerJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.progress import Progress
 from atune.workload.workload import parse_file_ref
@@ -141,7 +143,7 @@ async def test_an_agent_that_nobody_asks_any_more_is_left(monkeypatch: pytest.Mo
 
     async def ask() -> None:
         await anyio.sleep(0.2)
-        await agent.call(1, msgspec.msgpack.encode(Question("notices", b"\xc0")))
+        await agent.call(1, msgspec.msgpack.encode(Question(NoticesJob())))
         asked.set()
 
     async with anyio.create_task_group() as tasks:
@@ -183,55 +185,42 @@ class Store:
 
     local, facts = False, facts_here()
 
-    def __init__(self, name: str, kept: bool, library: Library) -> None:
-        self.name, self.kept, self.library = name, kept, library
+    def __init__(self, name: str, library: Library) -> None:
+        self.name, self.library = name, library
         self.killed = False
         self.asked: list[str] = []
-        self.failing = 0
-        """How many groups fail to compile."""
 
     async def ask(self, question: bytes) -> bytes:
-        entry = msgspec.msgpack.decode(question, type=Question).entry
+        entry = msgspec.msgpack.decode(question, type=Question).job.name
         self.asked.append(entry)
         if self.killed:
             raise nodes.NodeLost("gone")
-        if entry == "build" and self.failing:
-            self.failing -= 1
-            return msgspec.msgpack.encode(raised(GroupFailed("another member does not compile", "")))
-        lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"" if self.kept else b"blob")
-        artifact = Artifact(0, self.library.digest, "main", (), "c")
-        answers: dict[str, Any] = {"lower": lowered, "find": artifact if self.kept else None, "build": [artifact]}
-        sent = (self.library,) if entry == "build" or (entry == "find" and self.kept) else ()
+        lowered = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"")
+        answers: dict[str, Any] = {"lower": lowered, "find": Artifact(0, self.library.digest, "main", (), "c")}
+        sent = (self.library,) if entry == "find" else ()
         return msgspec.msgpack.encode(Answer(msgspec.msgpack.encode(answers[entry]), sent))
 
     def kill(self) -> None:
         self.killed = True
 
 
-async def test_a_library_that_only_a_lost_node_had_is_built_elsewhere(tmp_path: Path) -> None:
+async def test_a_library_that_a_nodes_store_had_outlives_the_node(tmp_path: Path) -> None:
+    """It is fetched as soon as its candidate was lowered there."""
     (tmp_path / "a.so").write_bytes(b"code")
     library, slots, shelf = Library.read(str(tmp_path / "a.so"), []), Slots(), Shelf()
     shelf.run_dir = str(tmp_path / "run")
     (tmp_path / "run").mkdir()
-    home, other = Store("home", True, library), Store("other", False, library)
-    members = [Node(agent, shelf, slots.lose) for agent in (home, other)]
+    agent = Store("home", library)
+    node = Node(agent, shelf, slots.lose)
+    node.compilers = 1
+    slots.add(node)
     worker = ClusterCompileWorker("compile-0", slots)
-    members[0].compilers = 2
-    slots.add(members[0])
-    lowered = await worker.lower(Candidate(0, "0", {}))
-    assert isinstance(lowered, Lowered) and not lowered.blob
-    [found] = await worker.build([lowered])
-    assert isinstance(found, Artifact) and Path(found.path).read_bytes() == b"code" and "build" not in home.asked
-    members[1].compilers = 1
-    slots.add(members[1])
-    members[0].lose("its disk broke")
-    [built] = await worker.build([lowered])
-    assert isinstance(built, Artifact) and other.asked == ["find", "lower", "build"]
-    other.failing = 1
-    with pytest.raises(GroupFailed):
-        await worker.build([lowered])
-    [built] = await worker.build([lowered])  # what the engine does with each half of the group
-    assert isinstance(built, Artifact)
+    lowered = await worker.run(LowerJob(Candidate(0, "0", {})))
+    assert isinstance(lowered, Lowered) and not lowered.blob and agent.asked == ["lower", "find"]
+    node.lose("its disk broke")
+    found = await worker.run(FindJob(lowered))
+    assert isinstance(found, Artifact) and Path(found.path).read_bytes() == b"code"
+    assert await worker.run(BuildJob((lowered,))) == [found]
 
 
 @pytest.mark.parametrize(

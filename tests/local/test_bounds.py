@@ -12,9 +12,10 @@ from atune.journal.events import BenchmarkFailed, BenchmarkRepeated, DeviceLost,
 from atune.journal.result import TuneResult
 from atune.local.device_worker import NOT_ALONE
 from atune.local.machine import LocalMachine
-from atune.model.artifact import Artifact, Failure, Lowered
+from atune.model.artifact import Artifact, Lowered
 from atune.model.candidate import Candidate, config_key
-from atune.model.measurement import FinalEntry, Measurement
+from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
+from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import parse_file_ref
 
@@ -123,13 +124,13 @@ async def test_each_finalist_is_checked_once_it_was_timed(target: str, anyio_bac
             artifacts += await compiler.build([lowered])
         good, once, past = artifacts
         assert all(isinstance(artifact, Artifact) for artifact in artifacts)
-        await worker.start()
-        await worker.prepare(good.params)
-        found, _ = await worker.final([good, once], 4)
-        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and worker.alive
-        assert (found[1].index, found[1].kind) == (1, "unwritten") and "once it had been timed" in found[1].message
-        found, _ = await worker.final([good, past], 4)
-        assert isinstance(found[0], FinalEntry) and isinstance(found[1], Failure) and not worker.alive
-        assert (found[1].index, found[1].kind) == (2, "out_of_bounds") and "parameter 1" in found[1].message
-        await worker.start()
-        assert isinstance(await worker.measure(good), Measurement)
+        await worker.run(StartJob())
+        await worker.run(PrepareJob(good.params))
+        [failure] = (await worker.run(FinalJob((good, once), 4))).failures
+        assert worker.alive and (failure.index, failure.kind) == (1, "unwritten")
+        assert "once it had been timed" in failure.message
+        [failure] = (await worker.run(FinalJob((good, past), 4))).failures
+        assert not worker.alive and (failure.index, failure.kind) == (2, "out_of_bounds")
+        assert "parameter 1" in failure.message
+        await worker.run(StartJob())
+        assert isinstance(await worker.run(MeasureJob(good)), Measurement)

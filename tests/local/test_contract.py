@@ -15,17 +15,18 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from cluster_agents import Loopback
+from cluster_agents import Loopback, LoopbackAgent
+from kernel_outputs import outputs_of
 
-from atune.cluster.compile_worker import ClusterCompileWorker
-from atune.cluster.device_worker import ClusterDeviceWorker
 from atune.cluster.machine import ClusterMachine
 from atune.cluster.ray_cluster import connect_ray
+from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker
 from atune.engine.interfaces import CompileHints, GroupFailed
 from atune.errors import UsageError
 from atune.local.machine import LocalCompileWorker, LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Elaborated, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.search.prior import OwnPrior
@@ -102,7 +103,7 @@ class Bench:
 
     async def started(self, worker: Any) -> Any:
         if not worker.alive:
-            await worker.start()
+            await worker.run(StartJob())
         return worker
 
 
@@ -153,7 +154,6 @@ async def opened(kind: str, name: str, stack: AsyncExitStack) -> Bench:
             fails=FAKE_FAILS if moody else {},
             hangs=FAKE_HANGS if moody else {},
             reference_ms=2.0 if moody else None,
-            output=lambda config: packed(config.get("scale", 2.0)),
         )
         machine: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05))
         impatient: Any = FakeMachine(configs, script, clock=FakeClock(pace=0.05), **IMPATIENT)
@@ -201,6 +201,17 @@ async def moody(request: pytest.FixtureRequest, anyio_backend: str, slow_compile
         yield await opened(request.param, "MOODY", stack)
 
 
+async def outputs(device: Any, artifact: Artifact) -> list[bytes]:
+    """Run `artifact` once on `device` and return its outputs' bytes."""
+    if isinstance(device, FakeDeviceWorker):
+        return [packed(device.machine.config_of(device._loaded(artifact)).get("scale", 2.0))]
+    if isinstance(device, ClusterDeviceWorker):  # its node's agent is in this process, or cannot be looked into
+        if not isinstance(device.node.agent, LoopbackAgent):
+            pytest.skip(reason="its process is another host's")
+        device = device.node.agent.agent._devices[device._id]
+    return await outputs_of(device, artifact)
+
+
 def packed(scale: float) -> bytes:
     return struct.pack(f"{N}f", *(scale * i for i in range(1, N + 1)))
 
@@ -242,7 +253,7 @@ async def test_every_member_of_a_group_computes_its_own_output(scaled: Bench) ->
     assert Path(artifacts[0].path).is_file()
     device = await scaled.started(scaled.device)
     for scale, artifact in zip(order, artifacts, strict=True):
-        assert await device.outputs(artifact) == [packed(scale)], scale
+        assert await outputs(device, artifact) == [packed(scale)], scale
 
 
 async def test_lowering_tells_facts_and_keys(scaled: Bench) -> None:
@@ -278,23 +289,23 @@ async def test_a_library_is_compared_with_its_plain_compile(scaled: Bench) -> No
     if (plain := proof.plain) is not None:
         assert plain.plain and plain.exact and plain.index == artifact.index
         device = await scaled.started(scaled.device)
-        assert await device.outputs(plain) == [packed(2.0)]
+        assert await outputs(device, plain) == [packed(2.0)]
 
 
 async def test_without_a_reference_nothing_is_checked(scaled: Bench) -> None:
     artifact = await scaled.artifact(2.0)
     device = await scaled.started(scaled.device)
-    assert await device.prepare(artifact.params) is None
-    answer = await device.measure(artifact)
+    assert (await device.run(PrepareJob(artifact.params))).reference is None
+    answer = await device.run(MeasureJob(artifact))
     assert isinstance(answer, Measurement) and not answer.checked and answer.max_error is None
 
 
 async def test_a_right_candidate_is_checked_and_timed(moody: Bench) -> None:
     artifact = await moody.artifact("ok")
     device = await moody.started(moody.device)
-    reference = await device.prepare(artifact.params)
+    reference = (await device.run(PrepareJob(artifact.params))).reference
     assert reference is not None and reference.latency_ms > 0
-    answer = await device.measure(artifact)
+    answer = await device.run(MeasureJob(artifact))
     assert isinstance(answer, Measurement), answer
     assert answer.index == 0 and answer.checked and answer.max_error == 0
     n, n_repeat = len(answer.timing.samples_us), BenchmarkSettings().n_repeat
@@ -305,28 +316,28 @@ async def test_elements_that_several_threads_hold_and_store_are_right(moody: Ben
     """Replicated fragments: each element is held twice, and what is stored counts once."""
     artifact = await moody.artifact("replicated")
     device = await moody.started(moody.device)
-    await device.prepare(artifact.params)
-    answer = await device.measure(artifact)
+    await device.run(PrepareJob(artifact.params))
+    answer = await device.run(MeasureJob(artifact))
     assert isinstance(answer, Measurement), answer
     assert answer.index == MODES.index("replicated") and answer.checked and answer.max_error == 0
-    assert await device.outputs(artifact) == [packed(2.0)]
+    assert await outputs(device, artifact) == [packed(2.0)]
 
 
 async def test_the_final_times_all_in_the_same_rounds(moody: Bench) -> None:
     artifacts = [await moody.artifact("ok"), await moody.artifact("also ok")]
     device = await moody.started(moody.device)
-    await device.prepare(artifacts[0].params)
-    entries, reference = await device.final(artifacts, 6)
-    assert [e.index for e in entries] == [0, 1]
-    assert [len(e.timing.samples_us) for e in entries] == [6, 6]
-    assert reference is not None and len(reference.samples_us) == 6
+    await device.run(PrepareJob(artifacts[0].params))
+    finals = await device.run(FinalJob(tuple(artifacts), 6))
+    assert [e.index for e in finals.entries] == [0, 1] and not finals.failures
+    assert [len(e.timing.samples_us) for e in finals.entries] == [6, 6]
+    assert finals.reference is not None and len(finals.reference.samples_us) == 6
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("wrong", "mismatch"), ("nan", "non_finite"), ("skip", "unwritten")])
 async def test_wrong_outputs_are_told_apart(moody: Bench, mode: str, kind: str) -> None:
     artifact = await moody.artifact(mode)
     device = await moody.started(moody.device)
-    answer = await device.measure(artifact)
+    answer = await device.run(MeasureJob(artifact))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (MODES.index(mode), kind)
     assert answer.message and device.alive
 
@@ -353,38 +364,38 @@ async def test_a_refused_member_fails_alone_and_a_group_with_it_as_a_whole(moody
 async def test_a_crash_costs_one_candidate_and_the_worker_starts_again(moody: Bench) -> None:
     crash, ok = await moody.artifact("crash"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    answer = await device.measure(crash)
+    answer = await device.run(MeasureJob(crash))
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (5, "fault")
     assert not device.alive
-    await device.start()
-    assert device.alive and isinstance(await device.measure(ok), Measurement)
+    await device.run(StartJob())
+    assert device.alive and isinstance(await device.run(MeasureJob(ok)), Measurement)
 
 
 async def test_an_endless_kernel_is_killed_in_time_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.hasty_device)
-    await device.prepare(ok.params)
+    await device.run(PrepareJob(ok.params))
     group = device._worker.pid if isinstance(device, LocalDeviceWorker) else 0
     started = time.monotonic()
-    answer = await device.measure(loop)
+    answer = await device.run(MeasureJob(loop))
     assert time.monotonic() - started < BENCHMARK_LIMIT_S + 1
     assert isinstance(answer, Failure) and (answer.index, answer.kind) == (6, "timeout")
     assert f"{BENCHMARK_LIMIT_S:g}" in answer.message and not device.alive
     assert not group or not processes(group)
-    await device.start()
-    assert isinstance(await device.measure(ok), Measurement)
+    await device.run(StartJob())
+    assert isinstance(await device.run(MeasureJob(ok)), Measurement)
 
 
 async def test_a_cancelled_measurement_is_killed_and_the_worker_starts_again(moody: Bench) -> None:
     loop, ok = await moody.artifact("loop"), await moody.artifact("ok")
     device = await moody.started(moody.device)
-    await device.prepare(ok.params)
+    await device.run(PrepareJob(ok.params))
     started = time.monotonic()
     with anyio.move_on_after(0.3) as scope:
-        await device.measure(loop)
+        await device.run(MeasureJob(loop))
     assert scope.cancelled_caught and time.monotonic() - started < 1.3
-    await device.start()
-    assert isinstance(await device.measure(ok), Measurement)
+    await device.run(StartJob())
+    assert isinstance(await device.run(MeasureJob(ok)), Measurement)
 
 
 async def test_a_compiler_that_does_not_end_is_killed_and_the_worker_goes_on(moody: Bench) -> None:

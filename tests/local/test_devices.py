@@ -312,7 +312,7 @@ class OneByOne:
 def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
     """Lose the first device that is asked for `stage`, for good. Returns the list that will name it."""
     lost: list[str] = []
-    original, start = getattr(FakeDeviceWorker, stage), FakeDeviceWorker.start
+    original, start = getattr(FakeDeviceWorker, f"_{stage}"), FakeDeviceWorker.start
 
     async def once(self: FakeDeviceWorker, *given: Any) -> Any:
         if lost:
@@ -326,7 +326,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, stage: str) -> list[str]:
             raise WorkerError("its host is gone")
         return await start(self)
 
-    monkeypatch.setattr(FakeDeviceWorker, stage, once)
+    monkeypatch.setattr(FakeDeviceWorker, f"_{stage}", once)
     monkeypatch.setattr(FakeDeviceWorker, "start", started)
     return lost
 

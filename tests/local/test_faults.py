@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fault_kernels import FAULTS
+from kernel_outputs import outputs_of
 from processes import wait_until
 
 from atune.api.tuner import tune
@@ -22,6 +23,7 @@ from atune.local import device_worker
 from atune.local.machine import LocalDeviceWorker, LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered
 from atune.model.candidate import Candidate, config_key
+from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workload.workload import parse_file_ref
@@ -109,8 +111,8 @@ async def prepared(machine: LocalMachine) -> tuple[LocalDeviceWorker, Artifact]:
     await machine.discover()
     [artifact] = await built(machine, 0)
     [worker] = machine.device_workers()
-    await worker.start()
-    await worker.prepare(artifact.params)
+    await worker.run(StartJob())
+    await worker.run(PrepareJob(artifact.params))
     return worker, artifact
 
 
@@ -124,9 +126,9 @@ async def test_a_standby_that_died_is_replaced_by_a_new_process() -> None:
         os.kill(standby.pid, signal.SIGKILL)
         await standby._exited.wait()
         machine.kill_device()
-        await worker.start()
-        assert worker.alive and not worker.took_over
-        assert isinstance(await worker.measure(artifact), Measurement)
+        started = await worker.run(StartJob())
+        assert worker.alive and not started.standby
+        assert isinstance(await worker.run(MeasureJob(artifact)), Measurement)
 
 
 async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
@@ -137,13 +139,13 @@ async def test_a_standby_is_made_beside_a_candidate_that_hangs() -> None:
         hanging = next(x for x, fault in FAULTS.items() if fault == "endless")
         good, endless = await built(machine, 0, hanging)
         [worker] = machine.device_workers()
-        await worker.start()
-        await worker.prepare(good.params)
-        answer = await worker.measure(endless)
+        await worker.run(StartJob())
+        await worker.run(PrepareJob(good.params))
+        answer = await worker.run(MeasureJob(endless))
         assert isinstance(answer, Failure) and answer.kind == "timeout"
         assert worker._standby is not None and worker._standby.made
-        await worker.start()
-        assert worker.took_over and isinstance(await worker.measure(good), Measurement)
+        assert (await worker.run(StartJob())).standby
+        assert isinstance(await worker.run(MeasureJob(good)), Measurement)
 
 
 async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +157,8 @@ async def test_a_short_run_has_no_standby(monkeypatch: pytest.MonkeyPatch) -> No
         worker, artifact = await prepared(machine)
         worker._free_bytes = device_worker.STANDBY_FREE_BYTES  # a CPU has no memory of its own
         for _ in range(2):
-            assert isinstance(await worker.measure(artifact), Measurement) and worker._standby is None
-        await worker.measure(artifact)
+            assert isinstance(await worker.run(MeasureJob(artifact)), Measurement) and worker._standby is None
+        await worker.run(MeasureJob(artifact))
         assert worker._standby is not None and await worker._standby.taken() is not None
 
 
@@ -176,12 +178,12 @@ async def test_a_kernel_that_writes_its_input_is_found_out_and_its_input_restore
         await machine.discover()
         [artifact] = await built(machine, 0)
         [worker] = machine.device_workers()
-        await worker.start()
+        await worker.run(StartJob())
         for _ in range(2):
-            answer = await worker.measure(artifact)
+            answer = await worker.run(MeasureJob(artifact))
             assert isinstance(answer, Measurement) and answer.checked and answer.writes == (0,), answer
-        await worker.final([artifact, artifact], 200)
-        [output] = await worker.outputs(artifact)
+        await worker.run(FinalJob((artifact, artifact), 200))
+        [output] = await outputs_of(worker, artifact)
         assert struct.unpack("32f", output) == tuple(2.0 * i for i in range(1, 33))
 
 

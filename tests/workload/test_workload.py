@@ -25,6 +25,7 @@ from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate
+from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
 from atune.testing import FakeMachine
@@ -394,9 +395,9 @@ async def test_kernels_from_anywhere_lower_in_a_worker(tmp_path: Path, anyio_bac
             lowered = [await worker.lower(Candidate(i, f"k{i}", config)) for i, config in enumerate(spec.configs)]
             assert all(isinstance(answer, Lowered) for answer in lowered), (name, lowered)
             built = await worker.build(lowered)  # type: ignore[arg-type]
-            await device.start()
-            await device.prepare(built[0].params)  # type: ignore[union-attr]
-            answers = [await device.measure(artifact) for artifact in built]  # type: ignore[arg-type]
+            await device.run(StartJob())
+            await device.run(PrepareJob(built[0].params))  # type: ignore[union-attr]
+            answers = [await device.run(MeasureJob(artifact)) for artifact in built]  # type: ignore[arg-type]
             assert [getattr(answer, "checked", answer) for answer in answers] == [True, True], name
 
 

@@ -14,9 +14,10 @@ import msgspec
 
 from atune.errors import UsageError, WorkloadError, message_of
 from atune.model.artifact import Artifact, Failure, KernelParam
+from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
-from atune.processes.messages import Begin, Final, Finals, Measure, Prepare, Prepared
+from atune.processes.messages import Begin
 from atune.stages.measure.causes import Causes
 from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.conditions import Observer
@@ -73,16 +74,16 @@ def begin(payload: bytes) -> bytes:
 
 
 def prepare(payload: bytes) -> bytes:
-    """Entry point: `Prepare` → `Prepared`: make the inputs, run the reference, and time it if requested."""
-    job = msgspec.msgpack.decode(payload, type=Prepare)
+    """Entry point: `PrepareJob` → `Prepared`: make the inputs, run the reference, and time it if requested."""
+    job = msgspec.msgpack.decode(payload, type=PrepareJob)
     _make_arguments(job.params)
     reference = _time_reference() if job.timed and _gives_outputs() else None
     return msgspec.msgpack.encode(Prepared(reference, _free_bytes(), loaded_as()))
 
 
 def measure(payload: bytes) -> bytes:
-    """Entry point: `Measure` → `Measurement` or `Failure`."""
-    job = msgspec.msgpack.decode(payload, type=Measure)
+    """Entry point: `MeasureJob` → `Measurement` or `Failure`."""
+    job = msgspec.msgpack.decode(payload, type=MeasureJob)
     artifact = job.artifact
     started = time.perf_counter()
     result: Measurement | Failure
@@ -110,8 +111,8 @@ def measure(payload: bytes) -> bytes:
 
 
 def final(payload: bytes) -> bytes:
-    """Entry point: `Final` → `Finals`: all timed in turn, every round in another order, and then checked again."""
-    job = msgspec.msgpack.decode(payload, type=Final)
+    """Entry point: `FinalJob` → `Finals`: all timed in turn, every round in another order, and then checked again."""
+    job = msgspec.msgpack.decode(payload, type=FinalJob)
     calls: list[Timed] = []
     kept: dict[Any, tuple[Arguments, Expected | None]] = {}
     for artifact in job.artifacts:  # they may differ in their parameters
@@ -151,26 +152,6 @@ def _with_energy(entry: FinalEntry, timed: Timed) -> FinalEntry:
     timer, timing = _device.timer, entry.timing
     found = energy_of(timed.call, timer.synchronise, _device.observer.energy_mj, timing.latency_ms)
     return FinalEntry(entry.index, msgspec.structs.replace(timing, energy=found))
-
-
-def outputs(payload: bytes) -> bytes:
-    """Entry point: run an `Artifact` once on poisoned outputs and return them as raw bytes, one a parameter.
-
-    For contract tests: which member of a shared library was really called?
-    """
-    import torch
-
-    artifact = msgspec.msgpack.decode(payload, type=Artifact)
-    if _device.arguments is None:
-        _make_arguments(artifact.params)
-    arguments = _device.arguments
-    assert arguments is not None
-    arguments.poison()
-    load(artifact)(*arguments.values)
-    _device.timer.synchronise()
-    return msgspec.msgpack.encode(
-        [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
-    )
 
 
 def _make_arguments(params: tuple[KernelParam, ...]) -> None:

@@ -1,0 +1,196 @@
+"""Jobs: what the engine asks of a worker, and a worker of its process. Each names the type of its answer.
+
+One tagged union, as msgpack, from the engine to the process that does the work, through an agent where that is on
+another machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, get_args
+
+import msgspec
+
+from atune.model.artifact import Artifact, Elaborated, Failure, KernelParam, Lowered, Proof, StaticFacts
+from atune.model.candidate import Candidate, Config
+from atune.model.device import DeviceInfo
+from atune.model.measurement import FinalEntry, Measurement, Timing
+
+A = TypeVar("A")
+
+
+def _tag(name: str) -> str:
+    return name.removesuffix("Job").lower()
+
+
+class Job(msgspec.Struct, Generic[A], frozen=True, tag=_tag):
+    """Work for one worker. `A` is the type of the answer."""
+
+    @property
+    def name(self) -> str:
+        """The job's name, such as ``measure``."""
+        return _tag(type(self).__name__)
+
+
+def encoded(job: Job[Any]) -> bytes:
+    """Return a job as it travels."""
+    return msgspec.msgpack.encode(job)
+
+
+def decoded(job: Job[A], answer: bytes) -> A:
+    """Return the answer to `job` from the bytes that came back."""
+    found: A = msgspec.msgpack.decode(answer, type=answer_type(job))
+    return found
+
+
+def answer_type(job: Job[Any]) -> Any:
+    """Return the type of a job's answer."""
+    return get_args(type(job).__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+
+# ---- of compile workers
+
+
+class ElaborateJob(Job[list[Elaborated | Failure]], frozen=True):
+    """Elaborate `candidates`. The answer has the first one or more of them, in order.
+
+    A failure with a `doubt` may not be the candidate's fault. Raises `GroupFailed` if several fail together; the
+    engine then asks for each alone.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+
+class LowerJob(Job[Lowered | Failure], frozen=True):
+    """Lower `candidate`. A crash or a missed deadline is a `Failure`; a fresh process takes over.
+
+    A failure with a `doubt` may not be the candidate's fault: the engine lowers it again. `anew`: ignore what earlier
+    runs lowered.
+    """
+
+    candidate: Candidate
+    anew: bool = False
+
+
+class RankJob(Job[dict[int, float]], frozen=True):
+    """Ask the user's prior `prior`, as `ship_function` packs it, about `candidates`, by index.
+
+    Raises `UsageError` if it fails or is invalid. `called`: the function's name, for messages.
+    """
+
+    called: str
+    prior: bytes
+    candidates: dict[int, tuple[Config, StaticFacts]]
+
+
+class FindJob(Job[Artifact | None], frozen=True):
+    """Return the artifact of the same code from the artifact store; None if there is none."""
+
+    lowered: Lowered
+
+
+class BuildJob(Job[list[Artifact | Failure]], frozen=True):
+    """Compile `group` into one library. The answer has each member, in order.
+
+    Raises `GroupFailed` if a group of several fails as a whole; the engine builds it again in parts.
+    """
+
+    group: tuple[Lowered, ...]
+
+
+class ExactJob(Job[list[Artifact | Failure]], frozen=True):
+    """Compile `candidates` as tilelang itself does, without the sharing that a `BuildJob` may use.
+
+    `known`: lowered candidates at hand, by index; the others are lowered again.
+    """
+
+    candidates: tuple[Candidate, ...]
+    known: dict[int, Lowered]
+
+
+class ProveJob(Job[Proof | Failure], frozen=True):
+    """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
+
+    `lowered`: the lowered candidate, if it is at hand and plain; it is not lowered again then. Raises `WorkerLost` if
+    the worker ends through no fault of the candidate.
+    """
+
+    candidate: Candidate
+    measured: Artifact
+    lowered: Lowered | None = None
+
+
+CompileJob = ElaborateJob | LowerJob | RankJob | FindJob | BuildJob | ExactJob | ProveJob
+
+
+# ---- of a device's worker
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A device whose process is ready. `standby`: whether the process was started before it was needed."""
+
+    device: DeviceInfo
+    standby: bool = False
+
+
+class StartJob(Job[Started], frozen=True):
+    """Start the device's process and make its context, or take the standby.
+
+    If an earlier process had inputs, they are made again, so that the new one can measure. Raises `WorkerError`.
+    """
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The reference's timing, if it was timed, and the device's free memory; None on the CPU.
+
+    `loaded_as`: the fingerprint of the workload in this process.
+    """
+
+    reference: Timing | None
+    free_bytes: int | None = None
+    loaded_as: str = ""
+
+
+class PrepareJob(Job[Prepared], frozen=True):
+    """Make the inputs for a kernel of `params` and run the reference. `timed`: also time it.
+
+    Raises `WorkloadError` if the user's functions fail.
+    """
+
+    params: tuple[KernelParam, ...]
+    timed: bool = True
+
+
+class MeasureJob(Job[Measurement | Failure], frozen=True):
+    """Check and time one candidate. After a failure that killed the process, the worker is not `alive`.
+
+    `best_ms` is the best latency so far: a clearly slower candidate gets few samples. None takes all samples. Raises
+    `WorkerLost` if the process ended for another reason, and `ServerLost` if all processes did.
+    """
+
+    artifact: Artifact
+    best_ms: float | None = None
+
+
+class Finals(msgspec.Struct, frozen=True):
+    """The finalists' timings, in the given order, and the reference's timing if it took part.
+
+    `failures`: finalists whose outputs turned out wrong after they were timed.
+    """
+
+    entries: tuple[FinalEntry, ...]
+    reference: Timing | None
+    failures: tuple[Failure, ...] = ()
+
+
+class FinalJob(Job[Finals], frozen=True):
+    """Time `artifacts`, and the reference if asked for, in turn: sample r of each is from round r of `rounds`.
+
+    Then each is checked again; a wrong result is a failure. If it killed the process, the worker is not `alive`.
+    """
+
+    artifacts: tuple[Artifact, ...]
+    rounds: int
+    with_reference: bool = True
+
+
+DeviceJob = StartJob | PrepareJob | MeasureJob | FinalJob

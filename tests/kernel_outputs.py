@@ -1,0 +1,35 @@
+"""What a candidate of a shared library computes: which member was really called?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atune.local.device_worker import LocalDeviceWorker
+from atune.model.artifact import Artifact
+
+
+async def outputs_of(device: LocalDeviceWorker, artifact: Artifact) -> list[bytes]:
+    """Run `artifact` once in the device's process, and return its outputs' bytes, one a parameter."""
+    assert device._worker is not None
+    device._used = True
+    reply = await device._worker.call("kernel_outputs:run_once", msgspec.msgpack.encode(artifact))
+    return msgspec.msgpack.decode(reply, type=list[bytes])
+
+
+def run_once(payload: bytes) -> bytes:
+    """Entry point: run an `Artifact` once on poisoned outputs and return them as raw bytes."""
+    import torch
+
+    from atune.stages.measure import benchmark
+
+    artifact = msgspec.msgpack.decode(payload, type=Artifact)
+    benchmark._fit_arguments(artifact)
+    arguments: Any = benchmark._device.arguments
+    arguments.poison()
+    benchmark.load(artifact)(*arguments.values)
+    benchmark._device.timer.synchronise()
+    return msgspec.msgpack.encode(
+        [bytes(o.cpu().contiguous().view(torch.uint8).numpy().tobytes()) for o in arguments.outputs]
+    )
