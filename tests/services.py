@@ -45,7 +45,7 @@ async def until(machine: LocalMachine, condition: Callable[[], bool], within_s: 
     with anyio.fail_after(within_s):
         while not condition():
             changed = anyio.Event()
-            machine.on_change(changed.set)
+            machine.service.wake = changed.set
             await changed.wait()
 
 

@@ -81,9 +81,10 @@ def compile_all(
     candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(spec.configs)]
 
     async def work() -> list[Any]:
-        async with machine.open():
+        signals = Signals()
+        async with machine.open(wake=signals.wake):
             await machine.discover()
-            answers = await compiled(machine, candidates, settings.group_size)
+            answers = await compiled(machine, candidates, signals, settings.group_size)
             for index, answer in answers.items():
                 if isinstance(answer, Failure) and on_failure is not None:
                     on_failure(candidates[index].config, answer)
@@ -144,16 +145,15 @@ class _Collected:
 
 
 async def compiled(
-    machine: Machine, candidates: Sequence[Candidate], group_size: int | None = None
+    machine: Machine, candidates: Sequence[Candidate], signals: Signals, group_size: int | None = None
 ) -> dict[int, Artifact | Failure]:
-    """Return each candidate's outcome, by index. `machine` is open and knows its target.
+    """Return each candidate's outcome, by index. `machine` is open, knows its target, and wakes `signals`.
 
     Candidates that lower to the same code share one artifact.
     """
     machine.accelerators(len(candidates))
-    workers, signals, found = machine.compile_workers(len(candidates)), Signals(), _Collected()
+    workers, found = machine.compile_workers(len(candidates)), _Collected()
     signals.measured.set()  # nothing is measured
-    machine.on_change(signals.wake)
     propose, proposals = anyio.create_memory_object_stream[Candidate](len(candidates))
     with propose:
         for candidate in candidates:

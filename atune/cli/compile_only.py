@@ -17,6 +17,7 @@ from atune.api.compile_all import compiled
 from atune.cli.main import OK
 from atune.cli.mistakes import NO_WINNER
 from atune.cli.printing import fitted, say
+from atune.engine.run_state import Signals
 from atune.errors import UsageError
 from atune.journal.printing import printable
 from atune.local.machine import LocalMachine
@@ -57,14 +58,15 @@ async def _compile(workload: FileRef, target: str, settings: CompileSettings, mo
     began = time.monotonic()
     exact = BenchmarkSettings(n_final=0)  # nothing is timed, so nothing is compiled a second time
     machine = LocalMachine(workload, target=target, devices=(), compile=settings, benchmark=exact)
-    async with machine.open():
+    signals = Signals()
+    async with machine.open(wake=signals.wake):
         spec = await machine.describe(whole=True)
         if not spec.configs:
             raise UsageError("the space is empty: no configuration satisfies the constraints")
         chosen, _ = await machine.discover()
         configs = spec.configs[: most(len(spec.configs)) or len(spec.configs)]
         candidates = [Candidate(index, config_key(config), config) for index, config in enumerate(configs)]
-        answers = await compiled(machine, candidates, settings.group_size)
+        answers = await compiled(machine, candidates, signals, settings.group_size)
         compiler = machine.service.why
     good = [one for one in answers.values() if isinstance(one, Artifact)]
     reasons = Counter((one.kind, one.message) for one in answers.values() if isinstance(one, Failure))

@@ -79,7 +79,7 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[NodeAgent, None]:
-        async with self._machine.open():
+        async with self._machine.open(self._notice, self._wake):
             self._shelf.run_dir = self._machine.run_dir
             yield self
 
@@ -162,8 +162,6 @@ class NodeAgent(anyio.AsyncContextManagerMixin):
         machine.use(job.accelerators, job.no_service)
         self._compilers = machine.compile_workers()
         self._devices = {device.info.id: device for device in machine.device_workers()}
-        machine.on_change(self._wake)
-        machine.on_warning(self._notice)
         resting = machine.hints(measuring=len(self._devices)).resting  # a GPU's process needs a core while it measures
         return max(1, len(self._compilers) - resting)
 

@@ -17,7 +17,7 @@ from atune.cluster.libraries import Shelf
 from atune.cluster.messages import AdoptJob, DescribeJob, DiscoverJob, ExpectJob, LookupJob, Opening, PlanJob
 from atune.cluster.nodes import Agent, Node, NodeLost, none_left
 from atune.cluster.workers import ClusterCompileWorker, ClusterDeviceWorker, Slots, named
-from atune.engine.interfaces import CompileHints
+from atune.engine.interfaces import CompileHints, ignored
 from atune.errors import TargetError
 from atune.local.discovery import check_discovery
 from atune.local.machine import NEIGHBOURS
@@ -62,34 +62,35 @@ class ClusterMachine:
         self._shelf, self._slots = Shelf(), Slots()
         self._workers = Workers(workload)
         """Knows what the workload was loaded from; it starts nothing."""
-        self._warn: Callable[[str], None] | None = None
-        self._early: list[str] = []
-        """Warnings from before anybody listened."""
+        self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
         self._adopt: AdoptJob | None = None
         """The workload as a node described it."""
         self._whole = False
         """Whether a node was asked for the whole space."""
         self._describing = anyio.Lock()
-        self._wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[], None] = ignored
         self._tasks: TaskGroup
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
+    async def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AsyncGenerator[None, None]:
         """Start an agent on every node; end them, and with them every process, on leaving."""
+        self._warn, self._wake = warn, wake
         with run_folder() as run_dir:
             self._shelf.run_dir = run_dir
             async with self._connect(self._opening) as (agents, left_out), background() as tasks:
                 self.nodes = [Node(agent, self._shelf, self._lose) for agent in agents]
                 for why in left_out:
-                    self._notice(why)
+                    warn(why)
                 self._tasks = tasks
                 for node in self.nodes:
                     tasks.start_soon(node.watch, self._notice)
                 try:
                     yield
                 finally:
-                    self._warn = lambda message: None
+                    self._warn = ignored
             shutil.rmtree(run_dir, ignore_errors=True)
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
@@ -203,17 +204,8 @@ class ClusterMachine:
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        early, self._early = self._early, []
-        for message in early:
-            warn(message)
-
-    def last_words(self) -> list[str]:
-        return self._workers.last_words()
+    def end_warnings(self) -> list[str]:
+        return self._workers.end_warnings()
 
     @property
     def _living(self) -> list[Node]:
@@ -229,10 +221,7 @@ class ClusterMachine:
         return self._found
 
     def _notice(self, message: str) -> None:
-        if self._warn is None:
-            self._early.append(message)
-        else:
-            self._warn(message)
+        self._warn(message)
 
     def _lose(self, node: Node) -> None:
         """Go on without a node, and say so in one line."""

@@ -100,12 +100,26 @@ class Engine:
         """Which candidates of the space the run has, once the space is known; None for all."""
         self._look_up: LookUp = machine.look_up
         self._run = Run(recorder)
+        self._early_warnings: list[str] | None = []
+        """Warnings from before the start is recorded; None afterwards."""
         self._ended_by = "exhausted"
         self._strategy: Guarded | None = None
         """None until it is made, which waits for the survey of the space if there is one."""
         self._figures: Figures | None = None
         self._counted: int | None = None
         """The number of candidates of a large space, once all its places were looked up."""
+
+    def _warn(self, message: str) -> None:
+        """Record a warning of the machine, once the run's start is recorded."""
+        if self._early_warnings is None:
+            self.recorder.emit(Warned, message=message)
+        else:
+            self._early_warnings.append(message)
+
+    def _record_warnings(self) -> None:
+        early, self._early_warnings = self._early_warnings or [], None
+        for message in early:
+            self._warn(message)
 
     def stop(self, reason: str = "stopped") -> None:
         """Propose and start nothing more. Calls under way end, then the final follows."""
@@ -116,7 +130,7 @@ class Engine:
 
         Raises `UsageError` for the caller's mistakes, `DevicesLost` when no device is left, and `JournalError`.
         """
-        async with self.machine.open(), background() as tasks:
+        async with self.machine.open(self._warn, self._run.wake), background() as tasks:
             if may_be_forest(self.strategy, self.budget, learns=self.pipeline):
                 tasks.start_soon(partial(anyio.to_thread.run_sync, forest.preload, abandon_on_cancel=True))
             spec, plan = await self._describe()
@@ -129,8 +143,7 @@ class Engine:
         """Compile and measure the work that is left, run the final, and prove its winner."""
         run, machine = self._run, self.machine
         compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
-        machine.on_change(run.wake)
-        machine.on_warning(lambda message: self.recorder.emit(Warned, message=message))
+        self._record_warnings()
         n, n_final = len(compile_workers), self.benchmark.n_final
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         layouts = await self._layouts(plan)
@@ -329,8 +342,8 @@ class Engine:
                 winner = await anyio.to_thread.run_sync(self.keep, self._run.artifacts[built])
             except OSError as error:
                 self.recorder.emit(Warned, message=f"the winner's library could not be kept: {error}")
-        for words in await anyio.to_thread.run_sync(self.machine.last_words):
-            self.recorder.emit(Warned, message=words)
+        for message in await anyio.to_thread.run_sync(self.machine.end_warnings):
+            self.recorder.emit(Warned, message=message)
         self.recorder.emit(
             RunFinished,
             wall_s=round(self.recorder.part_s, 4),

@@ -97,10 +97,21 @@ class DeviceWorker(Protocol):
         ...
 
 
-class Machine(Protocol):
-    """Compilers and devices of one run. Entering starts them; leaving kills every process."""
+def ignored(*_: object) -> None:
+    """Do nothing: for a caller that does not want to be told."""
 
-    def open(self) -> AbstractAsyncContextManager[None]: ...
+
+class Machine(Protocol):
+    """Compilers and devices of one run."""
+
+    def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AbstractAsyncContextManager[None]:
+        """Start the compilers and devices; leaving kills every process.
+
+        `warn` is called with messages for the user that no outcome carries; `wake`, when `hints` may have changed.
+        """
+        ...
 
     async def describe(self, *, whole: bool = False) -> WorkloadSpec:
         """Describe the workload: list its space, or count the points of a large one. `whole` lists a large one, too."""
@@ -134,15 +145,7 @@ class Machine(Protocol):
         """Let `seconds` of the machine's time pass, in which its deadlines are counted."""
         ...
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        """Register `wake`, to be called when `hints` may have changed."""
-        ...
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        """Register `warn`, to be called with messages for the user that no outcome carries."""
-        ...
-
-    def last_words(self) -> Sequence[str]:
+    def end_warnings(self) -> Sequence[str]:
         """Return messages for the user at the run's end, such as a change of the workload's file during the run."""
         ...
 

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from atune.engine.interfaces import CompileHints
+from atune.engine.interfaces import CompileHints, ignored
 from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
@@ -80,21 +80,22 @@ class LocalMachine:
         self.service = CompileService(self.compile, target, COMPILE_NICE)
         self.store = RunStore()
         self.run_dir = ""
-        self._warn: Callable[[str], None] = lambda message: None
+        self._warn: Callable[[str], None] = ignored
         self._found: Discovery | None = None
         self._accelerators: tuple[str, ...] = ()
         """Names, without versions, of the accelerators in use."""
-        self._remarks: list[str] = []
-        """Unexpected choices for compiling, with reasons. `compile_workers` sets them."""
         self._cores_left: int | None = None
         """Cores without a compile worker. None if measuring needs no free core."""
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
+    async def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AsyncGenerator[None, None]:
         """Start the fork server, or take the warm one that the previous run left. Kill every worker on leaving.
 
         A run that ends well leaves the server, with tilelang imported, to the next run; see `atune.shutdown`.
         """
+        self._warn, self.service.wake = warn, wake
         with run_folder() as self.run_dir:
             process, park = taken()
             async with (
@@ -113,7 +114,7 @@ class LocalMachine:
                     self._sent = await self._put_aside(self.workload)
                     yield
                 finally:
-                    self._warn = lambda message: None  # the run has ended and records no more events
+                    self._warn = ignored  # the run has ended and records no more events
                     if store is not None:
                         store.close()
             # Skipped after an error or a cancellation, which must not wait.
@@ -194,7 +195,9 @@ class LocalMachine:
         If kernels run on the CPU, the last core belongs to the device. A GPU's process needs a core while it
         measures, and `hints` keep one free for that time.
         """
-        cores, (n, self._remarks) = self._cores, self._most_workers()
+        cores, (n, limited) = self._cores, self._most_workers()
+        if limited:
+            self._warn(limited)
         self._cores_left = len(cores) - n if self.compile.workers is None and not self._on_cpu else None
         cpus = cores[:-1] if self._on_cpu and len(cores) > 1 else None
         self.service.expect(candidates, n)
@@ -209,15 +212,15 @@ class LocalMachine:
         )
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 
-    def _most_workers(self) -> tuple[int, list[str]]:
-        """Return the number of compile workers, and a remark if memory limits it."""
+    def _most_workers(self) -> tuple[int, str]:
+        """Return the number of compile workers, and a warning if memory limits it."""
         cores, memory = len(self._cores), usable_memory_bytes()
         most = max(1, cores - len(self.found.devices) if self._on_cpu else cores)
         n = self.compile.workers or workers_that_fit(most, memory)
         if self.compile.workers is not None or memory is None or n >= most:
-            return n, []
+            return n, ""
         room = f"{memory / (1 << 30):.1f} GiB are free, with {WORKER_BYTES >> 30} GiB set aside for each"
-        return n, [f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"]
+        return n, f"{n} compile workers on {most} cores: {room}; CompileSettings(workers=…) decides"
 
     def device_workers(self) -> list[LocalDeviceWorker]:
         # A kernel on the CPU is timed on a core of its own, which no compile worker may use.
@@ -237,8 +240,8 @@ class LocalMachine:
             accelerators=self._accelerators,
         )
 
-    def last_words(self) -> list[str]:
-        return self.workers.last_words()
+    def end_warnings(self) -> list[str]:
+        return self.workers.end_warnings()
 
     def versions(self) -> dict[str, str]:
         return installed_versions()
@@ -256,14 +259,6 @@ class LocalMachine:
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self.service.wake = wake
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        for remark in self._remarks:
-            warn(remark)
-
     def _new_server(self) -> ForkServerProcess:
         """Start a replacement for a lost fork server."""
         process = started()
@@ -271,7 +266,7 @@ class LocalMachine:
         return process
 
     def _warned(self, message: str) -> None:
-        """Pass a warning to the current listener, which may be set after this method is bound."""
+        """Pass a warning on, unless the run has ended."""
         self._warn(message)
 
     def _patience(self) -> Patience:

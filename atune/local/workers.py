@@ -92,21 +92,21 @@ class Workers:
             "the journal. Undo the change and resume, or tune with another journal"
         )
 
-    def last_words(self) -> list[str]:
+    def end_warnings(self) -> list[str]:
         """Return warnings about files edited during the run, and about workers that loaded other work."""
-        words = []
+        found = []
         if files := changed(self._modules):
-            words.append(
+            found.append(
                 f"edited during the run: {', '.join(files)}; the result is for the text at the run's start, which all "
                 "workers used. Tune again for the new text"
             )
         if self._programs and self._loaded_as not in ("", self._programs):
-            words.append(
+            found.append(
                 f"the workers loaded {self.what} as other work than this program has. The program changed a global "
                 "that the kernel uses, or a file that its modules read was edited. The result is for the workers' "
                 "work; pass such values as arguments, or restart the program"
             )
-        return words
+        return found
 
     @staticmethod
     async def begin(worker: Worker, session: Session) -> None:

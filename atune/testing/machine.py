@@ -15,7 +15,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from atune.engine.interfaces import CompileHints
+from atune.engine.interfaces import CompileHints, ignored
 from atune.model.artifact import Lowered
 from atune.model.candidate import Candidate, Config
 from atune.model.device import DeviceInfo, DeviceLimits, Target
@@ -137,7 +137,9 @@ class FakeMachine:
         ]
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
+    async def open(
+        self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
+    ) -> AsyncGenerator[None, None]:
         """Make the folder of the libraries. Remove it on leaving."""
         self.clock = self.clock or FakeClock()
         with run_folder() as folder:  # removed at the end, or by the next run if this program is killed
@@ -202,13 +204,7 @@ class FakeMachine:
     async def sleep(self, seconds: float) -> None:
         await self.take(seconds)
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        pass
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        pass
-
-    def last_words(self) -> list[str]:
+    def end_warnings(self) -> list[str]:
         return []
 
     def device_workers(self) -> list[FakeDeviceWorker]:

@@ -204,7 +204,7 @@ class Guest(LocalMachine):
         self.host = host
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None, None]:
+    async def open(self, *_: object) -> AsyncGenerator[None, None]:
         self.server, self.run_dir = self.host.server, self.host.run_dir
         self.workers.attach(self.server)
         yield

@@ -87,7 +87,7 @@ def machine(connect: Any, model: str = "", **compile: Any) -> ClusterMachine:
 async def found_by(
     connect: Loopback, monkeypatch: pytest.MonkeyPatch, *answers: Discovery | TargetError, then: Discovery = COMPILES
 ) -> Any:
-    """Discover the devices of nodes that give these `answers`, and `then` that. Return their names, and the machine."""
+    """Discover the devices of nodes that give these `answers`, and `then` that. Return names and warnings."""
 
     async def run(self: Any, job: Any, worker: Any) -> Any:
         if not isinstance(job, DiscoverJob):
@@ -105,10 +105,10 @@ async def found_by(
 
     monkeypatch.setattr(ClusterMachine, "_plan", plan)
     monkeypatch.setattr("cluster_agents.Posing.run", run)
-    nodes = machine(connect)
-    async with nodes.open():
+    nodes, warned = machine(connect), list[str]()
+    async with nodes.open(warned.append):
         _, devices = await nodes.discover()
-    return [device.id for device in devices], nodes
+    return [device.id for device in devices], warned
 
 
 @pytest.mark.anyio
@@ -124,26 +124,26 @@ async def test_a_run_measures_on_the_nodes_of_its_model_alone() -> None:
 
 @pytest.mark.anyio
 async def test_a_node_that_has_neither_the_devices_nor_nvcc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, nodes = await found_by(
+    devices, warned = await found_by(
         Loopback(2), monkeypatch, node(SM_90, "H200"), node(CPU, "EPYC"), then=Discovery(SM_90, (), nvcc=False)
     )
     assert devices == ["node-0/0"]
-    assert nodes._early == [f"node node-1 is left out: {NO_NVCC}"]
+    assert warned == [f"node node-1 is left out: {NO_NVCC}"]
 
 
 @pytest.mark.anyio
 async def test_a_node_without_the_devices_that_were_asked_for_only_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """With --target cuda a head without GPUs is as useful as with the target that it would find itself."""
     none = TargetError("target cuda: no CUDA GPU is there")
-    devices, nodes = await found_by(Loopback(2), monkeypatch, none, node(SM_90, "H200"))
-    assert devices == ["node-1/0"] and len(nodes.nodes) == 2
-    assert nodes._early == ["node node-0 only compiles: target cuda: no CUDA GPU is there"]
+    devices, warned = await found_by(Loopback(2), monkeypatch, none, node(SM_90, "H200"))
+    assert devices == ["node-1/0"]
+    assert warned == ["node node-0 only compiles: target cuda: no CUDA GPU is there"]
 
 
 @pytest.mark.anyio
 async def test_a_node_that_can_do_nothing_for_the_target_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, nodes = await found_by(Loopback(2), monkeypatch, TargetError("g++ is missing"), node(CPU, "EPYC"))
-    assert devices == ["node-1/0"] and nodes._early == ["node node-0 is left out: g++ is missing"]
+    devices, warned = await found_by(Loopback(2), monkeypatch, TargetError("g++ is missing"), node(CPU, "EPYC"))
+    assert devices == ["node-1/0"] and warned == ["node node-0 is left out: g++ is missing"]
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ import pytest
 from fake_runs import Run, finish
 
 from atune.api.compile_all import compiled
+from atune.engine.run_state import Signals
 from atune.journal.events import BuildFailed, CompileRepeated, GroupSplit
 from atune.journal.writer import read
 from atune.model.artifact import Artifact
@@ -74,5 +75,5 @@ async def test_compiling_alone_has_a_killed_configuration_again() -> None:
     machine = FakeMachine(4, Script(kills={1: ("lower", 1), 2: ("build", 1)}))
     candidates = [Candidate(i, config_key(config), config) for i, config in enumerate(machine.configs)]
     async with machine.open():
-        answers = await compiled(machine, candidates)
+        answers = await compiled(machine, candidates, Signals())
     assert sorted(answers) == [0, 1, 2, 3] and all(isinstance(one, Artifact) for one in answers.values())

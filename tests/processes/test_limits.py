@@ -95,7 +95,7 @@ def test_64_open_files_are_enough(tmp_path: Path) -> None:
 def test_too_few_open_files_say_what_is_needed(number: int, message: str) -> None:
     class NoFiles(FakeMachine):
         @asynccontextmanager
-        async def open(self) -> Any:
+        async def open(self, *_: object) -> Any:
             raise OSError(number, os.strerror(number))
             yield
 
@@ -107,7 +107,7 @@ def test_too_few_open_files_say_what_is_needed(number: int, message: str) -> Non
 def test_a_full_disk_says_what_is_needed() -> None:
     class NoSpace(FakeMachine):
         @asynccontextmanager
-        async def open(self) -> Any:
+        async def open(self, *_: object) -> Any:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield
 
