@@ -101,12 +101,11 @@ async def test_why_compiling_goes_otherwise_is_in_the_events(file: Path, monkeyp
     monkeypatch.setattr("atune.local.machine.usable_cores", lambda: sorted(os.sched_getaffinity(0)) * 4)
     settings = CompileSettings(store=False)
     machine = LocalMachine(FileRef(str(file), "WORK"), target="sm_90a", devices=(), compile=settings)
-    async with machine.open():
+    warned_of: list[str] = []
+    async with machine.open(warned_of.append):
         await machine.discover()
         assert len(machine.compile_workers()) == 2
-        remarks: list[str] = []
-        machine.on_warning(remarks.append)
-        (few,) = remarks
+        (few,) = warned_of
     assert few.startswith("2 compile workers on ") and "2.0 GiB are free, with 1 GiB set aside for each" in few
 
     events: list[Event] = []
