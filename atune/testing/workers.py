@@ -194,7 +194,7 @@ class FakeDeviceWorker:
         return cast(A, answer)
 
     async def start(self) -> DeviceInfo:
-        """Start the process."""
+        """Start the process. Raises `WorkerError` if the script says so."""
         self.alive = self._used = False
         machine = self.machine
         machine.starts[self.name] += 1
