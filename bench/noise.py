@@ -80,7 +80,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 def clock_mhz() -> int | None:
     import torch
 
-    from atune.stages.measure.conditions import Observer
+    from atune.stages.measure.telemetry import Observer
 
     return Observer(f"GPU-{torch.cuda.get_device_properties(0).uuid}").now().sm_mhz
 

@@ -327,8 +327,8 @@ def child_retime(job: dict[str, Any]) -> None:
     import tilelang
 
     from atune.stages.compile.facts import parameters
+    from atune.stages.measure.arguments import Arguments
     from atune.stages.measure.check import compare, expected_outputs
-    from atune.stages.measure.inputs import Arguments
     from atune.stages.measure.timer import Timed, make_timer
     from atune.workload.introspect import function_of
     from atune.workload.workload import load, parse_file_ref

@@ -6,7 +6,7 @@ PRELOAD = (
     "torch", "tilelang",
     "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
     "atune.stages.compile_jobs", "atune.stages.discovery", "atune.stages.measure.benchmark",
-    "atune.stages.measure.neighbours",
+    "atune.stages.measure.telemetry",
 )  # fmt: skip
 """Modules that the fork server imports once for all workers."""
 
@@ -29,7 +29,7 @@ EXPLAIN = "atune.stages.compile_jobs:explain"
 
 MEASURE = "atune.stages.measure.benchmark:"
 """Prefix of a device process's functions, such as ``prepare``."""
-NEIGHBOURS = "atune.stages.measure.neighbours:neighbours"
+NEIGHBOURS = "atune.stages.measure.telemetry:neighbours"
 
 SERVICE_PRELOAD = ("atune.stages.accelerators.service",)
 SERVICE_HEADER = "atune.stages.accelerators.service:header"

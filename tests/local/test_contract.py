@@ -30,7 +30,7 @@ from atune.model.jobs import FinalJob, MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.search.prior import OwnPrior
-from atune.stages.measure.effort import MOST
+from atune.stages.measure.timer import MOST
 from atune.testing import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine, Script
 from atune.workload.pickling import ship_function
 from atune.workload.workload import parse_file_ref

@@ -20,7 +20,7 @@ from atune.local.lookout import REMEDY
 from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import DISTURBS
-from atune.stages.measure.neighbours import others
+from atune.stages.measure.telemetry import others
 from atune.system.folders import SERVER_FOLDER
 from atune.workload.workload import FileRef
 

@@ -14,7 +14,7 @@ from atune.stages.frontend.elaboration import DYNAMIC as DYNAMIC
 from atune.stages.frontend.elaboration import dimension, elaborate
 from atune.stages.frontend.elaboration import encode as encode
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
-from atune.stages.measure.sizes import size_of
+from atune.stages.measure.tensors import size_of
 from atune.system.places import located
 
 frontend_lock = threading.RLock()

@@ -12,7 +12,8 @@ from typing import Any
 from atune.model.artifact import Artifact, source_path
 from atune.model.device import Target
 from atune.stages.frontend.frontend import frontend_lock
-from atune.stages.measure.loader import LoadError, Outputs, c_function
+from atune.stages.measure.loader import LoadError, c_function
+from atune.stages.measure.tensors import Outputs
 
 HOST_SOURCE = "// The host code of this kernel stands in one library with that of other candidates.\n"
 

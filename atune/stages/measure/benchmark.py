@@ -18,16 +18,11 @@ from atune.model.jobs import FinalJob, Finals, MeasureJob, Prepared, PrepareJob
 from atune.model.measurement import FinalEntry, Measurement, Timing
 from atune.model.settings import BenchmarkSettings
 from atune.processes.messages import Begin
-from atune.stages.measure.causes import Causes
-from atune.stages.measure.check import Expected, Mismatch, expected_outputs, judged, reference_arguments
-from atune.stages.measure.conditions import Observer
-from atune.stages.measure.device_errors import kind_of, words_of
-from atune.stages.measure.effort import PROBE, counts, still_wanted
-from atune.stages.measure.energy import energy_of
-from atune.stages.measure.guards import Guards
-from atune.stages.measure.inputs import Arguments
+from atune.stages.measure.arguments import Arguments, Guards
+from atune.stages.measure.check import Causes, Expected, Mismatch, expected_outputs, judged, reference_arguments
 from atune.stages.measure.loader import LoadError, load
-from atune.stages.measure.timer import Timed, Timer, make_timer
+from atune.stages.measure.telemetry import Observer, energy_of, kind_of, words_of
+from atune.stages.measure.timer import PROBE, Timed, Timer, counts, make_timer, still_wanted
 from atune.stages.session.session import loaded_as, session, workload
 from atune.system.shortage import Resource, check_machine
 

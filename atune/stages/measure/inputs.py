@@ -1,147 +1,16 @@
-"""Arguments of a kernel on its device: the inputs that every candidate gets, and the outputs that it fills."""
+"""Inputs of kernels: drawn, as the problem describes them, or the tensors of a call."""
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atune.errors import InputsMissing, WorkloadError, name_and_message
+from atune.errors import InputsMissing, WorkloadError
 from atune.model.artifact import KernelParam
-from atune.stages.measure.guards import Guards
-from atune.stages.measure.loader import contiguous_strides, has_layout, output_positions, torch_dtype
-from atune.stages.measure.sizes import size_of
-from atune.system.places import located
-from atune.workload.workload import Workload
-
-
-class Arguments:
-    """All arguments of one workload's kernel on one device; every candidate gets the same data.
-
-    `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
-    parameters.
-    """
-
-    def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, input_seed: int) -> None:
-        import torch
-
-        self.params = tuple(params)
-        self.out_idx = _positions(work, params, "out_idx", work.out_idx or ())
-        self.zero = _positions(work, params, "zero", work.zero)
-        self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
-        """Parameters that the workload says must be restored, or set to zero, before each call."""
-        torch.manual_seed(input_seed)
-        in_params = tuple(p for i, p in enumerate(params) if i not in self.out_idx)
-        given = _given(work, in_params)
-        n_in = len(params) - len(self.out_idx)
-        if given is not None and len(given) not in (n_in, len(params)):
-            raise WorkloadError(
-                f"Workload {work.name}: inputs gave {len(given)} tensors; the kernel has {n_in} inputs "
-                f"(and {len(self.out_idx)} outputs, by out_idx {work.out_idx})"
-            )
-        if given is not None and len(given) == len(params):
-            outputs = [(i, t) for i, t in enumerate(given) if i in self.out_idx]
-            given = [t for i, t in enumerate(given) if i not in self.out_idx]
-        else:
-            outputs = []
-        sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
-        queue = None if given is None else list(given)
-        self.values: list[Any] = [None] * len(params)
-        self.guards = Guards(device, len(params))
-        self._memory: dict[int, Any] = {}
-        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
-        for i, param in enumerate(params):
-            if i in self.out_idx:
-                continue  # made last: its dimensions may be bound by an input
-            if queue is not None:
-                value = _placed(queue.pop(0), param, i, device, sizes, work.name)
-            else:
-                shape = _sized(param.shape, sizes)
-                strides = None if param.strides is None else _sized(param.strides, sizes)
-                value = drawn(param, shape, device, work.supply, strides)
-            if isinstance(value, torch.Tensor):
-                flat = memory_of(value)
-                self._allocate(i, flat.dtype, value.shape, value.stride())
-                self._memory[i].copy_(flat)
-            else:
-                self.values[i] = value  # a scalar
-        _bind_outputs(outputs, params, sizes)
-        for i in self.out_idx:
-            shape = _sized(params[i].shape, sizes)
-            strides = contiguous_strides(shape) if params[i].strides is None else _sized(params[i].strides, sizes)
-            self._allocate(i, torch_dtype(params[i].dtype), shape, strides)
-        self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
-        self.inputs = [self.values[i] for i in self.in_idx]
-        self.outputs = [self.values[i] for i in self.out_idx]
-        for i in self.zero:
-            if i in self.in_idx:
-                self._memory[i].zero_()
-        if work.setup is not None:
-            try:
-                work.setup(*self.inputs)
-            except BaseException as error:
-                said = f"Workload {work.name}: setup raised {name_and_message(error)}"
-                raise WorkloadError(located(said, error)) from error
-        self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
-
-    def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
-        self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
-        self.values[i] = self._memory[i].as_strided(shape, strides)
-
-    def poison(self) -> None:
-        """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
-
-        An output that is named to be zeroed is set to zero.
-        """
-        self.fill_outputs(0xFF)
-
-    def fill_outputs(self, byte: int) -> None:
-        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
-        import torch
-
-        for i in self.out_idx:
-            memory = self._memory[i]
-            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
-
-    def changed(self) -> set[int]:
-        """Return the input parameters that a kernel has written into."""
-        return {i for i, pristine in self._pristine.items() if not same_bits(self._memory[i], pristine)}
-
-    def restore_inputs(self) -> set[int]:
-        """Undo what a kernel wrote into its inputs. Returns which these were."""
-        changed = self.changed()
-        for i in changed:
-            self._memory[i].copy_(self._pristine[i])
-        return changed
-
-    def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
-        """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
-        wanted = sorted({*changed, *self.named})
-        if not wanted:
-            return None
-        pairs = [(self._memory[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
-        zeroed = [self._memory[i] for i in wanted if i in self.zero]
-
-        def restore() -> None:
-            for value, pristine in pairs:
-                value.copy_(pristine)
-            for value in zeroed:
-                value.zero_()
-
-        return restore
-
-    def copies(self) -> list[Any]:
-        """Return copies of the inputs, for a reference that may write into what it gets."""
-        return [self._copy(i) for i in self.in_idx]
-
-    def _copy(self, i: int) -> Any:
-        value = self.values[i]
-        if i not in self._pristine:
-            return value  # a scalar
-        return self._pristine[i].clone().as_strided(value.shape, value.stride())
+from atune.stages.measure.tensors import extent, size_of, torch_dtype
 
 
 def drawn(
@@ -206,8 +75,8 @@ class DrawnInputs:
             if param.shape is None:
                 found.append(next(scalars))
                 continue
-            strides = None if param.strides is None else _sized(param.strides, self.symbols)
-            found.append(drawn(param, _sized(param.shape, self.symbols), device, self.supply, strides))
+            strides = None if param.strides is None else sized(param.strides, self.symbols)
+            found.append(drawn(param, sized(param.shape, self.symbols), device, self.supply, strides))
         return found
 
 
@@ -251,40 +120,8 @@ class CallInputs(GivenTensors):
     cache_identity = "inputs of the call"
 
 
-def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
-    try:
-        return output_positions(params, positions)
-    except IndexError as error:
-        message = str(error).replace("out_idx", name)
-        raise WorkloadError(f"Workload {work.name}: {message}") from error
-
-
-def _given(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
-    if work.inputs is None:
-        return None
-    if not callable(work.inputs):
-        return list(work.inputs)
-    try:
-        parameters = inspect.signature(work.inputs).parameters.values()
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        wanted = {p.name for p in parameters}
-        named = {"parameters": in_params} if "parameters" in wanted else {}
-        named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
-        return list(work.inputs(**named))
-    except BaseException as error:
-        said = f"Workload {work.name}: inputs raised {name_and_message(error)}"
-        raise WorkloadError(located(said, error)) from error
-
-
-def _bind_outputs(outputs: Sequence[tuple[int, Any]], params: Sequence[KernelParam], sizes: dict[str, int]) -> None:
-    """Take the sizes of symbolic dimensions that outputs alone have from the tensors given for them, by position."""
-    for i, tensor in outputs:
-        for want, got in zip(params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
-            if isinstance(want, str):
-                sizes.setdefault(want, int(got))
-
-
-def _sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
+def sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
+    """Return dimensions as numbers. Raises `WorkloadError` for a symbolic one without a size."""
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
@@ -295,59 +132,3 @@ def _size(text: str, sizes: Mapping[str, int]) -> int:
             "Workload(…, inputs=[torch.randn(4096, 64)]). Where outputs alone have it, give all parameters' tensors"
         )
     return found
-
-
-def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
-    import torch
-
-    if param.shape is None:
-        return value
-    if not isinstance(value, torch.Tensor):
-        raise WorkloadError(
-            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
-        )
-    fits = len(value.shape) == len(param.shape)
-    for want, got in zip(param.shape, value.shape, strict=False):
-        size = sizes.setdefault(want, int(got)) if isinstance(want, str) else want
-        fits = fits and size == int(got)
-    if not fits or value.dtype != torch_dtype(param.dtype):
-        raise WorkloadError(
-            f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
-            f"the kernel takes {param.dtype} {list(param.shape)}"
-        )
-    if param.strides is None:
-        return value.detach().to(device).contiguous()
-    if not has_layout(param, value):
-        raise WorkloadError(
-            f"Workload {name}: input {position} has the strides {list(value.stride())}; "
-            f"the kernel takes {list(param.strides)}"
-        )
-    for want, got in zip(param.strides, value.stride(), strict=True):
-        if isinstance(want, str) and sizes.setdefault(want, int(got)) != int(got):
-            raise WorkloadError(
-                f"Workload {name}: input {position} has the strides {list(value.stride())}; "
-                f"{want} is {sizes[want]} elsewhere"
-            )
-    return memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
-
-
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie between a tensor's first and last one, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def memory_of(tensor: Any) -> Any:
-    """Return the memory from a tensor's first to its last element as a flat tensor, gaps included."""
-    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
-
-
-def same_bits(left: Any, right: Any) -> bool:
-    """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
-    import torch
-
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
-    if whole is None:
-        left, right, whole = left.contiguous(), right.contiguous(), torch.uint8
-    return bool(torch.equal(left.view(whole), right.view(whole)))

@@ -1,11 +1,15 @@
-"""How a call is timed on a device: the same way for kernel and reference."""
+"""How calls are timed on a device, the same way for kernel and reference, and how many samples each gets."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+from atune.model.measurement import median_interval
+from atune.model.settings import BenchmarkSettings
 
 Call = Callable[[], Any]
 
@@ -41,8 +45,6 @@ def make_timer(device: str, method: str = "auto") -> Timer:
     if device == "cpu":
         return CpuTimer()
     if method == "cupti":
-        from atune.stages.measure.cupti import CuptiTimer
-
         return CuptiTimer()
     return GraphTimer() if method == "cuda_graph" else CudaTimer()
 
@@ -205,3 +207,122 @@ class GraphTimer(CudaTimer):
         finally:
             graph.capture_end()
         return replace(timed, call=graph.replay)
+
+
+MARK = "spin_kernel"
+"""Part of the name of the kernel behind `torch.cuda._sleep`: it stands before and after each timed call."""
+ATTEMPTS = 3
+Span = tuple[float, float, str]
+"""Start and end on the device, µs, and the name of what ran."""
+
+
+class CuptiTimer(CudaTimer):
+    """As `CudaTimer`, with CUPTI's records in place of events.
+
+    A sample is the sum of what a call's kernels and copies took; gaps between them do not count. Calls are told apart
+    by marker kernels, not by names: a timed kernel may be the same as the one that empties the cache. Raises
+    RuntimeError where CUPTI delivers no records.
+    """
+
+    method = "cupti"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch([Timed(self.flush.max)])  # the profiler's own start takes long, and may fail
+
+    def _batch(self, calls: Sequence[Timed]) -> list[float]:
+        for _ in range(ATTEMPTS):
+            samples = between_marks(self._recorded(calls), len(calls))
+            if samples is not None:
+                return samples
+        raise RuntimeError("CUPTI does not deliver the kernels' records here: use method 'events' or 'cuda_graph'")
+
+    def _recorded(self, calls: Sequence[Timed]) -> list[Span]:
+        torch = self.torch
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            torch.cuda._sleep(self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * len(calls))  # the launches queue behind it
+            for timed in calls:
+                if timed.before is not None:
+                    timed.before()
+                self._evict()
+                torch.cuda._sleep(1)
+                timed.call()
+                torch.cuda._sleep(1)
+            torch.cuda.synchronize()
+        return [
+            (event.time_range.start, event.time_range.end, event.name)
+            for event in profiler.events()
+            if getattr(event.device_type, "name", "") == "CUDA" and not event.is_user_annotation
+        ]
+
+
+def between_marks(spans: Sequence[Span], n: int) -> list[float] | None:
+    """Return the time spent between the two marks of each of `n` calls, µs; None where records are missing.
+
+    The first mark is the sleep that all calls are queued behind.
+    """
+    ordered = sorted(spans)
+    marks = [i for i, (_, _, name) in enumerate(ordered) if MARK in name]
+    if len(marks) != 2 * n + 1:
+        return None
+    samples = []
+    for first, last in zip(marks[1::2], marks[2::2], strict=True):
+        inside: list[Any] = list(ordered[first + 1 : last])
+        if not inside:
+            return None
+        samples.append(sum(end - start for start, end, _ in inside))
+    return samples
+
+
+PROBE = 3
+"""Samples that every candidate gets."""
+SECOND_LOOK = 8
+"""Samples of a candidate that is not clearly slow."""
+PLAINLY_SLOW, SLOW = 1.5, 1.1
+"""A candidate is given up when its fastest sample is this many times slower than the best's median: after `PROBE`
+samples, and after `SECOND_LOOK`. The fastest sample, so that one disturbed sample costs nobody its chance."""
+MAX_SAMPLES = 10_000
+KNOWN = 0.005
+"""The median is known when its 95 % interval reaches no farther than this much of it, to either side."""
+MOST = 4
+"""Times `n_repeat` samples that one whose median is not known gets at most."""
+EXTRA_US = 20_000.0
+"""Device time in samples from which on nobody gets more than `n_repeat`: long calls scatter little, and cost much."""
+
+
+def still_wanted(
+    samples_us: Sequence[float], n_repeat: int, best_ms: float | None, *, until_known: bool = False
+) -> int:
+    """Return how many more samples to take after `samples_us`; 0 when it is known well enough.
+
+    `best_ms` is the best so far by a first timing of the same kind; None takes all `n_repeat` in one go. With
+    `until_known`, samples that scatter are followed by as many again.
+    """
+    have = len(samples_us)
+    if best_ms is None:
+        return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
+    steps = [(min(PROBE, n_repeat), PLAINLY_SLOW), (min(SECOND_LOOK, n_repeat), SLOW)]
+    for n, factor in steps:
+        if have < n:
+            return n - have
+        if min(samples_us) > factor * best_ms * 1e3:
+            return 0
+    return n_repeat - have if have < n_repeat else _to_be_known(samples_us, n_repeat, until_known)
+
+
+def _to_be_known(samples_us: Sequence[float], n_repeat: int, wanted: bool) -> int:
+    if not wanted or len(samples_us) < SECOND_LOOK or len(samples_us) >= MOST * n_repeat or sum(samples_us) > EXTRA_US:
+        return 0
+    low, median, high = median_interval(samples_us)
+    return n_repeat if max(high - median, median - low) > KNOWN * median else 0
+
+
+def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:
+    """Return (warm-up calls, samples): as counted, or as many as fit into the times asked for."""
+    n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
+    if settings.warmup_ms is not None:
+        n_warmup = math.ceil(settings.warmup_ms * 1e3 / max(estimate_us, 0.1))
+    if settings.rep_ms is not None:
+        n_repeat = max(PROBE, math.ceil(settings.rep_ms * 1e3 / max(estimate_us, 0.1)))
+    return min(n_warmup, MAX_SAMPLES), min(n_repeat, MAX_SAMPLES)

@@ -12,7 +12,7 @@ from typing import Any
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam
-from atune.stages.measure.loader import Outputs, check_arguments, device_type, without_gradients
+from atune.stages.measure.tensors import Outputs, check_arguments, device_type
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 
@@ -205,3 +205,25 @@ def argument_names(names: Sequence[str]) -> tuple[str, ...]:
     ):
         return tuple(names)
     return tuple(f"p{i}" for i in range(len(names)))
+
+
+def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` for calls without gradients: it raises RuntimeError where an argument requires a recorded one.
+
+    The outputs would lack the way back to that argument, and its gradient would be wrong without a word.
+    """
+    import torch
+
+    recorded = torch.is_grad_enabled
+
+    def call(*arguments: Any) -> Any:
+        if recorded():
+            for position, argument in enumerate(arguments):
+                if getattr(argument, "requires_grad", False):
+                    raise RuntimeError(
+                        f"argument {position} requires grad, and the kernel has no backward: give one by "
+                        "as_op(name, backward=…), or call it under torch.no_grad() or with detached tensors"
+                    )
+        return run(*arguments)
+
+    return call

@@ -19,7 +19,8 @@ from atune.model.artifact import Artifact, KernelParam
 from atune.model.device import Target
 from atune.model.settings import CompileSettings
 from atune.stages.frontend.jit_kernel import jit_kernel
-from atune.stages.measure.loader import Kernel, LoadError, Outputs
+from atune.stages.measure.loader import Kernel, LoadError
+from atune.stages.measure.tensors import Outputs
 from atune.workload.workload import Workload
 
 CPU = Target("c")

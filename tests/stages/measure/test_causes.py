@@ -10,10 +10,8 @@ import torch
 
 from atune.model.artifact import KernelParam
 from atune.stages.measure import benchmark
-from atune.stages.measure.causes import Causes
-from atune.stages.measure.check import Mismatch, expected_outputs, judged
-from atune.stages.measure.differences import apart
-from atune.stages.measure.inputs import Arguments
+from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.check import Causes, Mismatch, apart, expected_outputs, judged
 from atune.workload.workload import Workload
 
 X = KernelParam("float32", (8, 8))

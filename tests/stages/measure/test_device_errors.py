@@ -9,7 +9,7 @@ import pytest
 import atune
 from atune.journal.events import BenchmarkRepeated, DeviceLost, Event
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.device_errors import kind_of, words_of
+from atune.stages.measure.telemetry import kind_of, words_of
 
 KERNELS = Path(__file__).parents[2] / "device_fault_kernels.py"
 

@@ -14,8 +14,7 @@ from atune.journal.events import FinalOrdered, decode, encode
 from atune.journal.result import TuneResult
 from atune.model.measurement import Energy, FinalEntry, Timing
 from atune.stages.measure import benchmark
-from atune.stages.measure.conditions import Observer
-from atune.stages.measure.energy import PATIENCE_S, energy_of
+from atune.stages.measure.telemetry import PATIENCE_S, Observer, energy_of
 from atune.stages.measure.timer import Timed
 
 
@@ -70,7 +69,7 @@ def test_a_finalist_whose_inputs_must_be_restored_has_no_energy(monkeypatch: pyt
     gpu = Gpu()
     monkeypatch.setattr(benchmark._device, "timer", gpu, raising=False)
     monkeypatch.setattr(benchmark._device, "observer", SimpleNamespace(energy_mj=iter([1, *range(2, 9000)]).__next__))
-    monkeypatch.setattr("atune.stages.measure.energy.WINDOW_S", 0.001)
+    monkeypatch.setattr("atune.stages.measure.telemetry.WINDOW_S", 0.001)
     entry = FinalEntry(0, Timing.of([2000.0], "events"))
     assert benchmark._with_energy(entry, Timed(gpu.call, gpu.call)) == entry
     found = benchmark._with_energy(entry, Timed(gpu.call)).timing.energy

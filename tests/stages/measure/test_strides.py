@@ -14,8 +14,8 @@ from atune.errors import WorkloadError
 from atune.model.artifact import Artifact, KernelParam
 from atune.model.settings import BenchmarkSettings
 from atune.stages.measure import benchmark
-from atune.stages.measure.inputs import Arguments
-from atune.stages.measure.loader import has_layout
+from atune.stages.measure.arguments import Arguments
+from atune.stages.measure.tensors import has_layout
 from atune.workload.workload import Workload, load, ship
 
 KERNELS = Path(__file__).parents[2] / "strided_kernels.py"

@@ -8,7 +8,7 @@ import pytest
 
 import atune
 from atune.model.settings import BenchmarkSettings
-from atune.stages.measure.cupti import between_marks
+from atune.stages.measure.timer import between_marks
 
 KERNELS = Path(__file__).parents[3] / "bench" / "kernels.py"
 MARK = "at::cuda::(anonymous namespace)::spin_kernel(long)"

@@ -1,0 +1,294 @@
+"""Arguments of a kernel on its device, between guards: inputs that every candidate gets, and outputs to fill."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from atune.errors import WorkloadError, name_and_message
+from atune.model.artifact import KernelParam
+from atune.stages.measure.inputs import drawn, sized
+from atune.stages.measure.tensors import (
+    contiguous_strides,
+    extent,
+    has_layout,
+    memory_of,
+    output_positions,
+    same_bits,
+    torch_dtype,
+)
+from atune.system.places import located
+from atune.workload.workload import Workload
+
+GUARD_BYTES = 64 << 10
+"""On each side of a tensor: a last block that is not cut off at the tensor's end writes a tile farther at most."""
+ALIGN_BYTES = 512
+"""What tensors are aligned to, as torch aligns them on a GPU. TMA needs 128 bytes at most (CUDA C++ Programming Guide,
+«Asynchronous Data Copies», table of alignments)."""
+_LOWEST, _HIGHEST = 0x11, 0x37
+"""Bytes of the pattern: finite in every float format, and neither small integers nor parts of common floats."""
+
+
+class Arguments:
+    """All arguments of one workload's kernel on one device; every candidate gets the same data.
+
+    `values` are the kernel's parameters in order; every tensor lies between `guards`. Positions are those of the
+    parameters.
+    """
+
+    def __init__(self, work: Workload, params: Sequence[KernelParam], device: str, input_seed: int) -> None:
+        import torch
+
+        self.params, self._work = tuple(params), work
+        self.out_idx = _positions(work, params, "out_idx", work.out_idx or ())
+        self.in_idx = tuple(i for i in range(len(params)) if i not in self.out_idx)
+        self.zero = _positions(work, params, "zero", work.zero)
+        self.named = {*_positions(work, params, "restore", work.restore), *self.zero}
+        """Parameters that the workload says must be restored, or set to zero, before each call."""
+        self.values: list[Any] = [None] * len(params)
+        self.guards = Guards(device, len(params))
+        self._memory: dict[int, Any] = {}
+        """All that lies under a parameter, as one flat tensor: strides may leave gaps, or let elements overlap."""
+        self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
+        """What symbolic dimensions are, as far as it is known."""
+        torch.manual_seed(input_seed)
+        inputs, outputs = self._given()
+        self._fill_inputs(inputs)
+        self._make_outputs(outputs)
+        self.inputs = [self.values[i] for i in self.in_idx]
+        self.outputs = [self.values[i] for i in self.out_idx]
+        self._set_up()
+        self._pristine = {i: self._memory[i].clone() for i in self.in_idx if i in self._memory}
+
+    def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
+        """Return what the workload gives: inputs in order, None where they are drawn, and outputs by position."""
+        given = _asked(self._work, tuple(self.params[i] for i in self.in_idx))
+        if given is None or len(given) == len(self.in_idx):
+            return given, []
+        if len(given) != len(self.params):
+            raise WorkloadError(
+                f"Workload {self._work.name}: inputs gave {len(given)} tensors; the kernel has {len(self.in_idx)} "
+                f"inputs (and {len(self.out_idx)} outputs, by out_idx {self._work.out_idx})"
+            )
+        return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
+
+    def _fill_inputs(self, given: list[Any] | None) -> None:
+        """Copy the inputs between guards; draw them where none are given. They bind symbolic dimensions."""
+        import torch
+
+        device, name = self.guards.device, self._work.name
+        for place, i in enumerate(self.in_idx):
+            param = self.params[i]
+            if given is not None:
+                value = _placed(given[place], param, i, device, self._sizes, name)
+            else:
+                strides = None if param.strides is None else sized(param.strides, self._sizes)
+                value = drawn(param, sized(param.shape, self._sizes), device, self._work.supply, strides)
+            if isinstance(value, torch.Tensor):
+                flat = memory_of(value)
+                self._allocate(i, flat.dtype, value.shape, value.stride())
+                self._memory[i].copy_(flat)
+            else:
+                self.values[i] = value  # a scalar
+
+    def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
+        """Allocate the outputs. Dimensions that outputs alone have come from the tensors that are given for them."""
+        for i, tensor in given:
+            for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
+                if isinstance(want, str):
+                    self._sizes.setdefault(want, int(got))
+        for i in self.out_idx:
+            param = self.params[i]
+            shape = sized(param.shape, self._sizes)
+            strides = contiguous_strides(shape) if param.strides is None else sized(param.strides, self._sizes)
+            self._allocate(i, torch_dtype(param.dtype), shape, strides)
+
+    def _set_up(self) -> None:
+        """Zero the inputs that are to be zero, and call the workload's `setup`."""
+        for i in self.zero:
+            if i in self.in_idx:
+                self._memory[i].zero_()
+        if self._work.setup is not None:
+            try:
+                self._work.setup(*self.inputs)
+            except BaseException as error:
+                said = f"Workload {self._work.name}: setup raised {name_and_message(error)}"
+                raise WorkloadError(located(said, error)) from error
+
+    def _allocate(self, i: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self._memory[i] = self.guards.allocate(i, extent(shape, strides), dtype)
+        self.values[i] = self._memory[i].as_strided(shape, strides)
+
+    def poison(self) -> None:
+        """Fill the outputs with ones bits: NaN in every float format, so that what is not written is seen.
+
+        An output that is named to be zeroed is set to zero.
+        """
+        self.fill_outputs(0xFF)
+
+    def fill_outputs(self, byte: int) -> None:
+        """Set every byte of the outputs to `byte`; an output that is named to be zeroed is set to zero."""
+        import torch
+
+        for i in self.out_idx:
+            memory = self._memory[i]
+            memory.zero_() if i in self.zero else memory.view(torch.uint8).fill_(byte)
+
+    def changed(self) -> set[int]:
+        """Return the input parameters that a kernel has written into."""
+        return {i for i, pristine in self._pristine.items() if not same_bits(self._memory[i], pristine)}
+
+    def restore_inputs(self) -> set[int]:
+        """Undo what a kernel wrote into its inputs. Returns which these were."""
+        changed = self.changed()
+        for i in changed:
+            self._memory[i].copy_(self._pristine[i])
+        return changed
+
+    def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
+        """Return a function that restores what the kernel changed, and what is named; None where that is nothing."""
+        wanted = sorted({*changed, *self.named})
+        if not wanted:
+            return None
+        pairs = [(self._memory[i], self._pristine[i]) for i in wanted if i in self._pristine and i not in self.zero]
+        zeroed = [self._memory[i] for i in wanted if i in self.zero]
+
+        def restore() -> None:
+            for value, pristine in pairs:
+                value.copy_(pristine)
+            for value in zeroed:
+                value.zero_()
+
+        return restore
+
+    def copies(self) -> list[Any]:
+        """Return copies of the inputs, for a reference that may write into what it gets."""
+        return [self._copy(i) for i in self.in_idx]
+
+    def _copy(self, i: int) -> Any:
+        value = self.values[i]
+        if i not in self._pristine:
+            return value  # a scalar
+        return self._pristine[i].clone().as_strided(value.shape, value.stride())
+
+
+def _positions(work: Workload, params: Sequence[KernelParam], name: str, positions: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return output_positions(params, positions)
+    except IndexError as error:
+        message = str(error).replace("out_idx", name)
+        raise WorkloadError(f"Workload {work.name}: {message}") from error
+
+
+def _asked(work: Workload, in_params: tuple[KernelParam, ...]) -> list[Any] | None:
+    if work.inputs is None:
+        return None
+    if not callable(work.inputs):
+        return list(work.inputs)
+    try:
+        parameters = inspect.signature(work.inputs).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        wanted = {p.name for p in parameters}
+        named = {"parameters": in_params} if "parameters" in wanted else {}
+        named |= {k: v for k, v in work.arguments.items() if takes_all or k in wanted}
+        return list(work.inputs(**named))
+    except BaseException as error:
+        said = f"Workload {work.name}: inputs raised {name_and_message(error)}"
+        raise WorkloadError(located(said, error)) from error
+
+
+def _placed(value: Any, param: KernelParam, position: int, device: str, sizes: dict[str, int], name: str) -> Any:
+    import torch
+
+    if param.shape is None:
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise WorkloadError(
+            f"Workload {name}: input {position} is a {type(value).__name__}, and must be a torch tensor"
+        )
+    fits = len(value.shape) == len(param.shape)
+    for want, got in zip(param.shape, value.shape, strict=False):
+        size = sizes.setdefault(want, int(got)) if isinstance(want, str) else want
+        fits = fits and size == int(got)
+    if not fits or value.dtype != torch_dtype(param.dtype):
+        raise WorkloadError(
+            f"Workload {name}: input {position} is {value.dtype} {list(value.shape)}; "
+            f"the kernel takes {param.dtype} {list(param.shape)}"
+        )
+    if param.strides is None:
+        return value.detach().to(device).contiguous()
+    if not has_layout(param, value):
+        raise WorkloadError(
+            f"Workload {name}: input {position} has the strides {list(value.stride())}; "
+            f"the kernel takes {list(param.strides)}"
+        )
+    for want, got in zip(param.strides, value.stride(), strict=True):
+        if isinstance(want, str) and sizes.setdefault(want, int(got)) != int(got):
+            raise WorkloadError(
+                f"Workload {name}: input {position} has the strides {list(value.stride())}; "
+                f"{want} is {sizes[want]} elsewhere"
+            )
+    return memory_of(value.detach()).to(device).as_strided(value.shape, value.stride())
+
+
+class _Guard(NamedTuple):
+    position: int
+    after: bool
+    zone: Any
+    pattern: Any
+
+
+class Guards:
+    """Allocates tensors with a guard on each side, and tells which guard was written into.
+
+    Every parameter's pattern is another one: what is copied from beyond the end of one tensor to beyond the end of
+    another is seen, too. All take `GUARD_BYTES` twice, and `ALIGN_BYTES`, a tensor, and as much as one for the pattern.
+    """
+
+    def __init__(self, device: str, n_params: int) -> None:
+        import torch
+
+        self.device = device
+        self._guards: list[_Guard] = []
+        generator = torch.Generator().manual_seed(0)  # of its own: inputs are drawn from torch's
+        size = GUARD_BYTES + n_params
+        pattern = torch.randint(_LOWEST, _HIGHEST + 1, (size,), dtype=torch.uint8, generator=generator)
+        self._pattern = pattern.to(device)
+
+    def allocate(self, position: int, count: int, dtype: Any) -> Any:
+        """Return a flat tensor of `count` elements for the parameter at `position`, uninitialised, between guards."""
+        import torch
+
+        n = count * dtype.itemsize
+        whole = torch.empty(2 * GUARD_BYTES + ALIGN_BYTES + n, dtype=torch.uint8, device=self.device)
+        start = GUARD_BYTES + -whole.data_ptr() % ALIGN_BYTES
+        end = start + n
+        pattern = self._pattern[position : position + GUARD_BYTES]
+        for after, at in ((False, start - GUARD_BYTES), (True, end)):
+            zone = whole[at : at + GUARD_BYTES]
+            zone.copy_(pattern)
+            self._guards.append(_Guard(position, after, zone, pattern))
+        # With a storage of its own, in which it begins at 0, like any tensor: from_dlpack takes the bare address.
+        return torch.from_dlpack(whole[start:end]).view(dtype)
+
+    def renew(self) -> None:
+        """Write the pattern again."""
+        for guard in self._guards:
+            guard.zone.copy_(guard.pattern)
+
+    def damage(self) -> str:
+        """Say which parameters were written past, on which side and how far; empty where none was. Waits for it."""
+        import torch
+
+        if not self._guards:  # no parameter is a tensor
+            return ""
+        hit = torch.stack([(guard.zone != guard.pattern).any() for guard in self._guards]).tolist()
+        return "; ".join(_told(guard) for guard, was_hit in zip(self._guards, hit, strict=True) if was_hit)
+
+
+def _told(guard: _Guard) -> str:
+    places = (guard.zone != guard.pattern).nonzero()
+    far = int(places.max()) + 1 if guard.after else GUARD_BYTES - int(places.min())
+    side = "after its end" if guard.after else "before its start"
+    return f"parameter {guard.position}: written up to {far} bytes {side}"

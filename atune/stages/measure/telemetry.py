@@ -1,0 +1,227 @@
+"""What a device tells: its clocks and temperature, energy, other processes that use it, and errors of calls."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atune.errors import message_of, name_and_message, name_of
+from atune.model.artifact import FailureKind
+from atune.model.measurement import Conditions, Energy
+from atune.processes.messages import Around, Neighbour, Neighbours
+from atune.system.folders import SERVER_FOLDER
+
+THROTTLE = {
+    0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
+    0x20: "temperature", 0x40: "hardware temperature", 0x80: "power brake", 0x100: "display clocks",
+}  # fmt: skip
+"""Reasons for lower clocks, by bit (NVML API reference, «Clocks Event Reasons»; 0x1 is an idle GPU)."""
+
+
+class Observer:
+    """Asks NVML about one GPU, by its UUID. Facts that NVML does not tell are omitted."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self._nvml: Any = None
+        self._handle: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._nvml = pynvml
+        except Exception:  # no driver, no permission: measuring works without
+            self._nvml = None
+
+    def now(self) -> Conditions:
+        nvml = self._nvml
+        if nvml is None:
+            return Conditions(uuid=self.uuid)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or self._ask(
+            "nvmlDeviceGetCurrentClocksThrottleReasons"
+        )
+        return Conditions(
+            uuid=self.uuid,
+            sm_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            memory_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            throttle=tuple(name for bit, name in THROTTLE.items() if reasons and reasons & bit),
+        )
+
+    def energy_mj(self) -> int | None:
+        """Return the energy that the GPU has taken since its driver was loaded, in mJ; None where it does not tell."""
+        return None if self._nvml is None else self._ask("nvmlDeviceGetTotalEnergyConsumption")
+
+    def _ask(self, name: str, *arguments: Any) -> int | None:
+        try:
+            return int(getattr(self._nvml, name)(self._handle, *arguments))
+        except Exception:  # not supported here, or not by this version of the bindings
+            return None
+
+
+BATCH_S = 0.005
+"""Seconds of calls between two looks at the counter, which steps every 20 to 100 ms."""
+WINDOW_S = 0.3
+"""Seconds that are measured at least, from one step of the counter to another."""
+PATIENCE_S = 2.0
+"""Seconds after which a counter that has not stepped often enough counts as none."""
+
+Counter = Callable[[], int | None]
+"""Returns millijoules since some moment; None where the device does not tell."""
+
+
+def energy_of(
+    call: Callable[[], object],
+    synchronise: Callable[[], object],
+    counter: Counter,
+    latency_ms: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Energy | None:
+    """Repeat `call`, which takes about `latency_ms`, and return what it takes; None where the counter does not tell.
+
+    What counts lies between two steps of the counter, so that its period falsifies nothing.
+    """
+    batch = max(1, int(BATCH_S / max(latency_ms / 1e3, 1e-6)))
+    known = counter()
+    if known is None:
+        return None
+    began, calls = clock(), 0
+    first: tuple[float, int, int] | None = None
+    while clock() - began < PATIENCE_S:
+        for _ in range(batch):
+            call()
+        synchronise()
+        calls += batch
+        now = counter()
+        if now is None or now < known:
+            return None
+        if now == known:
+            continue
+        known, moment = now, clock()
+        if first is None:
+            first = moment, known, calls
+        elif moment - first[0] >= WINDOW_S:
+            return _energy(moment - first[0], known - first[1], calls - first[2])
+    return None
+
+
+def _energy(seconds: float, millijoules: int, calls: int) -> Energy:
+    joules = millijoules / 1e3
+    return Energy(power_w=round(joules / seconds, 2), call_j=float(f"{joules / calls:.5g}"), calls=calls)
+
+
+def neighbours(payload: bytes) -> bytes:
+    """Entry point: `Neighbours` → `Around`; empty where NVML cannot tell."""
+    question = msgspec.msgpack.decode(payload, type=Neighbours)
+    found: list[Neighbour] = []
+    busy: int | None = None
+    with suppress(Exception):  # no driver, no permission, not supported here
+        running = _nvml().nvmlDeviceGetComputeRunningProcesses(_handle(question.uuid))
+        found = others(running, question.program)
+        if question.idle and os.getpid() not in {entry.pid for entry in running}:
+            busy = int(_nvml().nvmlDeviceGetUtilizationRates(_handle(question.uuid)).gpu)
+    return msgspec.msgpack.encode(Around(tuple(found), busy))
+
+
+def others(running: list[Any], program: int) -> list[Neighbour]:
+    """Return the processes in NVML's `running` that belong neither to this run nor to one that takes turns with it.
+
+    This process has a context, so it must be listed; otherwise returns none. Then the numbers are from another process
+    namespace, as in some containers, or the list is incomplete. `program`: the process that the run belongs to.
+    """
+    memory = {entry.pid: entry.usedGpuMemory for entry in running}
+    if os.getpid() not in memory:
+        return []
+    found = [pid for pid in sorted(memory) if not _belongs(pid, program) and not _takes_turns(pid)]
+    return [one for pid in found if (one := _described(pid, memory[pid])) is not None]
+
+
+@cache
+def _nvml() -> Any:
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+@cache
+def _handle(uuid: str) -> Any:
+    return _nvml().nvmlDeviceGetHandleByUUID(uuid)
+
+
+def _belongs(pid: int, program: int) -> bool:
+    """Tell whether a process is the program or descends from it."""
+    while pid > 1:
+        if pid == program:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+def _takes_turns(pid: int) -> bool:
+    """Tell whether a process is of a run that has its locks where this one has them."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name.decode(errors="replace") == SERVER_FOLDER:
+                return os.path.dirname(os.fsdecode(value)) == os.path.dirname(os.environ.get(SERVER_FOLDER, ""))
+    return False
+
+
+def _described(pid: int, used: int | None) -> Neighbour | None:
+    """Return the facts of a process; None if it has ended, or is of another namespace."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    user = ""
+    if owner != os.getuid():
+        try:
+            user = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            user = str(owner)
+    return Neighbour(pid, name, user, used)
+
+
+_BEYOND_REPAIR = re.compile(
+    r"illegal memory access|misaligned address|unspecified launch failure|device-side assert|illegal instruction|"
+    r"invalid program counter|hardware stack error|launch timed out|"
+    r"not supported on global/shared address space|\bECC\b|\bNVLink error|Invalid access of peer GPU memory|"
+    r"CUDA_ERROR_(ILLEGAL_|MISALIGNED_|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|HARDWARE_|INVALID_PC|"
+    r"INVALID_ADDRESS_SPACE|ECC_|NVLINK_|CONTAINED|TENSOR_MEMORY_LEAK)|"
+    r"cudaError(Illegal|Misaligned|LaunchFailure|LaunchTimeout|Assert|HardwareStack|InvalidPc|InvalidAddressSpace|"
+    r"ECC|Nvlink|Contained|TensorMemoryLeak)",
+    re.IGNORECASE,
+)
+"""The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
+«This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
+broken device memory or links are included."""
+_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """Tell what became of a call that raised `error`: after ``fault`` the process's context is beyond repair."""
+    text = name_and_message(error)
+    if _BEYOND_REPAIR.search(text):
+        return "fault"
+    return "out_of_memory" if _NO_MEMORY.search(text) else "launch"
+
+
+def words_of(error: BaseException) -> str:
+    """Return the first lines of what was said, in one."""
+    lines = [line for line in message_of(error).splitlines() if line.strip()]
+    return f"{name_of(error)}: {' '.join(lines[:2])}"[:500]

@@ -1,0 +1,220 @@
+"""A kernel's parameters as tensors: dtypes, sizes, strides, checks of what is given, and outputs to fill."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atune.model.artifact import KernelParam
+from atune.system import syntax
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of a symbolic dimension: a name, or sums and products of names and numbers; None without one."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return sizes[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise KeyError(text)
+
+    try:
+        return sizes[text] if text in sizes else value(syntax.expression(text).body)
+    except (KeyError, SyntaxError):
+        return None
+
+
+def output_positions(params: Sequence[KernelParam], out_idx: Sequence[int]) -> tuple[int, ...]:
+    """Turn negative positions into positive ones. Raises `IndexError` for one that is not there."""
+    n = len(params)
+    for i in out_idx:
+        if not -n <= i < n:
+            raise IndexError(f"out_idx {i}: the kernel has {n} parameters")
+    return tuple(sorted(i % n for i in out_idx))
+
+
+def device_type(target: str) -> str:
+    """Return torch's name for where kernels for `target` run."""
+    return "cpu" if target == "c" else "cuda"
+
+
+@functools.cache
+def torch_dtype(name: str) -> Any:
+    """Return torch's dtype for a TileLang dtype name, such as ``bfloat16`` or ``float8_e4m3fn``."""
+    import torch
+
+    names = {"float8_e4m3": "float8_e4m3fn", "bool": "bool", "uint1": "bool"}
+    dtype = getattr(torch, names.get(name, name), None)
+    if dtype is None:
+        raise ValueError(f"torch has no dtype for TileLang's {name}")
+    return dtype
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return strides
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def memory_of(tensor: Any) -> Any:
+    """Return the memory from a tensor's first to its last element as a flat tensor, gaps included."""
+    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Tell whether two tensors of one shape and dtype hold the same bits, NaN or not."""
+    import torch
+
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
+    if whole is None:
+        left, right, whole = left.contiguous(), right.contiguous(), torch.uint8
+    return bool(torch.equal(left.view(whole), right.view(whole)))
+
+
+def has_layout(param: KernelParam, tensor: Any) -> bool:
+    """Tell whether a tensor lies in memory as `param` is declared: contiguous, or with these strides.
+
+    The stride of a dimension of size one or less does not matter; a symbolic one can be any.
+    """
+    if param.strides is None:
+        return bool(tensor.is_contiguous())
+    layout = zip(param.strides, tensor.stride(), tensor.shape, strict=True)
+    return all(isinstance(want, str) or want == got or size <= 1 for want, got, size in layout)
+
+
+def bind_dimensions(params: Sequence[KernelParam], arguments: Sequence[Any]) -> dict[str, int]:
+    """Read the symbolic dimensions' and strides' values off the tensors that were given."""
+    known: dict[str, int] = {}
+    for param, argument in zip(params, arguments, strict=True):
+        if not hasattr(argument, "stride"):
+            continue
+        names = (*(param.shape or ()), *(param.strides or ()))
+        sizes = (*argument.shape, *(argument.stride() if param.strides else ()))
+        for name, size in zip(names, sizes, strict=False):
+            if isinstance(name, str) and known.setdefault(name, size) != size:
+                raise ValueError(f"dimension {name} is {known[name]} in one tensor and {size} in another")
+    return known
+
+
+def check_arguments(params: Sequence[KernelParam], arguments: Sequence[Any], device: str | None = None) -> None:
+    """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
+
+    `device`: torch's type of the device where tensors must be. None takes tensors without memory, such as fake ones,
+    and ignores their strides.
+    """
+    for position, (param, tensor) in enumerate(zip(params, arguments, strict=True)):
+        if param.shape is None:
+            continue
+        if not hasattr(tensor, "stride"):
+            raise TypeError(
+                f"parameter {position}: the kernel takes a tensor of {param.dtype} {list(param.shape)}; got {tensor!r}"
+            )
+        shape = tuple(tensor.shape)
+        fits = len(shape) == len(param.shape) and all(
+            isinstance(want, str) or want == got for want, got in zip(param.shape, shape, strict=True)
+        )
+        right = fits and (device is None or has_layout(param, tensor))
+        elsewhere = device is not None and tensor.device.type != device
+        if not right or elsewhere or tensor.dtype != torch_dtype(param.dtype):
+            wanted = "contiguous" if param.strides is None else f"with strides {list(param.strides)}"
+            layout = "" if right or not fits else f", with strides {list(tensor.stride())}"
+            layout += f", on {tensor.device} and not on {device}" if elsewhere else ""
+            raise ValueError(
+                f"parameter {position}: the kernel takes {param.dtype} {list(param.shape)}, {wanted}; "
+                f"got {str(tensor.dtype).removeprefix('torch.')} {list(shape)}{layout}"
+            )
+
+
+class Outputs:
+    """Makes a kernel's outputs: uninitialised tensors on the device of the first tensor that is given.
+
+    Without one they are on the target's current device. Dimensions may be numbers, names that a given tensor binds, or
+    sums and products of these. `scalars`: the names of parameters that are numbers, by position; a dimension may have
+    such a name, too.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[KernelParam],
+        out_idx: Sequence[int],
+        target: str,
+        scalars: Mapping[int, str] | None = None,
+    ) -> None:
+        self._params, self._out_idx, self._device = params, tuple(out_idx), device_type(target)
+        self._in_idx = tuple(i for i in range(len(params)) if i not in self._out_idx)
+        self._scalars = {i: name for i, name in (scalars or {}).items() if i in self._in_idx}
+        self._fixed = {i: self._layout(i, {}) for i in self._out_idx if not _is_symbolic(params[i])}
+        self._symbolic = len(self._fixed) < len(self._out_idx)
+
+    def among(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return all arguments in order: `inputs` where they belong, and fresh outputs.
+
+        Raises `ValueError` for an output whose size `inputs` do not tell.
+        """
+        import torch
+
+        arguments: list[Any] = [None] * len(self._params)
+        for i, value in zip(self._in_idx, inputs, strict=True):
+            arguments[i] = value
+        known = self._bound(arguments) if self._symbolic else {}
+        device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
+        if device is None:
+            device = torch.device("cpu" if self._device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+        for i in self._out_idx:
+            shape, strides = self._fixed.get(i) or self._layout(i, known)
+            dtype = torch_dtype(self._params[i].dtype)
+            if not shape:
+                raise ValueError(f"output {i} has no dimensions, and cannot be allocated: give it, as every parameter")
+            if strides is None:
+                arguments[i] = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                arguments[i] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return arguments
+
+    def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int] | None]:
+        param = self._params[i]
+        strides = None if param.strides is None else self._sizes(i, param.strides, known)
+        return self._sizes(i, param.shape or (), known), strides
+
+    def _bound(self, arguments: Sequence[Any]) -> dict[str, int]:
+        known = bind_dimensions([self._params[i] for i in self._in_idx], [arguments[i] for i in self._in_idx])
+        return {**known, **{name: _whole(arguments[i]) for i, name in self._scalars.items()}}
+
+    def _sizes(self, i: int, sizes: Sequence[int | str], known: Mapping[str, int]) -> list[int]:
+        found = [size if isinstance(size, int) else size_of(size, known) for size in sizes]
+        for size, value in zip(sizes, found, strict=True):
+            if value is None:
+                raise ValueError(
+                    f"output {i} is {list(sizes)}, and the inputs do not tell {size!r}: give every parameter, outputs "
+                    "included"
+                )
+        return [value for value in found if value is not None]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number that is given as a Python int; one that torch traces stays as it is."""
+    return value if hasattr(value, "node") else int(value)
+
+
+def _is_symbolic(param: KernelParam) -> bool:
+    return any(isinstance(size, str) for size in (*(param.shape or ()), *(param.strides or ())))
