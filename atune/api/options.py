@@ -16,7 +16,6 @@ from atune.journal.events import Event
 from atune.model.former_names import RUN, renamed
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.model.shard import Shard
 from atune.reporting.log import EventLog
 from atune.search.interface import Strategy
 from atune.workload.workload import Workload
@@ -48,7 +47,6 @@ class TuneOptions(RunOptions, total=False):
 
     journal: str | os.PathLike[str] | None
     warm: Warm
-    shard: str | Shard | None
 
 
 _OF_AUTOTUNE = ("key", "do_not_specialize", "hints", "on_miss", "shipped", "cache")

@@ -36,7 +36,6 @@ from atune.model.device import device_names, parse_target
 from atune.model.former_names import RUN
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.model.shard import Shard
 from atune.processes.server import refuse_in_worker
 from atune.reporting.log import EventLog, event_log
 from atune.search.choosing import check_given
@@ -80,11 +79,10 @@ class Tuner:
         log: EventLog | None = None,
         progress: bool = False,
         accept: Sequence[str] = (),
-        shard: str | Shard | None = None,
         cluster: str | Cluster | None = None,
         machine: Machine | None = None,
     ) -> None:
-        where, part = Cluster.parse(cluster), Shard.parse(shard)
+        where = Cluster.parse(cluster)
         if machine is None:
             refuse_in_worker()
         check_listener(on_event)
@@ -110,7 +108,6 @@ class Tuner:
         self._make = partial(
             Engine, machine, compile=compile, benchmark=benchmark, strategy=strategy, prior=known, seed=seed,
             budget=self._budget, pipeline=pipeline, keep=keep_library, find=find, accept=accept, advise=advise,
-            shard=part,
         )  # fmt: skip
         self._history = EventHistory()
         self._result: TuneResult | None = None
@@ -280,9 +277,6 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
         Show progress on stderr.
     accept
         Parts of the work in which an existing journal may differ: see `resume`.
-    shard
-        Try one shard of the space only: ``"2/4"`` is the second of four. Shards are disjoint, of equal size, and
-        together the whole space. Budgets are of the shard. `atune.merge` joins their journals.
     cluster
         Run on the nodes of a Ray cluster: ``auto``, ``local``, ``ray://HOST:10001``, ``HOST:6379`` or a `Cluster`.
         Needs ``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node. None: this machine alone.

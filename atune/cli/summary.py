@@ -16,8 +16,6 @@ from atune.reporting.progress import duration
 def summary_text(result: TuneResult) -> str:
     """Return the result's summary as text."""
     lines = []
-    if result.header is not None and result.header.shard is not None:
-        lines.append(f"shard      {result.header.shard.shard} of {result.header.shard.total} candidates")
     if result.best is None or result.latency_ms is None:
         lines.append(f"no winner: {no_winner_line(result)}")
     else:

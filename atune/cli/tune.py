@@ -25,7 +25,6 @@ from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.model.shard import Shard
 from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
 
@@ -68,12 +67,8 @@ def _check_no_run(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for an option that ``--dry-run`` and ``--compile-only`` do not heed."""
     if arguments.compile_only and arguments.journal is not None:
         raise UsageError("--journal: --compile-only measures nothing and writes no journal: leave one of them out")
-    for option, value, look_at in (
-        ("shard", arguments.shard, "the whole space"),
-        ("cluster", arguments.cluster, "this machine alone"),
-    ):
-        if value:
-            raise UsageError(f"--{option}: --dry-run and --compile-only look at {look_at}: leave one of them out")
+    if arguments.cluster:
+        raise UsageError("--cluster: --dry-run and --compile-only look at this machine alone: leave one of them out")
 
 
 def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
@@ -88,7 +83,6 @@ def _options(arguments: argparse.Namespace, budget: Budget, target: Target | Non
         "budget": budget,
         "journal": journal,
         "warm": arguments.warm,
-        "shard": Shard.parse(arguments.shard),
         "pipeline": arguments.pipeline,
         "compile": CompileSettings(
             workers=arguments.workers,

@@ -70,7 +70,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         metavar="J",
         help="begin with the best of this journal of the same kernel, or of the result cache (cache); repeatable",
     )
-    group.add_argument("--shard", metavar="2/4", help="try only this shard; atune merge joins the journals of all")
 
 
 def _add_where(group: argparse._ArgumentGroup) -> None:

@@ -1,4 +1,4 @@
-"""Advice for a run. In a large space only what its constraints admit, and what a shard of it has, is advised."""
+"""Advice for a run. In a large space only what its constraints admit is advised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from atune.journal.events import RunStarted
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo
-from atune.model.shard import Sharding
 from atune.search.advice import no_advice, nothing_shared
 from atune.workload.workload import WorkloadSpec
 
@@ -35,21 +34,13 @@ class Advised:
 async def advised(
     advise: Advise,
     spec: WorkloadSpec,
-    whole: WorkloadSpec,
-    sharding: Sharding | None,
     devices: Sequence[DeviceInfo],
     look_up: LookUp,
 ) -> Advised:
-    """Ask for advice. `spec`: the run's space; `whole`: the space that it is the shard of, or itself.
-
-    `look_up` looks places of `spec` up. Raises `UsageError` for a source without use in `whole`. A shard may have none
-    of a source's configurations.
-    """
-    advice, remarks = await computed(spec, partial(advise, whole, devices), quick=advise is no_advice)
+    """Ask for advice. `look_up` looks places of `spec` up. Raises `UsageError` for a source without use there."""
+    advice, remarks = await computed(spec, partial(advise, spec, devices), quick=advise is no_advice)
     if spec.size is None or not advice:
         return Advised(advice, remarks)
-    if sharding is not None:
-        advice = tuple(_of_shard(each, sharding) for each in advice)
     there = await _there(advice, look_up)
     held = [(each, _held(each, there)) for each in advice]
     for before, after in held:
@@ -69,12 +60,6 @@ async def recalled(header: RunStarted, spec: WorkloadSpec, look_up: LookUp) -> A
 async def _there(advice: Sequence[Advice], look_up: LookUp) -> dict[int, Candidate]:
     """Return the advised candidates that a large space admits, by place, in the order of the advice."""
     return await looked_up(list(dict.fromkeys(place for each in advice for place in each.places.values())), look_up)
-
-
-def _of_shard(advice: Advice, sharding: Sharding) -> Advice:
-    """Return `advice` with the places that configurations have in the shard, without those of other shards."""
-    own = {key: sharding.own(place) for key, place in advice.places.items()}
-    return replace(advice, places={key: place for key, place in own.items() if place is not None})
 
 
 def _held(advice: Advice, there: Mapping[int, Candidate]) -> Advice:

@@ -38,7 +38,6 @@ from atune.engine.recorded import Recorded
 from atune.engine.resuming import record_resumed
 from atune.engine.run_state import Run
 from atune.engine.scheduler import CompileState
-from atune.engine.sharding import narrowed, sharded, sharding_of
 from atune.engine.strategies import check_ranked, strategy_name
 from atune.journal.events import SCHEMA, RunFinished, RunStarted, Warned
 from atune.journal.recorder import Recorder
@@ -46,7 +45,6 @@ from atune.model.artifact import Artifact
 from atune.model.candidate import Candidate
 from atune.model.device import DeviceInfo, Target, common_limits
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.model.shard import Shard, Sharding
 from atune.processes.background import background
 from atune.search import forest
 from atune.search.advice import no_advice
@@ -86,7 +84,6 @@ class Engine:
         find: Find = lambda artifact: None,
         accept: Sequence[str] = (),
         advise: Advise = no_advice,
-        shard: Shard | None = None,
     ) -> None:
         self.machine, self.recorder = machine, recorder
         self.compile, self.benchmark = compile, benchmark
@@ -95,9 +92,6 @@ class Engine:
         """The strategy's name as in the header, once the space is known."""
         self.budget, self.pipeline, self.keep = budget or Budget(), pipeline, keep
         self.find, self.accept, self.advise = find, accept, advise
-        self.shard = shard
-        self._sharding: Sharding | None = None
-        """Which candidates of the space the run has, once the space is known; None for all."""
         self._look_up: LookUp = machine.look_up
         self._run = Run(recorder)
         self._early_warnings: list[str] | None = []
@@ -219,26 +213,15 @@ class Engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(describe)
             target, devices = await self.machine.discover()
-        spec = await self._shard_of(specs[0])
+        spec = specs[0]
         self._run.spec, self._run.limits = spec, common_limits(devices)
-        plan = await self._plan(spec, specs[0], target, devices)
+        plan = await self._plan(spec, target, devices)
         if plan is not None:
             self._run.outcomes.sync_soon()
         return spec, plan
 
-    async def _shard_of(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return the space of this run: the whole one, or the shard that it has. Raises what `sharding_of` raises."""
-        header = self.recorder.state.header
-        self._sharding = shard = await computed(spec, partial(sharding_of, spec, self.shard, header))
-        if shard is None:
-            return spec
-        self._look_up = sharded(self.machine.look_up, shard)
-        return await computed(spec, partial(narrowed, spec, shard))
-
-    async def _plan(
-        self, spec: WorkloadSpec, whole: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]
-    ) -> Plan | None:
-        """Plan and record the start. Returns None if a resumed run has no work left. `whole`: see `advised`."""
+    async def _plan(self, spec: WorkloadSpec, target: Target, devices: Sequence[DeviceInfo]) -> Plan | None:
+        """Plan and record the start. Returns None if a resumed run has no work left."""
         state, budget = self.recorder.state, self.budget
         layout_choice(spec, {}, self.compile.layouts)
         self._figures = figures_for(target, devices)
@@ -247,7 +230,7 @@ class Engine:
             self.strategy, state.header, spec.total, budget,
             learns=self.pipeline, prior=prior, own_prior=self._own_prior, listed=spec.size is None,
         )  # fmt: skip
-        asked = partial(advised, self.advise, spec, whole, self._sharding, devices)
+        asked = partial(advised, self.advise, spec, devices)
         told = await (asked(self._look_up) if state.header is None else recalled(state.header, spec, self._look_up))
         pool = await self._pool(spec, told)
         own = self.strategy if not isinstance(self.strategy, str) and self.strategy is not None else None
@@ -315,7 +298,6 @@ class Engine:
             "space": spec.identity(),
             "total": spec.total,
             "large": spec.size is not None,
-            "shard": self._sharding,
             "default": spec.default,
             "arguments": spec.arguments,
             "flops": spec.flops,

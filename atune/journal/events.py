@@ -16,7 +16,6 @@ from atune.model.artifact import Artifact, FailureKind, StaticFacts
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import FinalEntry, Timing
 from atune.model.occupancy import MachineFacts
-from atune.model.shard import Sharding
 
 SCHEMA = 1
 """Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
@@ -70,8 +69,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     large: bool = False
     """Whether the space is not listed: `total` counts its points, constraints refuse some of them, and a candidate's
     index is its place among them."""
-    shard: Sharding | None = None
-    """The shard of a space that the run has. `space`, `total` and indices are then of the shard."""
     default: int | None = None
     """Index of the default configuration, where the space holds it."""
     arguments: dict[str, Any]

@@ -32,15 +32,6 @@ class Permutation:
             number = self._permuted(number)
         return number
 
-    def position(self, number: int) -> int:
-        """Return the position at which `number` is."""
-        if not 0 <= number < self.size:
-            raise IndexError(number)
-        position = self._restored(number)
-        while position >= self.size:
-            position = self._restored(position)
-        return position
-
     def _permuted(self, number: int) -> int:
         left, right = divmod(number, self._right)
         for n, key in enumerate(self._keys):
@@ -48,16 +39,6 @@ class Permutation:
                 right = (right + _mixed(left ^ key)) % self._right
             else:
                 left = (left + _mixed(right ^ key)) % self._left
-        return left * self._right + right
-
-    def _restored(self, number: int) -> int:
-        """Undo `_permuted`."""
-        left, right = divmod(number, self._right)
-        for n, key in reversed(list(enumerate(self._keys))):
-            if n % 2:
-                right = (right - _mixed(left ^ key)) % self._right
-            else:
-                left = (left - _mixed(right ^ key)) % self._left
         return left * self._right + right
 
 

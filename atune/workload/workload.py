@@ -44,7 +44,7 @@ __all__ = [
 Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
 _OF_TUNE = (
-    "target", "devices", "strategy", "prior", "seed", "budget", "audit", "pipeline", "warm", "shard",
+    "target", "devices", "strategy", "prior", "seed", "budget", "audit", "pipeline", "warm",
     "journal", "compile", "benchmark", "on_event", "log", "progress", "accept", "cluster", "machine",
 )  # fmt: skip
 """The options of `tune`, whose own list lies above this module; a test compares them."""

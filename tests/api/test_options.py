@@ -97,7 +97,7 @@ def test_all_ways_to_tune_take_the_same_options() -> None:
     """`Tuner` spells its options out; those of the others are typed once."""
     hints = get_type_hints(atune.Tuner.__init__)
     assert {**get_type_hints(TuneOptions)} == {n: t for n, t in hints.items() if n not in ("workload", "return")}
-    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "warm", "shard"}
+    assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "warm"}
     for function in (atune.tune, atune.run):
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[TuneOptions]"
     for function in (atune.resume, atune.run_resume):

@@ -15,7 +15,6 @@ from atune import UsageError, resume, tune
 from atune.engine import proposing
 from atune.engine.survey import CHUNK, MOST, Survey, drawn
 from atune.journal.events import CandidateProposed, Event, RunStarted, SpaceSurveyed
-from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.state import State
@@ -180,23 +179,6 @@ async def test_best_first_goes_on_in_a_space_of_another_size(tmp_path: Path, siz
     await resume(tmp_path / "j", machine=resized, accept=["space"])
     order = proposed(read(tmp_path / "j"))
     assert order[:cut] == before and sorted(order) == sorted({*before, *range(size)})
-
-
-async def test_merged_shards_are_surveyed_as_one_space(tmp_path: Path) -> None:
-    for number in (1, 2):
-        script = Script(facts=facts, latency_ms=lambda c: 1.0 + c["x"] % 7)
-        shard = FakeMachine(4 * N, script, target="sm_90a")
-        result = await tune(machine=shard, shard=f"{number}/2", journal=tmp_path / str(number))
-        assert result.header is not None and result.header.strategy == "best-first"
-        cut_before(tmp_path / str(number), 20)
-    merged = merge([tmp_path / "1", tmp_path / "2"], tmp_path / "j")
-    assert not any("no prior" in said for said in merged.warnings) and not kept(tmp_path / "j", SpaceSurveyed)
-    await resume(tmp_path / "j", machine=FakeMachine(4 * N, script, target="sm_90a"))
-    [surveyed] = kept(tmp_path / "j", SpaceSurveyed)
-    order = proposed(read(tmp_path / "j"))
-    assert surveyed.indices == tuple(range(4 * N)) == tuple(sorted(order))
-    left = [index for index in range(32, 40) if index not in order[:40]]
-    assert order[40 : 40 + len(left)] == left  # 37's neighbourhood
 
 
 async def test_without_pipeline_a_budget_takes_the_priors_first(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from atune.journal.events import (
     decode,
     encode,
 )
-from atune.journal.merge import merge
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.journal.writer import read
@@ -432,14 +431,6 @@ def test_the_report_tells_whether_the_winner_is_proven(tmp_path: Path, proven: b
     stream = Stream(total=1).ready().candidate(0, 1.0)
     page = report(write(tmp_path / "j", (stream.proven(0) if proven else stream).finished().events))
     assert ("Proven plain" in page, "Not proven plain" in page) == (proven, not proven)
-
-
-def test_a_merged_journal_has_no_proof_but_that_of_a_single_one(tmp_path: Path) -> None:
-    paths = []
-    for n, latency in enumerate((2.0, 1.0)):
-        stream = Stream(total=1).ready().candidate(0, latency).proven(0).finished()
-        paths.append(write(tmp_path / f"{n}", stream.events))
-    assert merge(paths[:1]).proven and not merge(paths).proven
 
 
 def test_a_measurement_after_the_final_has_the_last_word() -> None:

@@ -11,7 +11,6 @@ from listening import Listening
 
 from atune import TuneResult, UsageError, resume, tune
 from atune.journal.events import CandidateProposed
-from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.model.candidate import config_key
 from atune.model.grid import Grid
@@ -117,41 +116,6 @@ async def test_only_the_best_of_many_are_looked_up(tmp_path: Path) -> None:
     await tune(machine=machine, strategy="exhaustive", warm=warm, budget=8, journal=tmp_path / "here")
     [told] = advice(tmp_path / "here")
     assert len(told.places) == MOST_PLACES < len(machine.looked_up) < MOST_PLACES + 50
-
-
-async def test_a_shard_of_a_large_space_takes_what_it_has(tmp_path: Path) -> None:
-    warm, first = await recorded(tmp_path / "there"), dict[str, int]()
-    for shard in ("1/2", "2/2"):
-        journal = tmp_path / shard[0]
-        await tune(machine=large(), strategy="random", warm=warm, budget=8, shard=shard, journal=journal)
-        [told] = advice(journal)
-        assert not first.keys() & told.places.keys()
-        count = min(4, len(told.places))
-        assert [told.places[e.key] for e in asked(journal)[:count]] == [e.index for e in asked(journal)[:count]]
-        first |= told.places
-    assert first.keys() == set(map(config_key, HERE))
-
-
-@pytest.mark.parametrize("listed", [False, True])
-async def test_a_shard_may_have_nothing_of_what_advises_the_whole(tmp_path: Path, listed: bool) -> None:
-    """The same command line holds for all shards."""
-    warm, first = await recorded(tmp_path / "there", HERE[5:6]), []
-    for shard in ("1/2", "2/2"):
-        machine, journal = FakeMachine(HERE, Script(latency_ms=latency)) if listed else large(), tmp_path / shard[0]
-        result = await tune(machine=machine, strategy="random", warm=warm, budget=4, shard=shard, journal=journal)
-        assert not result.warnings and result.measured == 4
-        first.append(asked(journal)[0].key)
-    assert first.count(config_key(HERE[5])) == 1
-
-
-async def test_advice_of_a_shard_is_placed_anew_in_the_merged_space(tmp_path: Path) -> None:
-    warm, paths = await recorded(tmp_path / "there"), [tmp_path / "1", tmp_path / "2"]
-    for path in paths:
-        await tune(machine=large(), strategy="random", warm=warm, budget=4, shard=f"{path.name}/2", journal=path)
-    merge(paths, tmp_path / "merged")
-    [told] = advice(tmp_path / "merged")
-    grid = Grid(AXES)
-    assert told.places and all(config_key(grid.config(place)) == key for key, place in told.places.items())
 
 
 async def test_what_is_of_no_use_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from atune import resume, tune
-from atune.journal.events import CandidateProposed, RunStarted, SpaceSurveyed
+from atune.journal.events import CandidateProposed, SpaceSurveyed
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.writer import line_of
@@ -54,21 +53,6 @@ async def begun(journal: Path, *, cut: int | None = None, strategy: str = "fores
     return journal
 
 
-@pytest.mark.parametrize("strategy", ["forest"])
-async def test_a_merged_journal_goes_on_as_the_one_it_was_made_of(tmp_path: Path, strategy: str) -> None:
-    """Its events have other numbers, and what each proposal had heard is counted by those."""
-    if strategy == "forest":
-        pytest.importorskip("sklearn")
-    part = await begun(tmp_path / "part", cut=20, strategy=strategy)
-    merge([part], tmp_path / "merged")
-    heard = [e.heard for e in read(tmp_path / "merged") if isinstance(e, CandidateProposed)]
-    outcomes = {e.seq for e in read(tmp_path / "merged") if getattr(e, "index", None) is not None}
-    assert set(heard) - {0} and set(heard) - {0} <= outcomes
-    for journal in (part, tmp_path / "merged"):
-        await resume(journal, machine=fake())
-    assert proposed(tmp_path / "merged") == proposed(part)
-
-
 async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path: Path) -> None:
     first = await begun(tmp_path / "first", cut=12)
     second = await begun(tmp_path / "second", seed=5)
@@ -82,22 +66,3 @@ async def test_journals_that_agree_keep_their_survey_and_their_numbers(tmp_path:
     tried = set(proposed(tmp_path / "merged"))
     await resume(tmp_path / "merged", machine=machine, budget=len(tried) + 4)
     assert not machine.elaborated and len(surveys(tmp_path / "merged")) == 1
-
-
-async def test_journals_whose_surveys_differ_keep_none_and_say_so(tmp_path: Path) -> None:
-    first = await begun(tmp_path / "first", cut=12)
-    other = [
-        msgspec.structs.replace(e, prior=e.prior[::-1]) if isinstance(e, SpaceSurveyed) else e for e in read(first)
-    ]
-    (tmp_path / "other").write_bytes(b"".join(map(line_of, other)))
-    result = merge([first, tmp_path / "other"], tmp_path / "merged")
-    assert not surveys(tmp_path / "merged")
-    assert any("surveys of the space differ" in said for said in result.warnings)
-
-
-async def test_a_journal_of_another_space_keeps_no_survey(tmp_path: Path) -> None:
-    first = await begun(tmp_path / "first", cut=12)
-    events = [msgspec.structs.replace(e, space="other") if isinstance(e, RunStarted) else e for e in read(first)]
-    (tmp_path / "other").write_bytes(b"".join(map(line_of, events)))
-    merge([first, tmp_path / "other"], tmp_path / "merged")
-    assert not surveys(tmp_path / "merged")
