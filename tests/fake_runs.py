@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atune import TuneResult, tune
-from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, RunFinished, WinnerProven
+from atune.journal.events import CandidateMeasured, Event, RunFinished, WinnerProven
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -47,11 +47,7 @@ ALONE = CompileSettings(group_size=1)
 def slow_last(**script: Any) -> Script:
     """Return a script in which candidate 0 is the fastest and the last one is compiled for long."""
     values = {"latency_ms": lambda c: 1.0 + c["x"], "compile_s": lambda c: SLOW_S if c["x"] == SLOW else 0.5}
-    return Script(**{"shared": True, **values, **script})
-
-
-def last_wins(config: dict[str, Any]) -> float:
-    return 0.5 if config["x"] == SLOW else 1.0 + float(config["x"])
+    return Script(**{**values, **script})
 
 
 class Timed:
@@ -60,9 +56,6 @@ class Timed:
     def __init__(self) -> None:
         self.result: TuneResult
         self.events: list[tuple[float, Event]] = []
-
-    def nvcc(self) -> list[tuple[float, ArtifactBuilt]]:
-        return [(s, e) for s, e in self.events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [e for _, e in self.events if isinstance(e, kind)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from atune.stages.accelerators.base import Accelerator, Host
-from atune.stages.compile.steps import Binary, Compiled, CompileJob, LinkJob, LowerJob, Modules
+from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
 
 CALLS: list[str] = []
 """Steps in which a spy was asked, in order."""
@@ -117,18 +117,3 @@ class OrderReader(Spy):
 
         body = tvm.tirx.stmt_functor.ir_transform(job.function.body, None, shifted, ["tirx.BufferStore"])
         return super().lower(replace(job, function=job.function.with_body(body)), plain)
-
-
-class Sharing(Everywhere):
-    """Names what all kernels have in common, whatever they are."""
-
-    exact = False
-
-    def common(self, source: str, symbol: str) -> str:
-        return "all alike"
-
-    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
-        compiled = plain(job)
-        symbols = [kernel.symbol for kernel in job.kernels]
-        binaries = tuple(Binary((symbol,), compiled.binaries[0].code) for symbol in symbols[:1])
-        return replace(compiled, binaries=(*binaries, *compiled.binaries[1:]), shared=frozenset(symbols))

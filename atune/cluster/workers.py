@@ -19,7 +19,6 @@ from atune.model.jobs import (
     A,
     BuildJob,
     ElaborateJob,
-    ExactJob,
     FindJob,
     Job,
     LowerJob,
@@ -145,9 +144,6 @@ class ClusterCompileWorker:
 
     async def build(self, group: Sequence[Lowered]) -> list[Built]:
         return await self.run(BuildJob(tuple(group)))
-
-    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        return await self.run(ExactJob(tuple(candidates), dict(known)))
 
     async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         return await self.run(ProveJob(candidate, measured, lowered))

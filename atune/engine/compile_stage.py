@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import anyio
@@ -20,8 +19,6 @@ from atune.engine.screen import Verdict
 from atune.model.artifact import Artifact, Built, Failure, Lowered
 from atune.model.candidate import Candidate
 
-Ahead = Callable[[CompileWorker], Awaitable[None]]
-"""Work for an idle worker."""
 Build = Callable[[CompileWorker, Sequence[Lowered]], Awaitable[list[Built]]]
 """Has a worker compile a group."""
 
@@ -57,10 +54,6 @@ class Answers(Protocol):
         """Record a library of `members`, and hand them on as soon as the artifact stream has room."""
         ...
 
-    def settled(self, index: int) -> bool:
-        """Tell whether a candidate needs no more work, in any stage."""
-        ...
-
     def end(self) -> None:
         """Record that nothing more will be built."""
         ...
@@ -69,9 +62,8 @@ class Answers(Protocol):
 class Compiling:
     """Lowers and builds on all compile workers, as the scheduler decides.
 
-    `hints` returns the compilers' hints for a number of measuring devices. `ahead` returns optional work for an idle
-    worker. `codes`: candidates by the key of their code, as earlier parts of the run found them. `build`: how groups
-    are compiled, see `CompileWatch`.
+    `hints` returns the compilers' hints for a number of measuring devices. `codes`: candidates by the key of their
+    code, as earlier parts of the run found them. `build`: how groups are compiled, see `CompileWatch`.
     """
 
     def __init__(
@@ -82,17 +74,12 @@ class Compiling:
         answers: Answers,
         *,
         hints: Callable[[int], CompileHints],
-        ahead: Callable[[], Ahead | None] = lambda: None,
-        early: Callable[[], Ahead | None] = lambda: None,
         codes: Mapping[str, int] = {},
         build: Build = lambda worker, group: worker.build(group),
     ) -> None:
         self.signals, self.state, self.answers = signals, state, answers
         self._proposals, self._hints, self._build_with = proposals, hints, build
-        self._ahead, self._early = ahead, early
         self._codes = dict(codes)
-        self._likely: set[int] = set()
-        """Likely winners that were not measured at the last look."""
         self._back: deque[Candidate] = deque()
         """Candidates that were put back, to be lowered again."""
         self._repeated: set[int] = set()
@@ -101,29 +88,29 @@ class Compiling:
         """Held by the idle worker that looks for work. The others would find what it finds, so they queue."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides, until all is measured. An idle worker prepares the final."""
+        """Do what the scheduler decides, until nothing is left to compile."""
         while True:
-            work = self._look_for_work(worker)
-            if work is None:
+            job = self._next_job()
+            if job is None:
                 async with self._idle:
-                    while (work := self._look_for_work(worker)) is None and not self._all_done:
+                    while (job := self._next_job()) is None and not self._all_compiled:
                         await self.signals.changed()
-            if work is None:
+            if job is None:
                 return
-            await work()
+            await self._do(worker, job)
 
-    def _look_for_work(self, worker: CompileWorker) -> Callable[[], Awaitable[None]] | None:
+    def _next_job(self) -> Job | None:
         self.look()
-        return self._next(worker)
+        return self.state.next_job()
 
     @property
-    def _all_done(self) -> bool:
-        return self.state.finished and self.signals.measured.is_set()
+    def _all_compiled(self) -> bool:
+        return self.state.finished and not self.state.counts.busy
 
     async def ended(self) -> None:
         """Wait until everything is compiled and handed on, then report it."""
         self.look()
-        while not self.state.finished or self.state.counts.busy:
+        while not self._all_compiled:
             await self.signals.changed()
             self.look()
         self.signals.compiled.set()
@@ -137,18 +124,6 @@ class Compiling:
         self.state.queues.waiting = len(self._back) + self._proposals.statistics().current_buffer_used
         self.state.hints = self._hints(self.signals.measuring)
 
-    def _next(self, worker: CompileWorker) -> Callable[[], Awaitable[None]] | None:
-        state, going_on = self.state, not self.signals.stopping
-        if going_on and state.leaders_known and not self._likely_leaders_left() and (ahead := self._ahead()):
-            return partial(self._do_ahead, worker, ahead)
-        if going_on and state.pipeline and state.hints.builds == "all" and (early := self._early()):
-            return partial(self._do_ahead, worker, early)
-        if (job := state.next_job()) is not None:
-            return partial(self._do, worker, job)
-        if going_on and state.spare and (ahead := self._ahead()):
-            return partial(self._do_ahead, worker, ahead)
-        return None
-
     async def _do(self, worker: CompileWorker, job: Job) -> None:
         self.state.counts.busy += 1
         try:
@@ -159,14 +134,6 @@ class Compiling:
                 await self._build(worker, job.group, job.reason)
         finally:
             self.state.counts.busy -= 1
-            self.signals.wake()
-
-    async def _do_ahead(self, worker: CompileWorker, ahead: Ahead) -> None:
-        self.state.counts.ahead += 1
-        try:
-            await ahead(worker)
-        finally:
-            self.state.counts.ahead -= 1
             self.signals.wake()
 
     async def _lower(self, worker: CompileWorker, candidates: Sequence[Candidate]) -> None:
@@ -229,8 +196,6 @@ class Compiling:
             await self.answers.built(worker.name, [(answer, known)], "compiled before")
         else:
             self.state.add(answer, deferred=verdict == "defer")
-            if verdict == "go":
-                self._likely.add(answer.index)
 
     async def _build(self, worker: CompileWorker, group: tuple[Lowered, ...], reason: str) -> None:
         self.state.counts.building += 1
@@ -254,10 +219,6 @@ class Compiling:
         both = zip(group, built, strict=True)
         if good := [(lowered, answer) for lowered, answer in both if isinstance(answer, Artifact)]:
             await self.answers.built(worker.name, good, reason)
-
-    def _likely_leaders_left(self) -> bool:
-        self._likely = {index for index in self._likely if not self.answers.settled(index)}
-        return bool(self._likely)
 
     def _drop_queues(self) -> None:
         queues = self.state.queues

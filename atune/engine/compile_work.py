@@ -70,26 +70,18 @@ class CompileWork:
         return max(work, (lowered.facts.source_bytes or 0) / max(1, _median(self.lengths)))
 
     def of_all(self, queue: Sequence[Lowered], enough: float = math.inf) -> float:
-        """Sum up the compile times of `queue`, counting a shared compile once. Stops at `enough`."""
-        compiles: set[str | int] = set()
+        """Sum up the compile times of `queue`. Stops at `enough`."""
         work = 0.0
         for lowered in queue:
-            if (one := compile_of(lowered)) not in compiles:
-                compiles.add(one)
-                work += self.of(lowered)
-                if work >= enough:
-                    break
+            work += self.of(lowered)
+            if work >= enough:
+                break
         return work
 
 
 def _median(ordered: Sequence[int]) -> float:
     """Return the lower median; infinite if there is none."""
     return ordered[(len(ordered) - 1) // 2] if ordered else math.inf
-
-
-def takes_long(lowered: Lowered) -> bool:
-    """Tell whether parsing headers is a small part of a candidate's compile, whatever its neighbours take."""
-    return accumulators(lowered) >= HEAVY_REGISTERS or (iterations_of(lowered) or 0) >= LONG_ITERATIONS
 
 
 def iterations_of(lowered: Lowered) -> int | None:
@@ -100,8 +92,3 @@ def iterations_of(lowered: Lowered) -> int | None:
 
 def accumulators(lowered: Lowered) -> int:
     return lowered.facts.accumulators or 0
-
-
-def compile_of(lowered: Lowered) -> str | int:
-    """Return a key that is equal for candidates that share one compile."""
-    return lowered.compile_key or lowered.index

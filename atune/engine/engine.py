@@ -26,12 +26,11 @@ from atune.engine.compile_stage import Compiling
 from atune.engine.compile_watch import CompileWatch
 from atune.engine.ending import keep_time
 from atune.engine.final import FinalStage, Find
-from atune.engine.finalists import Finalists
 from atune.engine.interfaces import Machine
 from atune.engine.layout_choice import LayoutChoice, layout_choice
 from atune.engine.plan import Plan, check_places, finished, plan_new, plan_rest, proposed
 from atune.engine.pool import drawn_pool, pools
-from atune.engine.proof import EarlyProofs, Proofs, ProofStage
+from atune.engine.proof import Proofs, ProofStage
 from atune.engine.proposals import LookUp, endless, looked_up
 from atune.engine.proposing import Proposing
 from atune.engine.recorded import Recorded
@@ -138,7 +137,7 @@ class Engine:
         run, machine = self._run, self.machine
         compile_workers, device_workers = machine.compile_workers(plan.to_compile), machine.device_workers()
         self._record_warnings()
-        n, n_final = len(compile_workers), self.benchmark.n_final
+        n = len(compile_workers)
         scheduled = CompileState(n, len(device_workers), plan.to_compile, self.compile.group_size, self.pipeline)
         layouts = await self._layouts(plan)
         asking = Asking(run, plan, scheduled)
@@ -151,26 +150,20 @@ class Engine:
         propose, proposals = anyio.create_memory_object_stream[Candidate](PROPOSALS_PER_LANE * n)
         depth = ARTIFACTS_PER_DEVICE * len(device_workers) if self.pipeline else float("inf")
         deliver, artifacts = anyio.create_memory_object_stream[Artifact](depth)
-        finalists = Finalists(run, plan.candidates, n_final, n, proves=self.compile.prove)
+        proofs = Proofs(run, plan.candidates, compile_workers, wanted=self.compile.prove)
         skips = self.budget.limited and self.pipeline
         audit = self._audit_of(skips, layouts)
         answers = Recorded(
-            run, finalists, deliver, self.compile.compile_timeout_s, audit,
+            run, proofs, deliver, self.compile.compile_timeout_s, audit,
             skips=skips, layouts=layouts, end_hopeless=self.compile.end_hopeless,
         )  # fmt: skip
-        proofs = Proofs(
-            run, plan.candidates, finalists, wanted=self.compile.prove, n_final=n_final, workers=n,
-            unmeasured=answers.unmeasured,
-        )  # fmt: skip
-        early = EarlyProofs(run, finalists, proofs, total=plan.to_compile, workers=n)
         watch = CompileWatch(answers.deadline_s, machine.sleep)
         compiling = Compiling(
             run, scheduled, proposals, answers,
-            hints=machine.hints, ahead=lambda: finalists.next() or proofs.next(), early=early.next,
-            codes=plan.codes, build=watch.build,
+            hints=machine.hints, codes=plan.codes, build=watch.build,
         )  # fmt: skip
         measuring = Measuring(run, device_workers, pipeline=self.pipeline)
-        final = FinalStage(run, self.benchmark, measuring, finalists, compile_workers, plan.candidates, self.find)
+        final = FinalStage(run, self.benchmark, measuring, proofs, compile_workers, plan.candidates, self.find)
         async with anyio.create_task_group() as syncing:
             syncing.start_soon(run.outcomes.keep_synced)
             syncing.start_soon(watch.serve)
@@ -182,12 +175,10 @@ class Engine:
                 tasks.start_soon(measuring.serve, artifacts)
                 await compiling.ended()
                 await run.measured.wait()
-                finalists.drop_overtaken()
-                proofs.drop_overtaken()
             self._note_extent(plan, proposing)
             await run.outcomes.acknowledge()
             asking.tell()
-            await ProofStage(run, proofs, measuring, compile_workers, final.hold).settle()
+            await ProofStage(run, proofs, measuring, final.hold).settle()
             syncing.cancel_scope.cancel()
 
     def _note_extent(self, plan: Plan, proposing: Proposing) -> None:

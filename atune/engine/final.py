@@ -8,15 +8,14 @@ import anyio
 import anyio.to_thread
 
 from atune.engine.benchmark_stage import BETWEEN, Measuring
-from atune.engine.finalists import Finalists
 from atune.engine.interfaces import CompileWorker, DeviceWorker
 from atune.engine.plan import GONE
+from atune.engine.proof import Proofs
 from atune.engine.ranking import equal_best, final_order, unsettled
 from atune.engine.run_state import Run
 from atune.errors import WorkerError
 from atune.journal.events import (
     BenchmarkFailed,
-    BenchmarkRepeated,
     CandidateMeasured,
     FinalOrdered,
     FinalStarted,
@@ -24,8 +23,8 @@ from atune.journal.events import (
 )
 from atune.model.artifact import Artifact, Failure
 from atune.model.candidate import Candidate
-from atune.model.jobs import FinalJob, MeasureJob
-from atune.model.measurement import FinalEntry, Measurement, Timing
+from atune.model.jobs import FinalJob
+from atune.model.measurement import FinalEntry, Timing
 from atune.model.settings import BenchmarkSettings
 
 NO_FINAL = "no final: no device is left to time the finalists on"
@@ -44,10 +43,10 @@ class _FinalistsFailed(Exception):
 
 
 class FinalStage:
-    """Re-benchmarks finalists on one device. Gets libraries for those that an earlier part of the run measured.
+    """Re-benchmarks finalists on one device, while the leader is proven. Gets libraries for those that an earlier part
+    of the run measured.
 
-    `candidates`: the space's, by index. `find` looks a library up in the artifact store. Some candidates share code
-    with others; `finalists` compiles these as tilelang does, before they are timed.
+    `candidates`: the space's, by index. `find` looks a library up in the artifact store.
     """
 
     def __init__(
@@ -55,20 +54,18 @@ class FinalStage:
         run: Run,
         benchmark: BenchmarkSettings,
         measuring: Measuring,
-        finalists: Finalists,
+        proofs: Proofs,
         compile_workers: Sequence[CompileWorker],
         candidates: Mapping[int, Candidate],
         find: Find,
     ) -> None:
         self.run, self.benchmark = run, benchmark
-        self.measuring, self.finalists = measuring, finalists
+        self.measuring, self.proofs = measuring, proofs
         self.compile_workers, self.candidates, self.find = compile_workers, candidates, find
         self.emit, self.state = run.recorder.emit, run.recorder.state
-        self._tried: set[int] = set()
-        """Finalists whose library, compiled as tilelang does, was tried on a device."""
 
     async def hold(self) -> None:
-        """Re-benchmark the best few in turn, with the default and the slowest beside them, while nothing compiles.
+        """Re-benchmark the best few in turn, with the default and the slowest. Only the leader's proof compiles.
 
         A finalist with wrong results becomes a failure, and the others are timed again. A final that a journal already
         holds is kept; then only a missing library of the winner is compiled.
@@ -78,9 +75,10 @@ class FinalStage:
 
     async def _hold(self) -> bool:
         """Run the final. Returns whether it must be repeated without a finalist that failed in it."""
-        contenders = self.finalists.fastest(max(2, self.benchmark.n_final))
+        contenders = [measured.index for measured in self.state.ranked(max(2, self.benchmark.n_final))]
         if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
-            await self._get_winner()
+            if self.state.winner is not None:
+                await self._recover([self.state.winner])
             return False
         usable = self.measuring.usable()
         if not usable:
@@ -94,10 +92,15 @@ class FinalStage:
         if len(chosen) < 2 or not contenders:
             return False
         worker = next((worker for worker in usable if worker.alive), usable[0])
-        ready = worker.alive or await self.measuring.restarted(worker, BETWEEN)
-        if not ready or not await self._build_exact(worker, contenders):
+        if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
             return self._on_another(NO_FINAL)
-        return await self._time(worker, chosen, contenders)
+        leader = self.run.artifacts[contenders[0]]
+        async with anyio.create_task_group() as proving:
+            proving.start_soon(self.proofs.begin, leader)
+            again = await self._time(worker, chosen, contenders)
+            if self.state.winner != leader.index:
+                proving.cancel_scope.cancel()
+        return again
 
     def _on_another(self, without: str) -> bool:
         """Return whether a device is left for a final whose device was given up. Warns `without` one."""
@@ -116,15 +119,6 @@ class FinalStage:
         header = self.state.header
         outcome = None if header is None or header.default is None else self.state.outcome(header.default)
         return outcome.index if isinstance(outcome, CandidateMeasured) else None
-
-    async def _get_winner(self) -> None:
-        winner = self.state.winner
-        if winner is None:
-            return
-        await self._recover([winner])
-        workers = [worker for worker in self.measuring.usable() if worker.alive]
-        if winner in self.run.artifacts and workers and self.benchmark.n_final:
-            await self._build_exact(workers[0], [winner])
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
         """Time and record the final; repeat it once if its device is lost.
@@ -190,41 +184,6 @@ class FinalStage:
             raise _FinalistsFailed(found.failures)
         return list(found.entries), found.reference
 
-    async def _build_exact(self, worker: DeviceWorker, contenders: Sequence[int]) -> bool:
-        """Replace shared libraries by tilelang's own, if these work. Returns False if the device is lost."""
-        artifacts, made = self.run.artifacts, self.finalists.made
-        await self.finalists.complete(self.compile_workers, contenders)
-        for index in contenders:
-            if artifacts[index].exact or index in self._tried or index not in made:
-                continue
-            self._tried.add(index)
-            one = made[index]
-            answer = await self._measured(worker, one) if isinstance(one, Artifact) else one
-            if isinstance(one, Artifact) and isinstance(answer, Failure) and answer.doubt:
-                self.emit(BenchmarkRepeated, worker=worker.name, index=index, device=worker.name, reason=answer.doubt)
-                if not await self.measuring.restarted(worker, f"{answer.kind}: {answer.message}"):
-                    self._tried.discard(index)
-                    return False
-                answer = await self._measured(worker, one)
-            if not worker.alive and not await self.measuring.restarted(worker, BETWEEN):
-                self._tried.discard(index)
-                return False
-            if isinstance(one, Artifact) and isinstance(answer, Measurement):
-                artifacts[index] = one
-            elif isinstance(answer, Failure):
-                message = f"candidate {index} may differ, in the final, from what tilelang compiles"
-                why = f"compiled as tilelang does it, it does not work ({answer.message})"
-                self.emit(Warned, message=f"{message}: {why}")
-        return True
-
-    @staticmethod
-    async def _measured(worker: DeviceWorker, artifact: Artifact) -> Measurement | Failure:
-        """Check and time `artifact` again, because it is not the library that was measured."""
-        try:
-            return await worker.run(MeasureJob(artifact))
-        except WorkerError as error:
-            return Failure(artifact.index, "worker_lost", str(error))
-
     async def _recover(self, wanted: Sequence[int]) -> None:
         """Get the libraries of candidates that an earlier part measured: from the store, or by compiling again."""
         state = self.state
@@ -266,6 +225,6 @@ class FinalStage:
                 return answer.message
             built, reason = answer, "measured before: again for the final"
         self.run.artifacts[candidate.index] = built
-        self.finalists.remember(lowered, built)
+        self.proofs.remember(lowered, built)
         self.run.built(worker.name, [built], reason, built.seconds)
         return ""

@@ -66,13 +66,6 @@ class CompileWorker(Protocol):
         """
         ...
 
-    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        """Compile `candidates` as tilelang itself does, without the sharing that `build` may use.
-
-        `known`: lowered candidates at hand, by index; the others are lowered again.
-        """
-        ...
-
     async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 

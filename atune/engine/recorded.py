@@ -1,4 +1,4 @@
-"""Handles the compile stage's answers: records them as events, keeps them for the final, hands artifacts to devices."""
+"""Handles the compile stage's answers: records them as events, and hands artifacts to devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from atune.engine.audit import Audit
 from atune.engine.compile_deadline import HOPELESS, compile_deadline_s
-from atune.engine.finalists import Finalists
 from atune.engine.layout_choice import LayoutChoice
+from atune.engine.proof import Proofs
 from atune.engine.run_state import Run
 from atune.engine.screen import LIKELY, Verdict, screen
 from atune.journal.events import (
@@ -34,7 +34,7 @@ class Recorded:
     def __init__(
         self,
         run: Run,
-        finalists: Finalists,
+        proofs: Proofs,
         deliver: MemoryObjectSendStream[Artifact],
         compile_timeout_s: float,
         audit: Audit | None = None,
@@ -45,10 +45,8 @@ class Recorded:
     ) -> None:
         self.compile_timeout_s, self._audit = compile_timeout_s, audit
         self._skips, self._layouts, self._end_hopeless = skips, layouts, end_hopeless
-        self.run, self.finalists, self._deliver = run, finalists, deliver
+        self.run, self._proofs, self._deliver = run, proofs, deliver
         self.emit = run.recorder.emit
-        self._delivered: set[int] = set()
-        """Candidates that were handed on and had no outcome at the last look."""
 
     def lowered(self, worker: str, lowered: Lowered) -> Verdict:
         self.run.params = self.run.params or lowered.params
@@ -108,9 +106,8 @@ class Recorded:
         artifacts = [artifact for _, artifact in members]
         self.run.built(worker, artifacts, reason, artifacts[0].seconds)
         for lowered, artifact in members:
-            self.finalists.remember(lowered, artifact)
+            self._proofs.remember(lowered, artifact)
         for artifact in artifacts:
-            self._delivered.add(artifact.index)
             await self._deliver.send(artifact)
 
     def deadline_s(self, group: Sequence[Lowered]) -> float | None:
@@ -119,14 +116,6 @@ class Recorded:
         if tried or not self._end_hopeless:
             return None
         return compile_deadline_s(self.run.recorder.state, group, self.compile_timeout_s)
-
-    def unmeasured(self) -> bool:
-        """Tell whether devices still have something to measure."""
-        self._delivered = {index for index in self._delivered if not self.settled(index)}
-        return bool(self._delivered)
-
-    def settled(self, index: int) -> bool:
-        return self.run.recorder.state.outcome(index) is not None
 
     def end(self) -> None:
         self._deliver.close()

@@ -6,17 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from atune.engine.compile_work import HEAVY_REGISTERS, CompileWork, accumulators, compile_of
+from atune.engine.compile_work import HEAVY_REGISTERS, CompileWork, accumulators
 from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
 """Largest group that the engine chooses by itself. Beyond it, parsing headers is a small share of a library's cost.
-Group sizes count compiles of kernels with few accumulators (see `CompileWork`), unless the user gave the size.
-Candidates of equal `compile_key` share a compile."""
+Group sizes count compiles of kernels with few accumulators (see `CompileWork`), unless the user gave the size."""
 MIN_GROUP = 4
-MAX_MEMBERS = 4 * MAX_GROUP
-"""Most candidates in a group, however few compiles they take."""
 FEW_WORKERS = 3
 """With up to this many workers, each has much to do, and one heavy compile does not delay the end. Heavy compiles then
 wait with the other likely losers, and share libraries. With more workers, each heavy compile has its own library."""
@@ -77,8 +74,6 @@ class Counts:
     busy: int = 0
     """Workers that lower or build."""
     building: int = 0
-    ahead: int = 0
-    """Workers that work ahead of the final. No candidate waits for them, so they are not `busy`."""
 
 
 @dataclass
@@ -109,37 +104,9 @@ class CompileState:
     @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        return self._all_begun and not self.counts.building and not self.auditing
-
-    @property
-    def spare(self) -> bool:
-        """Whether an idle worker may work ahead of the final, because only a failure could bring more work."""
-        return self.pipeline and self._all_begun and self._idle
-
-    @property
-    def leaders_known(self) -> bool:
-        """Whether an idle worker may work ahead of the final although likely losers wait, because only these are left.
-
-        The caller checks that all others are measured. A plain compile takes longer than most losers', so half of the
-        workers stay with those.
-        """
-        spare = self._idle and self.counts.ahead < self.workers // 2
-        left = bool(self.queues.deferred) and self._only_deferred
-        return self.pipeline and left and self.hints.builds == "all" and spare
-
-    @property
-    def _idle(self) -> bool:
-        return self.counts.busy + self.counts.ahead < self.workers - self.hints.resting
-
-    @property
-    def _all_begun(self) -> bool:
-        return self._only_deferred and not self.queues.deferred
-
-    @property
-    def _only_deferred(self) -> bool:
-        queues = self.queues
-        left = queues.waiting or queues.undecided or queues.ready or queues.retry
-        return not (self.proposing or self.counts.lowering or left)
+        queues, counts = self.queues, self.counts
+        left = queues.waiting or queues.undecided or queues.ready or queues.deferred or queues.retry
+        return not (self.proposing or self.auditing or counts.lowering or counts.building or left)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
@@ -243,7 +210,7 @@ class CompileState:
     def _even(self) -> int:
         """Return the largest group, in compiles, that leaves likely winners for each other free worker."""
         counts = self.counts
-        free = max(1, self.workers - self.hints.resting - counts.building - counts.ahead)
+        free = max(1, self.workers - self.hints.resting - counts.building)
         return max(1, math.ceil(self._left_of(self.queues.ready, 0.0, MAX_GROUP * free) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float, enough: float) -> float:
@@ -260,26 +227,21 @@ class CompileState:
         return min(MAX_GROUP, math.ceil(self.work.of_all(queue) / free))
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:
-        """Take a group, the oldest first: at least one, up to `size` compiles, and all candidates that share these.
-
-        A size that the user gave counts candidates.
-        """
+        """Take a group, the oldest first: at least one, up to `size` compiles. A size that the user gave counts
+        candidates."""
         key, alone = queue[0].merge_key, self._stands_alone(queue[0])
         group: list[Lowered] = []
         left: list[Lowered] = []
-        compiles: set[str | int] = set()
         work = 0.0
         for lowered in queue:
-            one = compile_of(lowered)
-            more = 0.0 if one in compiles else self.work.of(lowered)
+            more = self.work.of(lowered)
             if self.group_size is not None:
                 fits = len(group) < size
             else:
                 together = not alone and not self._stands_alone(lowered) and work + more <= size
-                fits = one in compiles or not group or together
-            if lowered.merge_key == key and fits and len(group) < MAX_MEMBERS:
+                fits = not group or together
+            if lowered.merge_key == key and fits:
                 work += more
-                compiles.add(one)
                 group.append(lowered)
             else:
                 left.append(lowered)

@@ -279,14 +279,14 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The best few, the default and the slowest, `indices`, begin to be timed in turn; nothing compiles any more."""
+    """The best few, the default and the slowest, `indices`, begin to be timed in turn. Only the leader's proof compiles."""
 
     device: str
     indices: tuple[int, ...]
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The best few, the default and the slowest, timed again in turn while nothing compiled.
+    """The best few, the default and the slowest, timed again in turn while only the leader's proof compiled.
 
     `entries`: index and timing of each, fastest first. `reference`: its timing beside them; None without one.
     """

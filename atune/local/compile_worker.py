@@ -9,18 +9,17 @@ from typing import Any, cast
 
 import msgspec
 
-from atune.engine.compile_work import takes_long
 from atune.engine.interfaces import GroupFailed
 from atune.errors import RemoteError, ServerLost, UsageError, WorkerLost, WorkerTimeout, translated
 from atune.local.compile_service import CompileService
 from atune.local.entry_points import BUILD, ELABORATE, LOWER, LOWER_ANEW, PROVE, RANK
 from atune.local.patience import Patience, Room, shortage
-from atune.local.run_store import EXACT, RunStore
+from atune.local.run_store import RunStore
 from atune.local.workers import Workers, how_it_ended
 from atune.model import jobs
 from atune.model.artifact import Artifact, Built, Elaborated, Failure, FailureKind, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, Config
-from atune.model.jobs import A, ElaborateJob, ExactJob, FindJob, Job, LowerJob, ProveJob, decoded, encoded
+from atune.model.jobs import A, ElaborateJob, FindJob, Job, LowerJob, ProveJob, decoded, encoded
 from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.processes.worker import Worker
 from atune.search.prior import OwnPrior
@@ -37,10 +36,7 @@ A candidate that takes longer stays unknown, and its lowering has the whole dead
 
 @dataclass(frozen=True)
 class CompileContext:
-    """Shared state of a run's compile workers.
-
-    `few`: whether there are so few candidates that the longest compile, and a proof after it, decide the run's end.
-    """
+    """Shared state of a run's compile workers."""
 
     session: Session
     workers: Workers
@@ -48,7 +44,6 @@ class CompileContext:
     service: CompileService
     room: Room
     patience: Patience
-    few: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,6 @@ class LocalCompileWorker:
                 answer = await self.find(job.lowered)
             case jobs.BuildJob():
                 answer = await self.build(job.group)
-            case ExactJob():
-                answer = await self.build_exact(job.candidates, job.known)
             case ProveJob():
                 answer = await self.prove(job.candidate, job.measured, job.lowered)
             case _:
@@ -174,28 +167,6 @@ class LocalCompileWorker:
             answers.update((one.index, explain(one) if isinstance(one, Artifact) else one) for one in built)
         return [answers[lowered.index] for lowered in group]
 
-    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        """Compile `candidates` to the code that tilelang itself makes, or take it from the store."""
-        answers: dict[int, Built] = {}
-        groups: dict[str, list[Lowered]] = {}
-        for candidate in candidates:
-            lowered = known.get(candidate.index) or await self.lower(candidate)
-            found = await self.context.store.find(lowered, EXACT) if isinstance(lowered, Lowered) else lowered
-            if found is None and isinstance(lowered, Lowered) and not lowered.blob:
-                lowered = await self.lower(candidate, anew=True)
-                found = lowered if isinstance(lowered, Failure) else None
-            if found is not None:
-                answers[candidate.index] = found
-            elif isinstance(lowered, Lowered):
-                groups.setdefault(lowered.merge_key, []).append(lowered)
-        for group in groups.values():
-            try:
-                built = await self._compile(group, exact=True)
-            except GroupFailed as error:
-                built = [_Mishap("codegen", str(error), "").of(lowered.index) for lowered in group]
-            answers.update((one.index, one) for one in built)
-        return [answers[candidate.index] for candidate in candidates]
-
     async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         """Compile `candidate` without accelerators and compare, unless an earlier run proved it.
 
@@ -219,25 +190,22 @@ class LocalCompileWorker:
                 await store.keep_proof(measured)
         return proof
 
-    async def _compile(self, group: Sequence[Lowered], *, exact: bool = False) -> list[Built]:
+    async def _compile(self, group: Sequence[Lowered]) -> list[Built]:
         """Compile `group` into one library and store it. Raises `GroupFailed` if a group of several fails."""
-        service = self.context.service.ready and not (self.context.few and any(map(takes_long, group)))
-        job = BuildJob(group=tuple(group), path=self._new_library(), service=service, exact=exact)
+        job = BuildJob(group=tuple(group), path=self._new_library(), service=self.context.service.ready)
         reply = await self._try(BUILD, msgspec.msgpack.encode(job))
         if isinstance(reply, _Mishap):
             if len(group) > 1:
                 raise GroupFailed(reply.message, reply.doubt)
             return [reply.of(group[0].index)]
         answers: list[Built] = msgspec.msgpack.decode(reply, type=list[Artifact | Failure])
-        variant = EXACT if exact else ""
-        built = [_keyed(one, lowered, variant) for lowered, one in zip(group, answers, strict=True)]
+        built = [_keyed(one, lowered) for lowered, one in zip(group, answers, strict=True)]
         store, good = self.context.store, [one for one in built if isinstance(one, Artifact)]
         await store.keep(good)
-        if not exact:
-            stored = {one.index for one in good if one.store_key}
-            for lowered in group:
-                if lowered.index in stored:
-                    await store.keep_lowered(lowered)
+        stored = {one.index for one in good if one.store_key}
+        for lowered in group:
+            if lowered.index in stored:
+                await store.keep_lowered(lowered)
         return built
 
     async def _try(self, entry: str, job: bytes) -> bytes | _Mishap:
@@ -305,8 +273,8 @@ class LocalCompileWorker:
         return os.path.join(folder, f"{self.name}-{self._libraries}.so")
 
 
-def _keyed(built: Built, lowered: Lowered, variant: str) -> Built:
+def _keyed(built: Built, lowered: Lowered) -> Built:
     """Return `built` with the store's key of `lowered`, which is empty if the result may not be stored."""
     if isinstance(built, Failure):
         return built
-    return msgspec.structs.replace(built, store_key=lowered.store_key + variant if lowered.storable else "")
+    return msgspec.structs.replace(built, store_key=lowered.store_key if lowered.storable else "")

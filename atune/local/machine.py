@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -19,7 +18,7 @@ from atune.engine.interfaces import CompileHints, ignored
 from atune.local.compile_service import ACCELERATOR, CompileService
 from atune.local.compile_worker import COMPILE_NICE, CompileContext, LocalCompileWorker
 from atune.local.device_worker import DeviceContext, LocalDeviceWorker
-from atune.local.discovery import accelerators_for, are_few, check_discovery
+from atune.local.discovery import accelerators_for, check_discovery
 from atune.local.entry_points import DISCOVER
 from atune.local.fork_servers import started, taken
 from atune.local.patience import Patience, Room
@@ -171,13 +170,11 @@ class LocalMachine:
 
     def _question(self) -> bytes:
         """Return the encoded question for discovery."""
-        mixed, n_final = self.benchmark.mixed_devices, self.benchmark.n_final
-        return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile, n_final))
+        mixed = self.benchmark.mixed_devices
+        return msgspec.msgpack.encode((self.target_text, self.device_names, mixed, self.compile))
 
     def accelerators(self, candidates: int) -> tuple[tuple[str, ...], dict[str, str]]:
-        workers, asked = self._most_workers()[0], self.acceleration
-        found = self.found if self.benchmark.n_final else msgspec.structs.replace(self.found, light=())
-        used, unused = accelerators_for(candidates, workers, asked, found, prove=self.compile.prove)
+        used, unused = accelerators_for(candidates, self._most_workers()[0], self.acceleration, self.found)
         self.use(used, unused.get(ACCELERATOR, ""))
         return used, unused
 
@@ -208,7 +205,6 @@ class LocalMachine:
             service=self.service,
             room=Room(n, self._warned, oom_kills),
             patience=self._patience(),
-            few=self.compile.prove and self.acceleration.auto and are_few(candidates or math.inf, n),
         )
         return [LocalCompileWorker(context, f"compile-{i}", cpus) for i in range(n)]
 

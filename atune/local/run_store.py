@@ -12,10 +12,6 @@ from atune.storage.artifact_store import ArtifactStore
 
 T = TypeVar("T")
 
-EXACT = "-nvcc"
-"""Suffix of store keys for code that tilelang's own compile made, in addition to the run's first compile. The name
-is historical, because existing stores use it: once, only nvcc made such code."""
-
 
 class RunStore:
     """Finds artifacts of earlier runs and keeps those of this one. After the first `OSError` it does nothing.
@@ -31,12 +27,12 @@ class RunStore:
         """Whether the run still uses a store."""
         return self._store is not None
 
-    async def find(self, lowered: Lowered, variant: str = "") -> Artifact | None:
+    async def find(self, lowered: Lowered) -> Artifact | None:
         """Return the artifact of the same code if the store has it. Then also keep what its kernel was lowered to."""
         if not lowered.storable:
             return None
-        found = await self._do(lambda store: store.find(lowered.store_key + variant, lowered.index))
-        if found is not None and lowered.blob and not variant:
+        found = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
+        if found is not None and lowered.blob:
             await self.keep_lowered(lowered)
         return found
 

@@ -176,8 +176,6 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """The input of lowering: the elaborated kernel, and everything else that decides the result."""
     store_key: str = ""
     """Key of its library in the artifact store: `code_key`, and everything that the way to that code depends on."""
-    compile_key: str = ""
-    """Candidates of equal `compile_key` share one compile of their device code; empty if there is nothing to share."""
     storable: bool = True
     """Whether `code_key` covers everything that decides the machine code. It does not if user files are included."""
     plain: bool = False
@@ -207,8 +205,6 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """Why this compiler was used."""
     words: str = ""
     """The compiler output, if it was requested."""
-    shared: bool = False
-    """Whether its device code was made for other kernels, too. Finalists are then compiled again, each exactly."""
     plain: bool = False
     """Whether no accelerator took part. It is then tilelang's own code, and needs no proof."""
     store_key: str = ""
@@ -217,11 +213,6 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     """SHA-256, shortened, of the generated sources of device and host, with the kernel's name replaced."""
     machine: MachineFacts | None = None
     """Its registers, stack and code; None for target ``c``, and if an older version compiled it."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether the device code equals that of tilelang's own compile of the kernel."""
-        return not self.shared
 
 
 Built = Artifact | Failure

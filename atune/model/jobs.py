@@ -97,16 +97,6 @@ class BuildJob(Job[list[Artifact | Failure]], frozen=True):
     group: tuple[Lowered, ...]
 
 
-class ExactJob(Job[list[Artifact | Failure]], frozen=True):
-    """Compile `candidates` as tilelang itself does, without the sharing that a `BuildJob` may use.
-
-    `known`: lowered candidates at hand, by index; the others are lowered again.
-    """
-
-    candidates: tuple[Candidate, ...]
-    known: dict[int, Lowered]
-
-
 class ProveJob(Job[Proof | Failure], frozen=True):
     """Compile `candidate` with every accelerator off, and compare it with the library that was `measured`.
 
@@ -119,7 +109,7 @@ class ProveJob(Job[Proof | Failure], frozen=True):
     lowered: Lowered | None = None
 
 
-CompileJob = ElaborateJob | LowerJob | RankJob | FindJob | BuildJob | ExactJob | ProveJob
+CompileJob = ElaborateJob | LowerJob | RankJob | FindJob | BuildJob | ProveJob
 
 
 # ---- of a device's worker

@@ -14,7 +14,7 @@ from atune.model.candidate import why_no_pass_configs
 from atune.model.checks import SettingsMeta, positive, switches, whole
 from atune.model.former_names import warn_former
 
-ACCELERATORS = ("swizzle_lowering", "swizzle_compile", "cicc")
+ACCELERATORS = ("swizzle_lowering", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
 ACCELERATE = "ATUNE_ACCELERATE"
 """Environment variable that replaces ``auto``."""
@@ -84,7 +84,7 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
     `flags`: flags of the device compiler, one per text, such as ``("-O2", "-g")``. None takes the target's default,
     `-O3 -march=native` on the CPU; given flags replace it. A candidate's own `compile_flags` take precedence.
     `accelerate`: accelerators that may be used: ``auto`` (those that pay), ``off``, names such as
-    ``cicc,swizzle_compile``, or ``auto`` except some, such as ``auto,-cicc``. The variable ATUNE_ACCELERATE replaces
+    ``cicc,swizzle_lowering``, or ``auto`` except some, such as ``auto,-cicc``. The variable ATUNE_ACCELERATE replaces
     ``auto``.
     `prove`: compile the winner again with every accelerator off, and compare sources and code.
     `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.

@@ -45,8 +45,6 @@ class Discovery(msgspec.Struct, frozen=True):
     """``name@version`` of the usable accelerators, in the order in which they wrap each other."""
     unused: dict[str, str] = {}
     """Why each other accelerator cannot be used, by name."""
-    light: tuple[str, ...] = ()
-    """Those of `accelerators` that make exactly the plain compile's code of what the plain steps lowered."""
     nvcc: bool = True
     """Whether what compiles for the target is there; it may be missing only where there is no device to measure on."""
 
@@ -77,16 +75,11 @@ class LookUp(msgspec.Struct, frozen=True):
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A group to compile, and the file for its library.
-
-    `service`: whether the compile service is available. `exact`: whether the code must equal that of tilelang's own
-    compile of each kernel alone.
-    """
+    """A group to compile, and the file for its library. `service`: whether the compile service is available."""
 
     group: tuple[Lowered, ...]
     path: str
     service: bool = False
-    exact: bool = False
 
 
 class ProofJob(msgspec.Struct, frozen=True):

@@ -81,11 +81,7 @@ def build(payload: bytes) -> bytes:
     A group of several that fails raises: nobody knows yet whose fault it is. A group of one answers with a `Failure`.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    fitting = [
-        name
-        for name in session().accelerators
-        if (job.service or not registry.named(name).served) and (registry.named(name).exact or not job.exact)
-    ]
+    fitting = [name for name in session().accelerators if job.service or not registry.named(name).served]
     return msgspec.msgpack.encode(codegen.answer(job.group, job.path, registry.compose(fitting)))
 
 

@@ -11,16 +11,14 @@ from atune.stages.session import session
 
 
 def discover(payload: bytes) -> bytes:
-    """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`, finalists) → `Discovery`.
+    """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`) → `Discovery`.
 
     Raises `TargetError` if the target's devices or compilers are missing.
     """
-    asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings, int]
-    text, wanted, mixed, settings, n_final = msgspec.msgpack.decode(payload, type=asked)
+    asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings]
+    text, wanted, mixed, settings = msgspec.msgpack.decode(payload, type=asked)
     found = session.discover(text, wanted, mixed)
     kind, arch = found.target.kind, found.target.arch or ""
-    host = registry.this_host(kind, arch, n_final=n_final, verbose=settings.verbose)
+    host = registry.this_host(kind, arch, verbose=settings.verbose)
     active, unused = registry.chosen(settings.acceleration, host)
-    return msgspec.msgpack.encode(
-        msgspec.structs.replace(found, accelerators=active, unused=unused, light=registry.light(active))
-    )
+    return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))

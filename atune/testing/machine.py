@@ -106,8 +106,6 @@ class FakeMachine:
         """Candidates in the order in which lowering started."""
         self.groups: list[tuple[int, ...]] = []
         """Groups in the order in which building started. Includes failed ones."""
-        self.build_exact: list[tuple[int, ...]] = []
-        """Candidates of each call of `build_exact`, in the order of the starts."""
         self.proved: list[int] = []
         """Candidates in the order in which proving started."""
         self.measured: defaultdict[str, list[int]] = defaultdict(list)

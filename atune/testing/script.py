@@ -44,9 +44,6 @@ class Script:
     is the factor by which kernels and the reference run slower on a device, by its name. `final_noise` multiplies each
     sample of a candidate in the final. The first `final_losses` calls of the final lose the device.
 
-    `shared` marks the code of libraries as shared with other candidates. The final then compiles finalists exactly.
-    That takes `exact_s`, fails for those in `exact_fails`, and loses the worker in its first `exact_losses` calls.
-
     `accelerated` uses accelerators in every library, so that the winner needs a proof. Otherwise all are plain.
     Proving takes `prove_s`, fails for those in `prove_fails`, and loses the worker in its first `prove_losses` calls.
     An earlier run left the proofs of those in `proven_before`. The code of those in `differs` differs: their plain
@@ -77,10 +74,6 @@ class Script:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     final_noise: Callable[[int], float] = lambda index: 1.0
     final_losses: int = 0
-    shared: bool = False
-    exact_s: float = 1.0
-    exact_fails: Collection[int] = ()
-    exact_losses: int = 0
     accelerated: bool = False
     prove_s: float = 1.0
     prove_fails: Collection[int] = ()

@@ -116,12 +116,9 @@ class FakeCompileWorker:
             return [Failure(indices[0], kinds[0], message, "what the fake said")]
         path = machine.new_library(group)
         return [
-            Artifact(
-                m.index, path, symbol_of(m.index), m.params, "c", seconds,
-                shared=script.shared, plain=not script.accelerated,
-            )
+            Artifact(m.index, path, symbol_of(m.index), m.params, "c", seconds, plain=not script.accelerated)
             for m in group
-        ]  # fmt: skip
+        ]
 
     @contextmanager
     def _compile(self) -> Generator[None, None, None]:
@@ -131,25 +128,6 @@ class FakeCompileWorker:
             yield
         finally:
             self.compiling = 0
-
-    async def build_exact(self, candidates: Sequence[Candidate], known: Mapping[int, Lowered]) -> list[Built]:
-        machine, script = self.machine, self.machine.script
-        machine.build_exact.append(tuple(candidate.index for candidate in candidates))
-        lowered = [known.get(candidate.index) or await self.lower(candidate) for candidate in candidates]
-        group = [one for one in lowered if isinstance(one, Lowered)]
-        with machine.running_as("nvcc"):
-            await machine.take(script.exact_s)
-        if len(machine.build_exact) <= script.exact_losses:
-            raise WorkerLost(f"{self.name} is scripted to be lost while nvcc compiles")
-        path = machine.new_library(group)
-        plain = not script.accelerated
-        good = {
-            m.index: Artifact(m.index, path, symbol_of(m.index), m.params, "c", compiler="nvcc", plain=plain)
-            for m in group
-        }
-        for index in script.exact_fails:
-            good.pop(index, None)
-        return [good.get(c.index) or Failure(c.index, "compile", "nvcc is scripted to fail") for c in candidates]
 
     async def prove(self, candidate: Candidate, measured: Artifact, lowered: Lowered | None = None) -> Proof | Failure:
         machine, script, index = self.machine, self.machine.script, candidate.index

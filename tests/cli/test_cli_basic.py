@@ -144,7 +144,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
         " --group-size 1 --workers 3 --compile-timeout 9.5 --timeout 8 --warmup 0 --rep 5 --n-final 0"
         " --skip-check --no-cache-inputs --input-seed 3 --quiet --warmup-ms 2.5 --rep-ms 40 --no-adaptive"
         " --method cudagraph --n-final-limit 60 --no-standby --mixed-devices"
-        " --accelerate cicc,swizzle_compile --no-proof"
+        " --accelerate cicc,swizzle_lowering --no-proof"
     )
     assert main(["tune", workload, *options.split()]) == 0
     given = scripted.options
@@ -155,7 +155,7 @@ def test_every_option_reaches_the_engine(engine: Any, workload: str) -> None:
     assert given["budget"].seconds == 120.0
     compiling, benchmark = given["compile"], given["benchmark"]
     assert (compiling.group_size, compiling.workers, compiling.compile_timeout_s) == (1, 3, 9.5)
-    assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_compile", False)
+    assert (compiling.accelerate, compiling.prove) == ("cicc,swizzle_lowering", False)
     assert msgspec.structs.asdict(benchmark) | {
         "n_warmup": 0, "n_repeat": 5, "benchmark_timeout_s": 8.0, "check": False, "cache_inputs": False,
         "input_seed": 3, "n_final": 0, "warmup_ms": 2.5, "rep_ms": 40.0, "adaptive": False, "method": "cuda_graph",
@@ -293,7 +293,7 @@ SURVEY = """
 print("tilelang says something on its import")
 
 def survey(kind="cuda", arch="sm_90a"):
-    return ("swizzle_lowering@2", "cicc@1"), {"swizzle_compile": f"not for {kind} {arch}"}
+    return ("swizzle_lowering@2",), {"cicc": f"not for {kind} {arch}"}
 """
 
 
@@ -305,14 +305,14 @@ def test_doctor_lists_the_accelerators(monkeypatch: pytest.MonkeyPatch, tmp_path
     said = json.loads(capsys.readouterr().out)["checks"]
     found = {check["name"].split()[1]: check for check in said if check["name"].startswith("accelerator ")}
     assert [(name, check["ok"]) for name, check in found.items()] == [
-        ("swizzle_lowering", True), ("cicc", True), ("swizzle_compile", False),
+        ("swizzle_lowering", True), ("cicc", False),
     ]  # fmt: skip
-    assert found["cicc"]["found"] == "version 1"
+    assert found["swizzle_lowering"]["found"] == "version 2"
     cuda = shutil.which("nvcc") is not None
-    assert found["swizzle_compile"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
+    assert found["cicc"]["found"].startswith("not for cuda sm_" if cuda else "not for c ")
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("unused   accelerator swizzle_compile ") for line in lines)
+    assert any(line.startswith("unused   accelerator cicc ") for line in lines)
 
     (tmp_path / "surveyed.py").write_text("raise OSError('no disk')\n")
     main(["doctor"])

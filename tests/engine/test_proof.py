@@ -1,4 +1,4 @@
-"""The winner is proven to be tilelang's own code: ahead of the final where that costs nothing, else after it."""
+"""The winner is proven to be tilelang's own code: the leader beside the final, another winner after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 from event_streams import Stream, write
-from fake_runs import SLOW, SLOW_S, last_wins, slow_last, tuned
+from fake_runs import SLOW_S, slow_last, tuned
 
 from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
@@ -20,6 +20,7 @@ from atune.journal.events import (
     CandidateMeasured,
     Event,
     FinalOrdered,
+    FinalStarted,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -43,17 +44,20 @@ N = 8
 
 def accelerated(**script: Any) -> Script:
     """Return a script in which candidate 0 is the fastest, the last one compiles for long, and proofs are needed."""
-    return slow_last(**{"shared": False, "accelerated": True, **script})
+    return slow_last(**{"accelerated": True, **script})
 
 
-@pytest.mark.parametrize("workers", [2, 6])
-async def test_a_leader_is_proven_while_devices_still_measure(workers: int) -> None:
+@pytest.mark.parametrize("workers", [1, 2, 6])
+async def test_the_leader_alone_is_proven_beside_the_final(workers: int) -> None:
     machine = FakeMachine(N, accelerated(prove_s=3.0), workers=workers)
     run = await tuned(machine)
-    assert run.proven() == (0, "compared", 3.0) and machine.proved.count(0) == 1
-    assert run.when(WinnerProven) == run.when(FinalOrdered) and not run.result.warnings
-    assert machine.proved == ([0] if workers == 2 else [0, 1])  # of six workers, two prove
-    assert machine.most_at_once["prove"] <= max(1, workers // 3)
+    assert run.proven() == (0, "compared", 3.0) and machine.proved == [0] and not run.result.warnings
+    assert run.when(FinalOrdered) < run.when(WinnerProven) == run.when(FinalStarted) + 3.0
+
+
+async def test_a_proof_that_ends_first_delays_nothing() -> None:
+    run = await tuned(FakeMachine(N, accelerated(prove_s=0.01)))
+    assert run.proven() == (0, "compared", 0.01) and run.when(WinnerProven) == run.when(FinalOrdered)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -79,85 +83,18 @@ async def test_a_proof_gets_what_the_plain_steps_lowered(plain: bool, monkeypatc
     assert [one and (one.index, one.blob) for one in got] == ([(0, b"0")] if plain else [None])
 
 
-async def test_a_leader_is_proven_while_the_last_ones_are_measured() -> None:
-    machine = FakeMachine(N, accelerated(compile_s=0.1, measure_s=5.0, prove_s=4.0))
+async def test_a_leader_that_loses_the_final_is_proven_no_further_and_the_winner_is() -> None:
+    machine = FakeMachine(N, accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], prove_s=3.0))
     run = await tuned(machine)
-    assert run.proven() == (0, "compared", 4.0) and machine.proved == [0]
-    assert run.when(WinnerProven) == run.when(FinalOrdered)
-
-
-async def test_with_one_worker_a_leader_is_proven_while_the_last_one_is_measured() -> None:
-    machine = FakeMachine(N, accelerated(prove_s=3.0), workers=1)
-    run = await tuned(machine)
-    assert run.proven() == (0, "compared", 3.0) and machine.proved == [0]
-    assert run.when(WinnerProven) == run.when(FinalOrdered)
-
-
-MANY, LONG_PROOF_S = 120, 5.0
-
-
-@pytest.mark.parametrize(("workers", "early"), [(7, False), (8, True), (16, True)])
-async def test_leaders_that_lead_for_long_are_proven_while_others_compile(workers: int, early: bool) -> None:
-    """With few workers a proof would delay the others' compiles too much."""
-    script = Script(latency_ms=lambda c: 1.0 + c["x"], accelerated=True, prove_s=LONG_PROOF_S)
-    run = await tuned(machine := FakeMachine(MANY, script, workers=workers))
-    assert run.proven() == (0, "compared", LONG_PROOF_S) and machine.proved.count(0) == 1
-    waited = run.when(FinalOrdered) - run.when(CandidateMeasured)
-    assert waited < LONG_PROOF_S / 8 if early else waited > LONG_PROOF_S / 2
-
-
-@pytest.mark.parametrize("n_final", [0, 1, 3])
-async def test_only_leaders_of_the_final_are_proven_early(n_final: int) -> None:
-    """Where there is none, the winner is."""
-    script = Script(latency_ms=lambda c: 1.0 + c["x"], accelerated=True, prove_s=LONG_PROOF_S)
-    run = await tuned(machine := FakeMachine(300, script, workers=64), benchmark=BenchmarkSettings(n_final=n_final))
-    assert sorted(machine.proved) == list(range(max(1, n_final)))
-    assert run.proven() == (0, "compared", LONG_PROOF_S)
-
-
-async def test_runners_up_that_change_all_the_time_are_not_proven_early() -> None:
-    script = Script(latency_ms=lambda c: 1.0 if c["x"] == 0 else 3.0 - c["x"] / MANY, accelerated=True)
-    run = await tuned(machine := FakeMachine(MANY, script, workers=16))
-    assert machine.proved[0] == 0 and run.proven() == (0, "compared", 1.0)
-    assert min(machine.proved[1:]) > 100  # these ahead of the final, by idle workers
-
-
-async def test_a_leader_that_was_overtaken_after_its_early_proof_proves_nothing() -> None:
-    script = Script(latency_ms=lambda c: 1.0 + c["x"] if c["x"] < MANY - 1 else 0.5, accelerated=True)
-    run = await tuned(machine := FakeMachine(MANY, script, workers=16))
-    assert machine.proved[0] == 0 and run.proven() == (MANY - 1, "compared", 1.0)
-
-
-async def test_once_all_is_measured_no_proof_is_begun_before_the_final() -> None:
-    machine = FakeMachine(1, accelerated(prove_s=3.0))
-    run = await tuned(machine)
-    assert run.proven() == (0, "compared", 3.0) and run.when(WinnerProven) >= run.when(CandidateMeasured) + 3.0
-    late = FakeMachine(N, accelerated(latency_ms=last_wins, prove_s=3.0))
-    run = await tuned(late)
-    assert late.proved == [0, SLOW] and run.when(WinnerProven) >= run.when(FinalOrdered) + 3.0
-
-
-async def test_the_proof_of_an_overtaken_leader_is_cancelled_before_the_final() -> None:
-    machine = FakeMachine(N, accelerated(latency_ms=last_wins, prove_s=10 * SLOW_S))
-    run = await tuned(machine)
-    assert machine.cancelled["prove"] == 1 and machine.proved == [0, SLOW]
-    assert run.proven() == (SLOW, "compared", 10 * SLOW_S)
-    assert run.when(FinalOrdered) < 3 * SLOW_S < run.when(WinnerProven)
-
-
-async def test_the_final_waits_for_the_proof_of_a_leader() -> None:
-    """It is timed while nothing compiles."""
-    machine = FakeMachine(N, accelerated(prove_s=2 * SLOW_S))
-    run = await tuned(machine)
-    assert machine.proved == [0] and not machine.cancelled["prove"]
-    assert run.when(WinnerProven) == run.when(FinalOrdered) > 2 * SLOW_S
+    assert machine.proved == [0, 1] and machine.cancelled["prove"] == 1
+    assert run.proven() == (1, "compared", 3.0) and run.when(WinnerProven) == run.when(FinalOrdered) + 3.0
 
 
 async def test_a_proof_of_another_than_the_winner_says_nothing_of_the_winner() -> None:
-    script = accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], differs={0})
+    script = accelerated(final_ms=lambda c: 0.5 if c["x"] == 1 else 1.0 + c["x"], differs={0}, prove_s=0.01)
     machine = FakeMachine(N, script)
     run = await tuned(machine)
-    assert machine.proved == [0, 1] and run.proven() == (1, "compared", 1.0) and not run.result.warnings
+    assert machine.proved == [0, 1] and run.proven() == (1, "compared", 0.01) and not run.result.warnings
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])
@@ -273,41 +210,17 @@ async def test_a_proof_that_fails_leaves_the_result_unproven(script: dict[str, A
     assert machine.proved.count(0) == (2 if "prove_losses" in script else 1)
 
 
-async def test_one_that_shared_its_compile_is_made_exact_and_then_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Artifact] = []
-    prove = FakeCompileWorker.prove
-
-    async def spy(self: FakeCompileWorker, candidate: Candidate, measured: Artifact, *more: Any) -> Proof | Failure:
-        seen.append(measured)
-        return await prove(self, candidate, measured, *more)
-
-    monkeypatch.setattr(FakeCompileWorker, "prove", spy)
-    machine = FakeMachine(N, accelerated(shared=True), workers=2)
-    run = await tuned(machine)
-    assert [(one.index, one.exact, one.compiler) for one in seen] == [(0, True, "nvcc")]
-    assert run.proven() == (0, "compared", 1.0) and run.when(WinnerProven) == run.when(FinalOrdered)
-
-
-async def test_a_replaced_library_stays_when_the_final_is_held_again() -> None:
-    """The exact library of an accelerated compile does not come back in its place."""
-    run = await tuned(FakeMachine(N, accelerated(shared=True, differs={0}), workers=2))
-    assert run.proven()[:2] == (0, "replaced") and len(run.of(FinalOrdered)) == 2
-    assert run.result.artifact is not None and run.result.artifact.plain and len(run.result.warnings) == 1
-
-
 async def test_a_stopped_run_proves_its_winner_and_nothing_else() -> None:
     machine = FakeMachine(N, accelerated(compile_s=lambda c: SLOW_S if c["x"] == 0 else 0.5), workers=6)
-    began: list[int] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, CandidateMeasured):
             tuner.stop()
-            began.extend(machine.proved)
 
     settings = CompileSettings(group_size=1)
     async with Tuner(machine=machine, compile=settings, on_event=listen) as tuner:
         result = await tuner.result()
-    assert result.proven and result.finished and machine.proved == [result.best_index] and not began
+    assert result.proven and result.finished and machine.proved == [result.best_index]
 
 
 async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
@@ -317,17 +230,17 @@ async def test_a_run_that_its_budget_ends_proves_its_winner() -> None:
     assert result.proven and result.remaining and result.best_index in machine.proved
 
 
-async def test_without_the_pipeline_the_winner_is_proven_after_the_final() -> None:
+async def test_without_the_pipeline_the_winner_is_proven_too() -> None:
     machine = FakeMachine(N, accelerated())
     run = await tuned(machine, pipeline=False)
-    assert machine.proved == [0] and run.proven()[0] == 0 and run.when(WinnerProven) > run.when(FinalOrdered)
+    assert machine.proved == [0] and run.proven()[0] == 0
 
 
 async def test_cancelling_kills_a_proof_and_the_run_is_not_proven(tmp_path: Path) -> None:
     machine = FakeMachine(N, accelerated(prove_s=SLOW_S / 4))
     async with Tuner(machine=machine, compile=CompileSettings(group_size=1), journal=tmp_path / "j") as tuner:
         async for event in tuner.events():
-            if isinstance(event, CandidateMeasured) and event.index == 6:
+            if isinstance(event, FinalOrdered):
                 break
     assert machine.running == 0 and machine.closed == 1 and machine.cancelled["prove"] == 1
     assert not replay(tmp_path / "j").proven
@@ -350,10 +263,9 @@ async def test_a_run_that_died_before_its_end_is_not_proven_and_is_once_it_goes_
     assert not machine.measured["fake-0"] and len([e for e in read(journal) if isinstance(e, FinalOrdered)]) == 1
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path, shared: bool) -> None:
+async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path) -> None:
     """Also where the plain library had taken the winner's place: it is compiled, compared and timed again."""
-    script = accelerated(shared=shared, differs={0}, plain_ms=lambda c: 1.25 + c["x"])
+    script = accelerated(differs={0}, plain_ms=lambda c: 1.25 + c["x"])
     whole, part = tmp_path / "whole", tmp_path / "part"
     first = await tune(machine=FakeMachine(N, script), journal=whole)
     lines = whole.read_bytes().splitlines(keepends=True)
@@ -444,15 +356,11 @@ def test_the_proofs_event_is_read_as_it_is_written() -> None:
     assert decode(encode(event)) == event and b'"event":"winner_proven"' in encode(event)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_proven(
-    tmp_path: Path, shared: bool
-) -> None:
+async def test_a_winner_whose_own_configuration_left_the_space_stays_and_is_not_proven(tmp_path: Path) -> None:
     """Another of the same code keeps it among the results; nobody can compile it again, and nothing waits for that."""
     journal = tmp_path / "run.jsonl"
     script = Script(
-        latency_ms=lambda config: 1.0 + config["x"] % 5, code_key=lambda config: str(config["x"] % 5),
-        shared=shared, exact_fails=(0,), accelerated=True,
+        latency_ms=lambda config: 1.0 + config["x"] % 5, code_key=lambda config: str(config["x"] % 5), accelerated=True
     )  # fmt: skip
     off = CompileSettings(prove=False)
     await tune(machine=FakeMachine(6, script), journal=journal, compile=off)

@@ -18,7 +18,6 @@ from atune.engine.scheduler import (
     FIRST_GROUP,
     HEAVY_LEFT,
     MAX_GROUP,
-    MAX_MEMBERS,
     MIN_GROUP,
     Build,
     CompileState,
@@ -31,8 +30,8 @@ from atune.model.artifact import Lowered, StaticFacts
 from atune.model.layouts import Layouts, LoopFacts
 
 
-def lowered(index: int, merge_key: str = "", compile_key: str = "") -> Lowered:
-    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"", compile_key=compile_key)
+def lowered(index: int, merge_key: str = "") -> Lowered:
+    return Lowered(index, f"c{index}", merge_key, (), StaticFacts(), 0.0, b"")
 
 
 def state(**fields: Any) -> CompileState:
@@ -90,48 +89,15 @@ def test_work_in_a_queue_is_not_the_end() -> None:
         assert not one.finished
 
 
-def pairs(n: int) -> list[Lowered]:
-    return [lowered(i, compile_key=f"f{i // 2}") for i in range(2 * n)]
-
-
-def test_those_that_share_a_compile_go_together_and_count_once() -> None:
-    one = state(proposing=False, devices=0)
-    one.queues.ready = pairs(8)
-    assert indices(one.next_job()) == list(range(8))  # four pairs for each of two workers
-    apart = state(proposing=False, devices=0)
-    apart.queues.ready = [lowered(i, compile_key=f"f{i % 8}") for i in range(16)]
-    assert indices(apart.next_job()) == [0, 1, 2, 3, 8, 9, 10, 11]
-    asked = state(proposing=False, group_size=3)
-    asked.queues.ready = pairs(3)
-    assert indices(asked.next_job()) == [0, 1, 2]  # candidates, as the user counts
-
-
-def test_without_a_compile_key_each_candidate_is_a_compile_of_its_own() -> None:
+def test_a_group_has_no_more_than_the_largest_size() -> None:
     one = state(proposing=False, devices=0, groups=9)
     one.queues.ready = [lowered(i) for i in range(160)]
     assert len(indices(one.next_job())) == MAX_GROUP
-    one.queues.ready = [lowered(i, compile_key=f"f{i % 2}") for i in range(160)]
-    assert len(indices(one.next_job())) == MAX_MEMBERS
 
 
-def test_the_first_group_does_not_wait_for_a_second_pair() -> None:
-    one = state(waiting=50)
-    one.queues.ready = pairs(1)
-    assert indices(one.next_job()) == [0, 1]
-
-
-def test_shares_count_compiles() -> None:
-    one = state(waiting=9, lowering=9, proposing=False, groups=9)
-    one.queues.ready = pairs(8)
-    assert isinstance(one.next_job(), Lower)  # 8 and 9 pairs, and 18 candidates to lower: a third is 11 pairs
-    one.queues.ready, one.queues.waiting, one.counts.lowering = pairs(12), 5, 5
-    assert indices(one.next_job()) == list(range(18))  # 12 and 5 pairs, and 10 candidates: 9 pairs
-
-
-def test_heavy_ones_that_share_a_compile_go_together() -> None:
-    deferred = [with_accumulators(low, 512) for low in pairs(4)]
-    one = state(proposing=False, deferred=deferred, workers=FEW_WORKERS + 1)
-    assert [indices(one.next_job()) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+def test_a_share_counts_what_is_left_to_lower() -> None:
+    assert isinstance(state(waiting=5, lowering=4, proposing=False, groups=9, ready=8).next_job(), Lower)
+    assert len(indices(state(waiting=2, lowering=3, proposing=False, groups=9, ready=12).next_job())) == 7
 
 
 def test_the_longest_compiles_begin_before_lowering_ends() -> None:
@@ -153,23 +119,6 @@ def test_with_few_workers_the_longest_compiles_begin_last() -> None:
     assert isinstance(state(**late, waiting=1, seen=39, deferred=[*heavy], proposing=False).next_job(), Lower)
     assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False, ready=3).next_job()) == [0]
     assert indices(state(**late, seen=40, deferred=[*heavy], proposing=False).next_job()) == [9]
-
-
-def test_leaders_are_known_once_only_likely_losers_are_left() -> None:
-    left = {"proposing": False, "deferred": [lowered(1)], "workers": 4}
-    assert state(**left).leaders_known and state(**left, ahead=1, busy=2).leaders_known
-    for more in (
-        {"proposing": True},
-        {"waiting": 1},
-        {"lowering": 1},
-        {"ready": 1},
-        {"deferred": []},
-        {"builds": "first"},
-    ):
-        assert not state(**{**left, **more}).leaders_known
-    assert not state(**left, ahead=2).leaders_known  # the other half goes on
-    assert not state(**left, ahead=1, busy=3).leaders_known
-    assert not state(**{**left, "workers": 1}).leaders_known and not state(**left, pipeline=False).leaders_known
 
 
 def test_a_proposed_candidate_is_lowered() -> None:
@@ -547,14 +496,13 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
                 begun, buffer[: job.count] = buffer[: job.count], []
                 heapq.heappush(running, (now + rng.random(), number, begun))
             else:
-                assert 1 <= len(job.group) <= (group_size or MAX_MEMBERS)
-                compiles = {member.compile_key or member.index: member for member in job.group}
+                assert 1 <= len(job.group) <= (group_size or MAX_GROUP)
                 heavy = any((member.facts.accumulators or 0) >= HEAVY_REGISTERS for member in job.group)
                 if job.reason != "after a failed or lost group":
                     alone = (heavy and workers > FEW_WORKERS) or any(map(one.work.is_long, job.group))
-                    assert len(compiles) <= (group_size or (1 if alone else MAX_GROUP))
-                    work = sum(map(one.work.of, compiles.values()))
-                    assert work <= MAX_GROUP or len(compiles) == 1 or group_size
+                    assert len(job.group) <= (group_size or (1 if alone else MAX_GROUP))
+                    work = sum(map(one.work.of, job.group))
+                    assert work <= MAX_GROUP or len(job.group) == 1 or group_size
                 assert len({member.merge_key for member in job.group}) == 1
                 one.counts.building += 1
                 heapq.heappush(running, (now + 5 * rng.random() * len(job.group), number, job.group))
@@ -568,12 +516,11 @@ def test_every_candidate_is_built_once_whatever_the_timings(seed: int) -> None:
             one.counts.seen += len(what)
             for index in what:
                 if index not in dropped:
-                    key = f"f{index // relatives}" if rng.random() < 0.9 else ""
                     registers, length = accumulators[index // relatives], lengths[index // relatives]
                     slots = iterations[index // relatives]
                     layouts = None if slots is None else Layouts(loops=(LoopFacts((slots,), slots),))
                     facts = StaticFacts(accumulators=registers, source_bytes=length, layouts=layouts)
-                    candidate = msgspec.structs.replace(lowered(index, str(index % keys), key), facts=facts)
+                    candidate = msgspec.structs.replace(lowered(index, str(index % keys)), facts=facts)
                     one.add(candidate, deferred=index in deferred)
         else:
             one.counts.building -= 1

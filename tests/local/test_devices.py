@@ -21,7 +21,6 @@ from atune.engine.ranking import final_order, speed_outliers, unsettled
 from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
 from atune.journal import writer as journals
 from atune.journal.events import (
-    ArtifactBuilt,
     BenchmarkFailed,
     BenchmarkRepeated,
     BestChanged,
@@ -29,9 +28,7 @@ from atune.journal.events import (
     DeviceExcluded,
     DeviceLost,
     DeviceReady,
-    Event,
     FinalOrdered,
-    RunFinished,
     RunInterrupted,
     Warned,
 )
@@ -39,7 +36,7 @@ from atune.journal.recorder import Recorder
 from atune.journal.result import TuneResult
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.settings import BenchmarkSettings
 from atune.testing import FakeDeviceWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -344,7 +341,7 @@ async def test_what_a_lost_device_left_is_measured_before_anything_new(
 
 async def test_a_final_whose_device_is_given_up_is_held_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = losing(monkeypatch, "final")
-    run = await finish(FakeMachine(6, Script(latency_ms=valley(2), shared=True), devices=2))
+    run = await finish(FakeMachine(6, Script(latency_ms=valley(2)), devices=2))
     [lost], [ordered] = gone, run.of(FinalOrdered)
     assert ordered.device != lost and run.result.best_index == 2 and not run.of(Warned)
 
@@ -374,27 +371,3 @@ def test_who_is_known_to_be_slower_is_settled_and_who_is_as_fast_is_tied() -> No
     assert [e.index for e in final_order(timings, [0, 1, 2], keys, 10, default=1)] == [2, 0, 1]  # it is slower
     wide = [0.0, 0.1] * 10
     assert unsettled({0: timing(1.0, *wide), 1: timing(1.01, *wide[::-1])}, [0, 1], 10) == [0, 1]
-
-
-async def test_finalists_that_shared_a_compile_are_timed_as_nvcc_compiles_them() -> None:
-    """What is handed back is what tilelang would compile; one that nvcc cannot compile stays as it was, and is told."""
-    machine = FakeMachine(6, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True, exact_fails=(2,)))
-    events: list[Event] = []
-    result = await tune(machine=machine, benchmark=BenchmarkSettings(n_final=3), on_event=events.append)
-    again = [e for e in events if isinstance(e, ArtifactBuilt) and e.compiler == "nvcc"]
-    assert sorted(i for e in again for i in e.indices) == [0, 1]
-    [warning] = [e.message for e in events if isinstance(e, Warned)]
-    assert "candidate 2 may differ, in the final," in warning and "nvcc is scripted to fail" in warning
-    [final] = [e for e in events if isinstance(e, FinalOrdered)]
-    assert {0, 1, 2} <= {entry.index for entry in final.entries}
-    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.compiler == "nvcc"
-    [finished] = [e for e in events if isinstance(e, RunFinished)]
-    assert finished.kernel is not None and finished.kernel.compiler == "nvcc"
-
-
-@pytest.mark.parametrize("accelerate", ["auto", "cicc"])
-async def test_without_a_final_nothing_is_compiled_again(accelerate: str) -> None:
-    machine = FakeMachine(4, Script(latency_ms=lambda config: 1.0 + config["x"], shared=True))
-    settings = CompileSettings(accelerate=accelerate, prove=False)
-    result = await tune(machine=machine, compile=settings, benchmark=BenchmarkSettings(n_final=0))
-    assert result.best_config == {"x": 0} and result.artifact is not None and result.artifact.shared

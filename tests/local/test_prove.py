@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import atune
-from atune.engine.compile_work import HEAVY_REGISTERS, LONG_ITERATIONS
 from atune.errors import RemoteError, WorkerLost, WorkerTimeout
 from atune.journal.events import RunStarted, Warned, WinnerProven
 from atune.local.compile_service import CompileService
@@ -20,12 +19,10 @@ from atune.local.entry_points import PROVE
 from atune.local.machine import LocalMachine
 from atune.local.patience import Patience, Room
 from atune.local.run_store import RunStore
-from atune.local.service_state import Ready
 from atune.local.workers import Workers
 from atune.model.artifact import Artifact, Failure, Lowered, Proof, StaticFacts
 from atune.model.candidate import Candidate, config_key
 from atune.model.device import Target
-from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.messages import BuildJob, ProofJob, Session
 from atune.storage.artifact_store import ArtifactStore
@@ -102,31 +99,12 @@ async def test_a_proof_and_the_plain_library_are_kept(worker: Answering, store: 
     assert again == Proof(index=3) and len(worker.asked) == 1  # nothing is proven twice
 
 
-@pytest.mark.parametrize(
-    ("facts", "few", "service"),
-    [
-        (StaticFacts(accumulators=HEAVY_REGISTERS - 1), True, True),
-        (StaticFacts(accumulators=HEAVY_REGISTERS), True, False),
-        (StaticFacts(accumulators=HEAVY_REGISTERS), False, True),
-        (StaticFacts(layouts=Layouts(loops=(LoopFacts((4, 4096), LONG_ITERATIONS),))), True, False),
-    ],
-)
-async def test_what_compiles_for_long_is_compiled_plain_where_its_proof_would_be_the_end(
-    worker: Answering, facts: StaticFacts, few: bool, service: bool
-) -> None:
-    worker.context.service.state = Ready("as asked")
-    worker.context = replace(worker.context, few=few)
-    worker.answer = [Failure(3, "compile", "no")]
-    lowered = Lowered(3, "code", "merge", (), facts, 0.1, b"blob", plain=True)
-    await worker.build([lowered])
-    [(_, job)] = worker.asked
-    assert isinstance(job, BuildJob) and job.service is service
-
-    measured = Artifact(3, "x.so", "K", (), "cuda", store_key="")
+async def test_what_the_plain_steps_lowered_is_not_lowered_again(worker: Answering) -> None:
+    lowered = Lowered(3, "code", "merge", (), StaticFacts(), 0.1, b"blob", plain=True)
     worker.answer = Proof(index=3)
-    await worker.prove(CANDIDATE, measured, lowered)
-    _, job = worker.asked[-1]
-    assert isinstance(job, ProofJob) and job.lowered == lowered  # it need not be lowered again
+    await worker.prove(CANDIDATE, Artifact(3, "x.so", "K", (), "cuda", store_key=""), lowered)
+    [(_, job)] = worker.asked
+    assert isinstance(job, ProofJob) and job.lowered == lowered
 
 
 async def test_what_differs_is_not_proven_and_the_plain_library_is_kept(

@@ -13,27 +13,24 @@ TILELANG = ("0.1.15",)
 
 
 class Host(msgspec.Struct, frozen=True):
-    """Facts that decide which accelerators are used. `n_final`: finalists. `gcc`: the C compiler, empty
-    without one."""
+    """Facts that decide which accelerators are used. `gcc`: the C compiler, empty without one."""
 
     kind: str
     arch: str
     tilelang: str
     gcc: str
-    n_final: int = 5
     verbose: bool = False
 
 
 class Accelerator:
     """Wraps steps of the compile. A method that is not overridden calls the plain step.
 
-    `exact`: whether the machine code equals that of the plain compile. Finalists are compiled again without inexact
-    ones. `served`: whether it needs the compile service. Without the service it is not used in builds.
+    It must be exact: the library has the code that the plain steps make. `served`: whether it needs the compile
+    service. Without the service it is not used in builds.
     """
 
     name: str
     version: int
-    exact: bool = True
     served: bool = False
 
     def applies(self, host: Host) -> str:
@@ -41,17 +38,13 @@ class Accelerator:
         raise NotImplementedError
 
     @property
-    def wraps_lowering(self) -> bool:
-        """Whether it changes how candidates are lowered. Without that, a proof need not lower the winner again."""
-        return type(self).lower is not Accelerator.lower
+    def builds(self) -> bool:
+        """Whether it has a part in each library that is built with it."""
+        return type(self).compile is not Accelerator.compile or type(self).link is not Accelerator.link
 
     def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
         """Return the kernel's lowered halves."""
         return plain(job)
-
-    def common(self, source: str, symbol: str) -> str:
-        """Return the common part of all sources that may share this one's compile; empty if it shares none."""
-        return ""
 
     def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
         """Return the kernels' machine code."""

@@ -9,7 +9,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,8 +37,6 @@ from atune.stages.compile.steps import Binary, Compiled, CompileJob
 from atune.stages.session.session import session
 
 CUT = "#pragma atune_cut"
-_LINES = re.compile(rb"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
-_LINE_OPTIONS = ("--generate-line-info", "-lineinfo")
 
 
 class Cicc(Accelerator):
@@ -69,7 +66,7 @@ class Cicc(Accelerator):
             return replace(plain(job), why=f"nvcc, because {reason}")
         try:
             flavour = flavour_of(session().target.arch, dict(job.pass_configs))
-            code = compile_remotely(job.source, flavour, session().run_dir, lines=job.lines)
+            code = compile_remotely(job.source, flavour, session().run_dir)
         except (CiccError, OSError) as error:
             compiled = plain(job)  # a source that both refuse is the kernel's own mistake
             return replace(compiled, why=f"cicc could not compile what nvcc could: {str(error)[:300]}")
@@ -81,23 +78,16 @@ def serving() -> bool:
     return os.path.lexists(os.path.join(session().run_dir, FOLDER))
 
 
-def compile_remotely(source: str, flavour: Flavour, run_dir: str, *, lines: bool = True) -> bytes:
-    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`.
-
-    `lines`: with line information, as tilelang has it, which is most of a binary's bytes.
-    """
+def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
+    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"the headers are parsed for {parsed.flavour.arch}, fast math {parsed.flavour.fast_math}")
     body = _body(source, parsed, os.path.join(run_dir, FOLDER))
     with tempfile.TemporaryDirectory(dir=run_dir, prefix="cicc-") as folder:
-        ptx = ask(os.path.join(run_dir, FOLDER), body, folder)
-        ptxas = parsed.tools.ptxas
-        if not lines:
-            Path(folder, OUTPUT).write_bytes(_LINES.sub(b"", ptx))
-            ptxas = tuple(word for word in ptxas if word not in _LINE_OPTIONS)
+        ask(os.path.join(run_dir, FOLDER), body, folder)
         binary = os.path.join(folder, "kernels.cubin")
-        run_tool([*ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
+        run_tool([*parsed.tools.ptxas, os.path.join(folder, OUTPUT), "-o", binary], parsed.tools)
         return Path(binary).read_bytes()
 
 

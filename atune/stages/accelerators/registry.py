@@ -6,15 +6,15 @@ import functools
 import importlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings, bare
+from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
 from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile import steps
 
 _PLACES = {
     "swizzle_lowering": "atune.stages.accelerators.swizzle_lowering:SwizzleLowering",
-    "swizzle_compile": "atune.stages.accelerators.swizzle_compile:SwizzleCompile",
     "cicc": "atune.stages.accelerators.cicc:Cicc",
 }
 """Modules of the accelerators, by name. A name of the form ``module:attribute`` needs no entry."""
@@ -33,12 +33,12 @@ def identity(name: str) -> str:
     return f"{name}@{named(name).version}"
 
 
-def this_host(kind: str, arch: str, *, n_final: int = 5, verbose: bool = False) -> Host:
+def this_host(kind: str, arch: str, *, verbose: bool = False) -> Host:
     """Return the facts that decide which accelerators are used, for a target on this machine."""
     import tilelang
 
     gcc = shutil.which("gcc") or shutil.which("cc") or ""
-    return Host(kind, arch, tilelang.__version__, gcc, n_final, verbose)
+    return Host(kind, arch, tilelang.__version__, gcc, verbose)
 
 
 def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -54,12 +54,6 @@ def chosen(wanted: Acceleration, host: Host) -> tuple[tuple[str, ...], dict[str,
     return tuple(active), unused
 
 
-def light(active: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the accelerators ``name@version`` with which a proof has only to compile: see `Discovery`."""
-    every = ((one, named(bare(one))) for one in active)
-    return tuple(one for one, accelerator in every if accelerator.exact and not accelerator.wraps_lowering)
-
-
 def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the result of `chosen` for the default settings, which the environment may change, and a target here."""
     return chosen(CompileSettings().acceleration, this_host(kind, arch))
@@ -67,17 +61,23 @@ def survey(kind: str = "cuda", arch: str = "sm_90a") -> tuple[tuple[str, ...], d
 
 def compose(names: Sequence[str]) -> steps.Steps:
     """Return the steps with these accelerators around them, the first one outermost."""
-    plain: dict[str, Any] = {step: getattr(steps, step) for step in ("lower", "compile", "link")}
-    found = [named(name) for name in names]
+    found, made = [named(name) for name in names], list[tuple[steps.LowerJob, steps.Modules]]()
+
+    def noted(job: steps.LowerJob) -> steps.Modules:
+        made.append((job, steps.lower(job)))
+        return made[-1][1]
+
+    chain: dict[str, Any] = {"lower": noted, "compile": steps.compile, "link": steps.link}
     for one in reversed(found):
-        for step, inner in plain.items():
-            plain[step] = functools.partial(getattr(one, step), plain=inner)
-    lowering = tuple(identity(name) for name, one in zip(names, found, strict=True) if one.wraps_lowering)
-    return steps.Steps(**plain, common=_common(found), accelerators=tuple(map(identity, names)), lowering=lowering)
+        for step, inner in chain.items():
+            chain[step] = functools.partial(getattr(one, step), plain=inner)
 
+    def lower(job: steps.LowerJob) -> steps.Modules:
+        made.clear()
+        modules: steps.Modules = chain["lower"](job)
+        return replace(modules, plain=any(own is job and result is modules for own, result in made))
 
-def _common(found: Sequence[Accelerator]) -> Any:
-    def common(source: str, symbol: str) -> str:
-        return next(filter(None, (one.common(source, symbol) for one in found)), "")
-
-    return common
+    return steps.Steps(
+        lower, chain["compile"], chain["link"],
+        accelerators=tuple(map(identity, names)), plain_builds=not any(one.builds for one in found),
+    )  # fmt: skip

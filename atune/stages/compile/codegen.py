@@ -35,11 +35,10 @@ from atune.system.shortage import check_compiled
 
 
 class Made(NamedTuple):
-    """How a library was made. `shared`: symbols whose code was made for others, too."""
+    """How a library was made."""
 
     compiler: str
     why: str = ""
-    shared: frozenset[str] = frozenset()
 
 
 def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
@@ -74,8 +73,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
             compiler=made.compiler,
             why=made.why,
             words=said,
-            shared=blob.symbol in made.shared,
-            plain=not (steps.accelerators or blob.accelerators),
+            plain=steps.plain_builds and blob.plain,
             store_key=lowered.store_key,
             source_key=blob.source_key,
             machine=elf.machine_facts(library, blob.symbol),
@@ -120,7 +118,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
         devices = _runtime_modules(kernels, compiled)
         with tempfile.TemporaryDirectory(dir=session().run_dir, prefix="link-") as folder:
             steps.link(LinkJob(hosts, devices, path, folder))
-    return Made(compiled.compiler, compiled.why, shared=compiled.shared)
+    return Made(compiled.compiler, compiled.why)
 
 
 def _runtime_modules(kernels: Sequence[Kernel], compiled: Compiled) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Machine code in ELF files: sections by name, initial values of variables, and the CUDA binaries inside a library.
+"""Machine code in ELF files: sections by name, and the CUDA binaries inside a library.
 
 Layouts: System V ABI, figures 4-3, 4-8 and 4-15; machine 190 is CUDA (``EM_CUDA`` of LLVM's and glibc's ``elf.h``).
 """
@@ -15,8 +15,7 @@ from atune.model.occupancy import MachineFacts
 MAGIC = b"\x7fELF\x02"
 _CUDA = 190
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMTAB, _NOBITS = 2, 8
+_NOBITS = 8
 
 
 class Section(NamedTuple):
@@ -59,22 +58,6 @@ def sections(elf: bytes | memoryview) -> dict[str, tuple[Section, bytes]]:
         data = b"" if section.kind == _NOBITS else bytes(elf[section.offset : section.offset + section.size])
         contents[name] = section, data
     return contents
-
-
-def place_of(elf: bytes | bytearray, name: str) -> int:
-    """Return the offset of the 32-bit variable `name`'s initial value. Raises `ValueError` if there is none."""
-    found = headers(elf)
-    wanted = name.encode() + b"\0"
-    for symbols in (section for section in found if section.kind == _SYMTAB):
-        names = found[symbols.link].offset
-        for at in range(symbols.offset, symbols.offset + symbols.size, _SYMBOL.size):
-            text, _, _, where, offset, size = _SYMBOL.unpack_from(elf, at)
-            if elf.startswith(wanted, names + text) and 0 < where < len(found):
-                section = found[where]
-                if section.kind == _NOBITS or size != 4 or offset + size > section.size:
-                    break
-                return int(section.offset + offset)
-    raise ValueError(f"the binary does not hold {name}")
 
 
 def cuda_binaries(library: bytes) -> Iterator[bytes]:

@@ -47,8 +47,8 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """For the CPU, the meaning of each argument of the C function."""
     flags: tuple[str, ...] | None = None
     """The compiler's flags; None for the target's own."""
-    accelerators: tuple[str, ...] = ()
-    """Accelerators that took part in lowering, ``name@version`` each."""
+    plain: bool = True
+    """Whether no accelerator had a part in lowering."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, s
     seen = seen or Seen()
     with tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments(seen)), context.target:
         modules = steps.lower(LowerJob(function, symbol, repr(how.key())))
-        lowered = _generated(candidate, function, modules, how, steps)
+        lowered = _generated(candidate, function, modules, how)
     told = msgspec.structs.replace(lowered.facts, layouts=seen.layouts)
     seconds = round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, ir_key=ir_key, facts=told, seconds=seconds)
@@ -159,7 +159,7 @@ def key_of(function: Any, how: How) -> str:
     return digest((str(tvm.ir.save_json(bare)), *how.key(), *how.way(), keys.lowering_environment()))
 
 
-def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, steps: Steps) -> Lowered:
+def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
     """Print the sources of a lowered kernel, and collect its facts."""
     from tilelang import tvm
     from tilelang.engine.lower import extrac_params
@@ -182,7 +182,7 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         pass_configs=dict(how.pass_configs),
         calls=calls,
         flags=how.flags,
-        accelerators=steps.lowering,
+        plain=modules.plain,
     )
     told = facts.static_facts(how.kind, modules.device, source)
     if not on_cpu:
@@ -198,9 +198,8 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How, 
         facts=told,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        compile_key=digest((common, together, parameters)) if (common := steps.common(source, symbol)) else "",
         storable=not keys.includes_users_files(source, how.flags),
-        plain=not steps.lowering,
+        plain=modules.plain,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from atune.model.device import Target
@@ -44,10 +44,11 @@ class LowerJob:
 
 @dataclass(frozen=True)
 class Modules:
-    """A kernel's lowered halves, as tvm's IR modules."""
+    """A kernel's lowered halves, as tvm's IR modules. `plain`: whether no accelerator had a part in them."""
 
     host: Any
     device: Any
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,21 +62,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CompileJob:
-    """Kernels to compile together. `source`: their device code, as tilelang prints it for all.
-
-    `lines`: with line information, as tilelang has it.
-    """
+    """Kernels to compile together. `source`: their device code, as tilelang prints it for all."""
 
     kernels: tuple[Kernel, ...]
     source: str
     pass_configs: Mapping[str, Any]
-    lines: bool = True
-
-    def of(self, symbols: Sequence[str]) -> CompileJob:
-        """Return the job of these kernels alone."""
-        chosen = {kernel.symbol: kernel for kernel in self.kernels}
-        kernels = tuple(chosen[symbol] for symbol in symbols)
-        return replace(self, kernels=kernels, source=printed(merged([kernel.device for kernel in kernels])))
 
 
 @dataclass(frozen=True)
@@ -88,15 +79,11 @@ class Binary:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Result of a `CompileJob`, its compiler, and why this compiler was used.
-
-    `shared`: symbols of kernels whose code was made for others, too. It is not exactly that of a separate compile.
-    """
+    """Result of a `CompileJob`, its compiler, and why this compiler was used."""
 
     binaries: tuple[Binary, ...]
     compiler: str = "nvcc"
     why: str = ""
-    shared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -154,16 +141,14 @@ def link(job: LinkJob) -> None:
 class Steps:
     """One function for each step, and the accelerators that wrap them, ``name@version`` each.
 
-    `lowering`: those of them that wrap the lowering.
+    `plain_builds`: whether none of them wraps compiling or linking.
     """
 
     lower: Callable[[LowerJob], Modules] = lower
     compile: Callable[[CompileJob], Compiled] = compile
     link: Callable[[LinkJob], None] = link
-    common: Callable[[str, str], str] = lambda source, symbol: ""
-    """The common part of a source, with its symbol, and all that may share its compile; empty: it shares none."""
-    accelerators: tuple[str, ...] = field(default=())
-    lowering: tuple[str, ...] = ()
+    accelerators: tuple[str, ...] = ()
+    plain_builds: bool = True
 
 
 def printed(device: Any) -> str:

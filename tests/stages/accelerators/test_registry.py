@@ -90,11 +90,9 @@ def test_the_cpu_is_left_alone(name: str) -> None:
     assert "it is for CUDA" in registry.named(name).applies(Host("c", "", "0.1.15", "/usr/bin/gcc"))
 
 
-def test_which_accelerators_leave_the_lowering_and_the_machine_code_alone() -> None:
-    active = registry.chosen(Acceleration(auto=True), HOPPER)[0]
-    assert names_of(active) == list(ACCELERATORS) and names_of(registry.light(active)) == ["cicc"]
-    assert names_of(registry.compose(ACCELERATORS).lowering) == ["swizzle_lowering"]
-    assert registry.light((f"{SPY}@1",)) == () and registry.compose(("cicc",)).lowering == ()
+def test_a_library_is_plain_unless_an_accelerator_wraps_its_build() -> None:
+    assert registry.compose(()).plain_builds and registry.compose(("swizzle_lowering",)).plain_builds
+    assert not registry.compose(ACCELERATORS).plain_builds and not registry.compose((SPY,)).plain_builds
 
 
 def test_plain_steps_know_no_accelerator() -> None:
