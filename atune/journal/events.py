@@ -279,7 +279,7 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
-    """The best few, the default and the slowest, `indices`, begin to be timed in turn, while only the leader is proven."""
+    """The best few, the default and the slowest, `indices`, are timed in turn, while only the leader is proven."""
 
     device: str
     indices: tuple[int, ...]
