@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,6 +25,7 @@ from atune.model.candidate import Config
 from atune.model.device import Target
 from atune.model.space import Space
 from atune.workload.fingerprint import kernel_fingerprint
+from atune.workload.introspect import function_of
 from atune.workload.listing import meant
 
 
@@ -45,10 +45,10 @@ class Autotuned:
     def __init__(self, kernel: Any, options: Options) -> None:
         self.frontend = importlib.import_module("atune.stages.frontend.frontend")
         self.is_jit: bool = self.frontend.is_jit(kernel)
-        function = kernel.func.orig_func if self.is_jit else kernel
+        function = function_of(kernel)
         functools.update_wrapper(self, function)
         self.kernel, self.options = kernel, options
-        self.__name__: str = function.__name__
+        self.__name__: str = getattr(function, "__name__", "kernel")
         self.signature = inspect.signature(function)
         self.parameters = frozenset(self.signature.parameters)
         self.target: str = options.target or self.frontend.target_text(getattr(kernel, "target", None))
@@ -63,7 +63,6 @@ class Autotuned:
         self._building = threading.Lock()
         """Held while a worker compiles for a call, so that only one thread starts it."""
         self._tensor: type = importlib.import_module("torch").Tensor
-        _all.add(self)
 
     # Called by users
 
@@ -142,7 +141,7 @@ class Autotuned:
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call)
         if tuning.explicit:
             raise UsageError(f"{tuning.explicit[0]!r} is given, so there is nothing to tune; leave it to the space")
-        result = await self._winners.tuned(tuning, refresh)
+        result = await self.tuned(tuning, refresh)
         await self._prepare(call, winner_of(result))
         return result
 
@@ -269,6 +268,10 @@ class Autotuned:
 
     # Kernels
 
+    async def tuned(self, call: Call, refresh: bool = False) -> TuneResult:
+        """Return the whole tuning of an analysed call."""
+        return await self._winners.tuned(call, refresh)
+
     def kernel_of(self, call: Call, winner: Winner) -> Any:
         """Return the kernel of a call with a configuration. A new kernel uses the library that was measured.
 
@@ -296,11 +299,3 @@ class Autotuned:
     def _keep(self, name: str, kernel: Any) -> Any:
         with self._lock:
             return self._kernels.setdefault(name, kernel)
-
-
-_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
-
-
-def all_autotuned() -> list[Autotuned]:
-    """Return every decorated kernel of this program."""
-    return list(_all)

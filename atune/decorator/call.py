@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from atune.api.cached_tune import Work
 from atune.decorator.options import refuse_clash
 from atune.decorator.presets import resolved
 from atune.errors import UsageError
+from atune.model.artifact import KernelParam
 from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, RESERVED, Config
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
@@ -41,8 +42,11 @@ class Arguments:
         if unknown and not extra:
             raise TypeError(f"the kernel takes no argument {next(iter(unknown))!r}; it takes {', '.join(parameters)}")
         bound = signature.bind_partial(*args, **known).arguments
-        for name in [n for n in bound if parameters[n].kind in (inspect.Parameter.VAR_KEYWORD,)]:
-            bound.update(bound.pop(name))
+        for name in list(bound):
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name))
         self.args, self.kwargs = args, dict(kwargs)
         self.given: dict[str, Any] = {**bound, **unknown}
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
@@ -163,12 +167,16 @@ class Call:
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}
             scalars = [t for p, t in zip(params, tensors, strict=False) if p.shape is None]
             if self.inputs is None and (wanted or any(p.shape is None for p in params)):
-                self.inputs = stage.drawn_inputs(params, symbols, options.workload.get("supply"), scalars)
+                self.inputs = self._drawn(params, symbols, scalars)
         if self.inputs == "call":
             if not self.tensors:
                 raise UsageError("inputs='call' tunes on the call's tensors, but this call has none: give inputs")
             self.inputs = stage.call_inputs(list(self.tensors.values()))
         self.problem = {**self.arguments, **symbols}
+
+    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
+        """Return inputs to draw. Raises `UsageError` where nothing tells a size or a number."""
+        return self.owner.frontend.drawn_inputs(params, symbols, self.options.workload.get("supply"), scalars)
 
     def as_given(self, config: Config) -> Config:
         """Return a configuration of the space with the caller's own values."""

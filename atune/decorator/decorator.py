@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import weakref
 from collections.abc import Callable
 from html import escape
 from typing import Any, Unpack, overload
@@ -12,7 +13,7 @@ from typing import Any, Unpack, overload
 import msgspec
 
 from atune.decorator import prewarm
-from atune.decorator.autotuned import Autotuned, all_autotuned
+from atune.decorator.autotuned import Autotuned
 from atune.decorator.options import AutotuneOptions, OnMiss, checked
 from atune.decorator.presets import TUNING
 from atune.decorator.winners import Winner
@@ -25,6 +26,8 @@ from atune.model.options import refuse_unknown
 from atune.storage.result_cache import ResultCache
 from atune.system import syntax
 
+_all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
+"""The decorated kernels of this program."""
 _ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
 """How to write options that belong in `tuning`, by name."""
 
@@ -57,6 +60,7 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
         _refuse_jit_above(kernel)
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
+        _all.add(autotuned)
         prewarm.for_kernel(autotuned)
         return autotuned
 
@@ -85,7 +89,7 @@ def clear_cache(kernel: Any = None, key: Any = None) -> int:
         return _autotuned("clear_cache", kernel).clear_cache(key)
     if key is not None:
         raise UsageError("clear_cache: a key belongs to one kernel: give kernel= too")
-    for known in all_autotuned():
+    for known in list(_all):
         known.forget()
     return ResultCache().clear()
 
@@ -132,7 +136,7 @@ class TunedTable(tuple[Tuned, ...]):
 
 def tunings() -> TunedTable:
     """Return what the kernels under `autotune` in this program have tuned, or found to be tuned, so far."""
-    found = [_tuned(kernel, key, winner) for kernel in all_autotuned() for key, winner in kernel.known().items()]
+    found = [_tuned(kernel, key, winner) for kernel in list(_all) for key, winner in kernel.known().items()]
     return TunedTable(sorted(found, key=lambda one: (one.kernel, msgspec.json.encode(one.key, order="deterministic"))))
 
 

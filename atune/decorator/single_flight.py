@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -12,6 +12,7 @@ import anyio
 
 from atune.errors import UsageError
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 WAIT_S = 0.02
@@ -27,21 +28,21 @@ class _Flight(Generic[T]):
         self.outcome: T | None = None
 
 
-class SingleFlight(Generic[T]):
+class SingleFlight(Generic[K, T]):
     """Known outcomes by key, and work under way. `name`: whose work it is, for messages."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.known: dict[str, T] = {}
-        self._running: dict[str, _Flight[T]] = {}
+        self.known: dict[K, T] = {}
+        self._running: dict[K, _Flight[T]] = {}
         self._lock = threading.Lock()
 
-    def keep(self, key: str, value: T) -> T:
+    def keep(self, key: K, value: T) -> T:
         """Remember `value` unless the key already has one. Returns the remembered value."""
         with self._lock:
             return self.known.setdefault(key, value)
 
-    def forget(self, key: str | None = None) -> None:
+    def forget(self, key: K | None = None) -> None:
         """Forget the outcome of `key`, or all outcomes."""
         with self._lock:
             if key is None:
@@ -49,7 +50,7 @@ class SingleFlight(Generic[T]):
             else:
                 self.known.pop(key, None)
 
-    def run(self, key: str, work: Callable[[], T]) -> T:
+    def run(self, key: K, work: Callable[[], T]) -> T:
         """Return the outcome of `key`: known, of the thread or task that is at it, or of `work`; blocking.
 
         Raises what the work raises. Raises `UsageError` where a task of this very thread is at it: waiting would
@@ -69,7 +70,7 @@ class SingleFlight(Generic[T]):
             if (found := flight.done.result()) is not None:
                 return found
 
-    async def run_async(self, key: str, work: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
+    async def run_async(self, key: K, work: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
         """Do what `run` does, awaiting. Returns the outcome, and whether `work` was awaited for it."""
         while True:
             flight, mine = self._claim(key)
@@ -82,7 +83,7 @@ class SingleFlight(Generic[T]):
             if (found := flight.done.result()) is not None:
                 return found, False
 
-    def _claim(self, key: str) -> tuple[_Flight[T], bool]:
+    def _claim(self, key: K) -> tuple[_Flight[T], bool]:
         """Return the work under way, or one that is done if the outcome is known; and whether the caller must do it."""
         with self._lock:
             if (flight := self._running.get(key)) is not None:
@@ -95,7 +96,7 @@ class SingleFlight(Generic[T]):
             return flight, True
 
     @contextmanager
-    def _leading(self, key: str, flight: _Flight[T]) -> Iterator[None]:
+    def _leading(self, key: K, flight: _Flight[T]) -> Iterator[None]:
         """End the work for all waiters, with any outcome."""
         raised: Exception | None = None
         try:

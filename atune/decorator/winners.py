@@ -46,7 +46,7 @@ class Winners:
 
     def __init__(self, name: str) -> None:
         """`name`: the kernel's."""
-        self._flights: SingleFlight[Winner] = SingleFlight(name)
+        self._flights: SingleFlight[str, Winner] = SingleFlight(name)
 
     @property
     def known(self) -> dict[str, Winner]:

@@ -230,11 +230,11 @@ def test_08_the_winner_is_looked_at_again_and_devices_are_compared_before_their_
 def test_09_run_uses_what_set_profile_args_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[BenchmarkSettings] = []
 
-    def run(work: Any, **options: Any) -> Any:
+    async def tune(work: Any, **options: Any) -> Any:
         asked.append(options["benchmark"])
         raise NoWinner("enough", atune.TuneResult(atune.journal.result.State()))
 
-    monkeypatch.setattr("atune.compat.tilelang.autotuner.run_cached", run)
+    monkeypatch.setattr(cached, "tune", tune)
     profiled = AutoTuner.from_kernel(picky, [{"block": 16}]).set_compile_args(out_idx=-1, target="c")
     profiled.set_profile_args(warmup=7, rep=11, timeout=13)
     for options in ({}, {"rep": 17}):

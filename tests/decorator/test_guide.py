@@ -42,6 +42,7 @@ from atune.compat.tilelang import (
     autotune,
     set_autotune_inputs,
 )
+from atune.compat.tilelang.arguments import RunArgs
 from atune.errors import TargetError, WorkloadError
 
 pytestmark = pytest.mark.timeout(170)
@@ -233,7 +234,8 @@ def test_tolerances(place: Place) -> None:
 def test_threads_may_be_a_tuple() -> None:
     configs = [{"block": 256, "threads": (64, 2)}, {"block": 256, "threads": (128, 1)}]
     tuner = AutoTuner(scaled, configs)
-    assert [c["threads"] for c in tuner.workload(tuner._configs(), {"n": 64}).space.configs({})] == [(64, 2), (128, 1)]
+    tuner.set_kernel_parameters(((64,), {}))
+    assert [c["threads"] for c in tuner._call(RunArgs()).space.configs({})] == [(64, 2), (128, 1)]
     if shutil.which("nvcc") is None:
         pytest.skip(reason="nvcc is not installed")
     kernels = atune.compile_all(scaled, configs, arguments={"n": 1024}, target="sm_90a")
@@ -293,7 +295,7 @@ def test_results_are_kept_and_variables_say_where_or_that_they_are_not(
     assert [hit(), hit()] == [False, True]
     assert list((tmp_path / "atune").glob("*.sqlite3"))
     monkeypatch.setattr(cached, "tune", tunes)  # with the cache
-    monkeypatch.setattr("atune.compat.tilelang.autotuner.run", tunes)  # without it
+    monkeypatch.setattr("atune.decorator.winners.tune", tunes)  # without it
     assert hit()
     for name in ("TILELANG_AUTO_TUNING_DISABLE_CACHE", "TILELANG_DISABLE_CACHE"):
         with monkeypatch.context() as patch:

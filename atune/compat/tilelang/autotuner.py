@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atune.api.cached_tune import Work, run_cached
-from atune.api.discovery import discover
-from atune.api.libraries import with_library
-from atune.api.tuner import run
+from atune.api.blocking import run_blocking
 from atune.compat.tilelang import environment
-from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs
-from atune.compat.tilelang.callbacks import GivenTensors, Sealed, can_be_sent, supplied
-from atune.compat.tilelang.capture import get_autotune_inputs
+from atune.compat.tilelang.arguments import CompileArgs, ProfileArgs, RunArgs, SetProfileArgs, method_takes
+from atune.compat.tilelang.inputs import GivenTensors, can_be_sent, get_autotune_inputs, supplied
 from atune.compat.tilelang.notices import ArgumentError, ConfigError, ScalarMissing, TuningFailed, warn_once
-from atune.compat.tilelang.parameters import method_takes
-from atune.compat.tilelang.plan import Plan, plan, resolved_target
-from atune.compat.tilelang.problem import Problem, described
-from atune.compat.tilelang.result import AutotuneResult, of_winner
-from atune.errors import InputsMissing, NoWinner, SpaceError
+from atune.compat.tilelang.plan import jit_arguments, plan, resolved_target
+from atune.compat.tilelang.problem import TilelangCall, as_called, described
+from atune.compat.tilelang.result import AutotuneResult, positions
+from atune.decorator.autotuned import Autotuned
+from atune.decorator.options import Options, sealed
+from atune.decorator.winners import winner_of
+from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
 from atune.journal.result import TuneResult
-from atune.model.candidate import RESERVED, config_key
-from atune.model.device import parse_target
+from atune.model.candidate import PASS_CONFIGS, RESERVED
+from atune.model.device import device_names
 from atune.storage.result_cache import ResultCache
 from atune.system.paths import cache_folder_at
 from atune.workload.introspect import function_of
-from atune.workload.workload import Workload
 
 
 class AutoTuner:
@@ -116,91 +113,73 @@ class AutoTuner:
         for callback in (profile.ref_prog, profile.supply_prog, profile.manual_check_prog):
             if callback is not None and not can_be_sent(callback):
                 return None
-        planned, configs = self._plan(RunArgs()), self._configs()
-        return Work(self.workload(configs, self._arguments()), **planned.options()).key.text
+        return self._call(RunArgs()).work.key.text
 
     @method_takes(RunArgs)
     def run(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Tune, and return the winner.
-
-        `warmup`, `rep`, `timeout`: replace those of `set_profile_args`. `use_pipeline`: False measures after all
-        compiling. `enable_grouped_compile`: True makes libraries of `group_compile_size` candidates (2), False of
-        one; otherwise the engine decides. `benchmark_multi_gpu`: measure on `benchmark_devices`, or on all GPUs;
-        otherwise on the current one. `early_stop`: False takes all samples of every candidate.
+        """Tune, or find the result of the same tuning. See `RunArgs`.
 
         Raises `ConfigError`, `ArgumentError` and other `UsageError`s for arguments that cannot work, and
         `TuningFailed` if no configuration works.
         """
-        planned = self._plan(RunArgs(*args, **kwargs))
-        configs = self._configs()
-        arguments = self._arguments()
-        with cache_folder_at(environment.cache_root()):
-            if given := sorted({n for n in configs[0] if n in arguments}):
-                warn_once(f"tunable parameters {given}", "are given in the call: nothing is tuned")
-                target = parse_target(planned.target)
-                if target is None or (target.kind == "cuda" and not target.arch):
-                    target, _ = discover(planned.target, planned.devices)
-                return of_winner(self.fn, arguments, {}, self.compile_args, target, None, None)
-            return self._tuned(planned, configs, arguments)
+        asked = RunArgs(*args, **kwargs)
+        with cache_folder_at(environment.cache_root()), _errors_of_tilelang():
+            call = self._call(asked)
+            if call.explicit:
+                warn_once(f"tunable parameters {call.explicit}", "are given in the call: nothing is tuned")
+                return self._result(as_called(call), None)
+            tuning = run_blocking(call.owner.tuned, call)
+            return self._result(call.owner.kernel_of(call, winner_of(tuning)), tuning)
 
-    def _plan(self, asked: RunArgs) -> Plan:
-        profiled = self.profile_args is not self._unset
-        return plan(self.compile_args, self.profile_args if profiled else None, asked)
-
-    def _tuned(
-        self, planned: Plan, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
-    ) -> AutotuneResult:
-        """Tune, and return the winner with its library."""
-        try:
-            workload = self.workload(configs, arguments)
-        except SpaceError as error:
-            raise ConfigError(str(error)) from error
-        result = _result_of(workload, planned)
-        assert result.best_config is not None and result.header is not None
-        # Match the winner's key, because a result from the cache may have another order.
-        index = {candidate.key: candidate.index for candidate in workload.candidates()}
-        winner = configs[index[config_key(result.best_config)]]
-        target = result.header.target
-        made = partial(of_winner, self.fn, arguments, winner, self.compile_args, target, result)
-        if (library := result.artifact) is not None:
-            return made(library)
-        alone = Workload(
-            workload.kernel,
-            [result.best_config],
-            arguments=workload.arguments,
-            out_idx=workload.out_idx,
-            pass_configs=self.compile_args.pass_configs,
+    def _result(self, kernel: Any, tuning: TuneResult | None) -> AutotuneResult:
+        return AutotuneResult(
+            latency=None if tuning is None else tuning.latency_ms,
+            config=None if tuning is None else kernel.config,
+            ref_latency=None if tuning is None else tuning.reference_ms,
+            libcode=kernel.get_kernel_source(),
+            func=kernel.prim_func,
+            kernel=kernel,
+            tuning=tuning,
+            out_idx=positions(self.compile_args.out_idx),
         )
-        return with_library(alone, target, planned.compile, made)
 
     def __call__(self) -> AutotuneResult:
         return self.run()
 
-    def workload(self, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> Workload:
-        """Return the work to tune, as atune's `Workload`."""
-        profile = self.profile_args
+    def _call(self, asked: RunArgs) -> TilelangCall:
+        """Return the call to tune for: that of a kernel under atune's own decorator, with this tuner's arguments."""
+        args, kwargs = self._kernel_parameters or ((), {})
+        configs = self._configs()
+        return TilelangCall(Autotuned(self.fn, self._options(asked)), configs, args, kwargs)
+
+    def _options(self, asked: RunArgs) -> Options:
+        """Return this tuner's arguments as options of atune's decorator."""
+        profile, compile_args = self.profile_args, self.compile_args
+        planned = plan(compile_args, None if profile is self._unset else profile, asked)
         captured = self._captured if self._captured is not None else get_autotune_inputs()
         inputs: Callable[..., Any] | None = None
         if captured is not None:
             inputs = GivenTensors(captured)
         elif profile.supply_prog is not None:
             inputs = supplied(profile.supply_prog)
-        problem = Problem(self.fn, configs, arguments, self._is_eager)
-        out_idx: Any = self.compile_args.out_idx if problem.out_idx is None else problem.out_idx
-        with_reference = profile.ref_prog is not None
-        return Workload(
-            problem.kernel,
-            problem.configs,
-            arguments=problem.arguments,
+        return Options(
+            space=None,
+            hints={} if compile_args.pass_configs is None else {PASS_CONFIGS: compile_args.pass_configs},
             inputs=inputs,
-            reference=Sealed(profile.ref_prog) if profile.ref_prog is not None else None,
-            check=Sealed(profile.manual_check_prog) if with_reference and profile.manual_check_prog else None,
-            out_idx=() if out_idx is None else out_idx,
-            supply=profile.supply_type,
-            rtol=profile.rtol,
-            atol=profile.atol,
-            max_mismatched_ratio=profile.max_mismatched_ratio,
-            pass_configs=self.compile_args.pass_configs,
+            workload={
+                "reference": sealed(profile.ref_prog),
+                "check": sealed(profile.manual_check_prog) if profile.ref_prog is not None else None,
+                "out_idx": compile_args.out_idx,
+                "supply": profile.supply_type,
+                "rtol": profile.rtol,
+                "atol": profile.atol,
+                "max_mismatched_ratio": profile.max_mismatched_ratio,
+            },
+            run=planned.run,
+            jit=jit_arguments(compile_args),
+            target=planned.target,
+            devices=device_names(planned.devices),
+            cache=ResultCache(environment.cache_root()) if environment.caching() else None,
         )
 
     def _configs(self) -> list[dict[str, Any]]:
@@ -228,52 +207,26 @@ class AutoTuner:
             raise ConfigError("No configurations to tune: give a list of dicts, or a callable that returns one")
         return list(configs.values())
 
-    def _arguments(self) -> dict[str, Any]:
-        """Return the kernel's arguments by name. An eager kernel also takes sizes by name, instead of tensors."""
-        args, kwargs = self._kernel_parameters or ((), {})
-        sizes: dict[str, Any] = {}
-        if self._is_eager:
-            parameters = inspect.signature(function_of(self.fn)).parameters
-            sizes = {name: value for name, value in kwargs.items() if name not in parameters}
-            kwargs = {name: value for name, value in kwargs.items() if name in parameters}
-        try:
-            bound = inspect.signature(function_of(self.fn)).bind_partial(*args, **kwargs)
-        except TypeError as error:
-            raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
-        found: dict[str, Any] = sizes
-        for name, value in bound.arguments.items():
-            kind = bound.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                found.update(value)
-            elif kind is inspect.Parameter.VAR_POSITIONAL:
-                raise ArgumentError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
-            else:
-                found[name] = value
-        return found
 
-    @property
-    def _is_eager(self) -> bool:
-        """Whether the kernel is under `@tilelang.jit` in eager mode: its tensors are its arguments."""
-        return getattr(self.fn, "mode", None) == "eager"
-
-
-def _result_of(workload: Workload, planned: Plan) -> TuneResult:
-    """Tune `workload`, or find its result. Raises what `AutoTuner.run` raises."""
+@contextmanager
+def _errors_of_tilelang() -> Iterator[None]:
+    """Turn errors into those that programs for tilelang's tuner catch."""
     try:
-        if environment.caching():
-            return run_cached(workload, cache=ResultCache(environment.cache_root()), **planned.options())
-        return run(workload, **planned.options())
+        yield
     except NoWinner as error:
         raise TuningFailed(f"Auto-tuning failed: {error}", error.result) from error
-    except SpaceError as error:
-        raise ConfigError(str(error)) from error
     except InputsMissing as error:
         raise ScalarMissing(
             f"{error}; give tensors and scalars with `with set_autotune_inputs(...)`, or with supply_prog"
         ) from error
-    finally:
-        if isinstance(workload.inputs, GivenTensors):
-            workload.inputs.discard()
+    except ConfigError:
+        raise
+    except SpaceError as error:
+        raise ConfigError(str(error)) from error
+    except UsageError:
+        raise
+    except TypeError as error:
+        raise ArgumentError(f"the kernel cannot be called like that: {error}") from error
 
 
 def _tunable(fn: Any) -> Any:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from atune.compat.tilelang.arguments import AutotuneArgs, EarlyStop, Pipeline, ProfileArgs, Specialization, values_of
+from atune.compat.tilelang.arguments import (
+    AutotuneArgs,
+    EarlyStop,
+    Pipeline,
+    ProfileArgs,
+    Specialization,
+    takes,
+    values_of,
+)
 from atune.compat.tilelang.autotuner import AutoTuner
 from atune.compat.tilelang.notices import ArgumentError
-from atune.compat.tilelang.parameters import takes
 from atune.compat.tilelang.result import AutotuneResult
-from atune.decorator.call import raw_key
-from atune.model.candidate import RESERVED
-from atune.stages.frontend.frontend import frontend_lock
+from atune.decorator.call import Arguments, raw_key
+from atune.decorator.launch import Entry, giver, launcher
+from atune.decorator.single_flight import SingleFlight
+from atune.stages.frontend.frontend import tensor_names
 from atune.workload.introspect import function_of
 
 Key = tuple[Any, ...]
@@ -45,7 +52,7 @@ class TunerCache(Mapping[Key, tuple[Any, dict[str, Any] | None]]):
     def clear(self) -> None:
         """Forget all winners in this program."""
         self._tuned._forms.clear()
-        self._tuned.results.clear()
+        self._tuned._flights.forget()
 
 
 class AutoTuneImpl:
@@ -60,26 +67,26 @@ class AutoTuneImpl:
         self.jit_impl = jit_impl
         self.configs = configs
         self.do_not_specialize = frozenset(profile["do_not_specialize"] or ())
-        self.results: dict[Key, AutotuneResult] = {}
         self._profile = {name: value for name, value in profile.items() if name != "do_not_specialize"}
         self._run = dict(run)
-        self._forms: dict[Hashable, AutotuneResult] = {}
-        """Results by the form of a call, for a fast lookup."""
+        function = function_of(jit_impl)
+        self._signature = inspect.signature(function)
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", "kernel")
+        self.__doc__ = getattr(function, "__doc__", None)
         self._tensor: type = importlib.import_module("torch").Tensor
-        self._signature = inspect.signature(function_of(jit_impl))
-        self._locks: dict[Key, threading.Lock] = {}
-        self._guard = threading.Lock()
-        self.__name__ = self.__qualname__ = getattr(function_of(jit_impl), "__name__", "kernel")
-        self.__doc__ = getattr(function_of(jit_impl), "__doc__", None)
+        self._flights: SingleFlight[Key, AutotuneResult] = SingleFlight(self.__name__)
+        self._forms: dict[Hashable, tuple[AutotuneResult, Entry]] = {}
+        """Results, and what a call does, by the form of a call, for a fast lookup."""
+
+    @property
+    def results(self) -> dict[Key, AutotuneResult]:
+        """The results in this program, by key."""
+        return self._flights.known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         only_kernel = kwargs.pop(RETURN_KERNEL, False)
-        result = self.tune(*args, **kwargs)
-        if only_kernel or self.jit_impl.is_lazy_mode():
-            return result.kernel
-        config = {name: value for name, value in (result.config or {}).items() if name not in RESERVED}
-        _, tensors = self.jit_impl.func.parse_args(*args, **{**kwargs, **config})
-        return result.kernel(*tensors.values())
+        result, entry = self._found(args, kwargs)
+        return result.kernel if only_kernel else entry(args, kwargs)
 
     @property
     def _tuner_cache(self) -> TunerCache:
@@ -92,19 +99,20 @@ class AutoTuneImpl:
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """Return the whole result for these arguments."""
+        return self._found(args, kwargs)[0]
+
+    def _found(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[AutotuneResult, Entry]:
         form = raw_key(args, kwargs, _normal, self._tensor)
         found = self._forms.get(form)
         if found is None:
-            found = self._forms[form] = self._result(self.key(args, kwargs), args, kwargs)
+            result = self._flights.run(self.key(args, kwargs), lambda: self._tuner(args, kwargs).run(**self._run))
+            found = self._forms[form] = result, self._entry(result, args)
         return found
 
-    def _result(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self.results:
-                self.results[key] = self._tuner(args, kwargs).run(**self._run)
-            return self.results[key]
+    def _entry(self, result: AutotuneResult, args: tuple[Any, ...]) -> Entry:
+        if self.jit_impl.is_lazy_mode():
+            return giver(result.kernel)
+        return launcher(result.kernel, tensor_names(self.jit_impl), self._signature, args)
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
         """Return the key of results: the same for arguments given by position and by name.
@@ -112,10 +120,8 @@ class AutoTuneImpl:
         Tensors count by dtype, shape and strides; parameters in `do_not_specialize` do not count.
         Raises `ArgumentError` for arguments that the kernel does not take.
         """
-        sizes = {name: value for name, value in kwargs.items() if name not in self._signature.parameters}
-        known = {name: value for name, value in kwargs.items() if name not in sizes}
         try:
-            named = {**self._signature.bind_partial(*args, **known).arguments, **sizes}
+            named = Arguments(self._signature, tuple(args), kwargs, extra=True).given
         except TypeError as error:
             raise ArgumentError(f"{self.__name__}: {error}") from error
         return tuple((name, _normal(v)) for name, v in sorted(named.items()) if name not in self.do_not_specialize)
@@ -129,8 +135,6 @@ class AutoTuneImpl:
     get_tunner = get_tuner  # tilelang's spelling
 
     def _tuner(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoTuner:
-        with frontend_lock:
-            self.jit_impl.initialize_jit_mode(*args, **kwargs)
         tuner = self.get_tuner()
         tuner.set_kernel_parameters((args, kwargs))
         return tuner

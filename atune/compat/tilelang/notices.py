@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
+from atune.model.notices import warn_caller
 
 
 class CompatWarning(UserWarning):
@@ -34,7 +33,7 @@ def warn_once(subject: str, message: str) -> None:
     """Warn about `subject`, once per program."""
     if subject not in _said:
         _said.add(subject)
-        warnings.warn(f"{subject}: {message}", CompatWarning, stacklevel=4)
+        warn_caller(f"{subject}: {message}", CompatWarning)
 
 
 def forget_warnings() -> None:

@@ -21,7 +21,7 @@ RUN_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of `atune.run`."""
+    """Where to run, and options of `atune.tune`."""
 
     target: str
     devices: str | list[str]
@@ -30,8 +30,21 @@ class Plan:
     compile: CompileSettings
     benchmark: BenchmarkSettings
 
-    def options(self) -> dict[str, Any]:
-        return dict(vars(self))
+    @property
+    def run(self) -> dict[str, Any]:
+        """The options of `atune.tune`."""
+        return {name: value for name, value in vars(self).items() if name not in ("target", "devices")}
+
+
+def jit_arguments(args: CompileArgs) -> dict[str, Any]:
+    """Return the arguments of atune's `jit_kernel`, for winners."""
+    return {
+        "out_idx": args.out_idx,
+        "pass_configs": args.pass_configs,
+        "execution_backend": backend_of(args.execution_backend, resolved_target(args.target)),
+        "target_host": host_of(args.target_host),
+        "verbose": args.verbose,
+    }
 
 
 def plan(compile_args: CompileArgs, profile: ProfileArgs | None, run: RunArgs) -> Plan:

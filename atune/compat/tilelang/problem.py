@@ -1,4 +1,4 @@
-"""A kernel function and its arguments in the form of a workload: as data that journals and caches hold."""
+"""A call of a kernel function whose values need not be data, in the form of data that journals and caches hold."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from atune.decorator.call import Call
 from atune.errors import UsageError
-from atune.model.candidate import RESERVED
-from atune.stages.frontend.frontend import eager_dimensions, encode, is_jit, jit_function, parameters_of, tensor_names
+from atune.model.artifact import KernelParam
+from atune.model.candidate import RESERVED, Config, config_key
+from atune.model.device import parse_target
+from atune.model.space import Space
+from atune.stages.frontend.frontend import encode, frontend_lock
+from atune.stages.frontend.jit_kernel import jit_kernel
 from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import function_of, signature_of
+
+if TYPE_CHECKING:
+    from atune.decorator.autotuned import Autotuned
 
 PLAIN = (type(None), bool, int, float, str)
 
@@ -42,41 +51,51 @@ class ByText:
         return make(**values)
 
 
-class Problem:
-    """The work to tune, as data.
+class TilelangCall(Call):
+    """A call whose values need not be data, such as enums and functions: text stands for others in journals and keys.
 
-    `kernel`, `configs` and `arguments` are those of a workload. `out_idx`: the outputs that the kernel itself
-    declares, as an eager one does; otherwise None.
+    `configs`: the configurations, with the caller's own values.
     """
 
     def __init__(
-        self, kernel: Any, configs: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], eager: bool
+        self, owner: Autotuned, configs: Sequence[Config], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        values = dict(arguments)
-        if eager:
-            tensors = {name: values.pop(name) for name in tensor_names(kernel) if name in values}
-            if tensors:
-                values |= eager_dimensions(kernel, tensors, values, [dict(config) for config in configs])
-        tables: dict[str, dict[str, Any]] = {}
-        self.arguments = {name: _kept(tables, name, value) for name, value in values.items()}
-        self.configs = [
-            {n: v if n in RESERVED else _kept(tables, n, v) for n, v in config.items()} for config in configs
-        ]
-        self.kernel = jit_function(kernel, eager) if is_jit(kernel) else kernel
-        if tables:
-            self.kernel = ByText(self.kernel, tables)
-        self.out_idx: tuple[int, ...] | None = None
-        if eager:
-            found = parameters_of(self.kernel, self.arguments, self.configs)
-            self.out_idx = () if found is None else found[1]
+        self._configs = configs
+        self._given: dict[str, Config] = {}
+        self._tables: dict[str, dict[str, Any]] = {}
+        """For each parameter, the value of each text."""
+        super().__init__(owner, args, kwargs)
 
+    def _space(self) -> Space:
+        data = [{n: v if n in RESERVED else self._data(n, v) for n, v in config.items()} for config in self._configs]
+        space = Space(data)
+        self._given = {config_key(one): given for one, given in zip(space.walk({}), self._configs, strict=True)}
+        return space
 
-def _kept(tables: dict[str, dict[str, Any]], name: str, value: Any) -> Any:
-    """Return `value` as data. Enter an object that only text represents in the table of `name`."""
-    data = _data_of(value)
-    if isinstance(data, str) and type(value) is not str:
-        tables.setdefault(name, {})[data] = value
-    return data
+    def _data(self, name: str, value: Any) -> Any:
+        data = _data_of(value)
+        if isinstance(data, str) and type(value) is not str:
+            self._tables.setdefault(name, {})[data] = value
+        return data
+
+    def _probes(self) -> list[Config]:
+        return [{}, *self._configs]
+
+    def _drawn(self, params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any]) -> Any:
+        with suppress(UsageError):
+            return super()._drawn(params, symbols, scalars)
+        return None  # the run says what is missing
+
+    def _symbols_and_inputs(self) -> None:
+        super()._symbols_and_inputs()
+        self.out_idx = () if self.out_idx is None else self.out_idx
+
+    def as_given(self, config: Config) -> Config:
+        return self._given[config_key(config)]
+
+    @cached_property
+    def kernel(self) -> Any:
+        return ByText(super().kernel, self._tables) if self._tables else super().kernel
 
 
 def _data_of(value: Any) -> Any:
@@ -114,3 +133,14 @@ def described(value: Any) -> str:
 
 def _code(value: Any) -> str:
     return kernel_fingerprint(value, verbatim=True)[:12]
+
+
+def as_called(call: TilelangCall) -> Any:
+    """Return the kernel of a call that sets tunable parameters itself. tilelang compiles it in this process."""
+    owner = call.owner
+    target = parse_target(owner.target)
+    if target is None or (target.kind == "cuda" and not target.arch):
+        target, _ = owner.where_to_run
+    given, flags = call.given.given, call.options.run["compile"].flags
+    with frontend_lock:
+        return jit_kernel(owner.kernel, given, {}, target=target, flags=flags, **(call.options.jit or {}))

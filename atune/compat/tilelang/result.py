@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 from atune.compat.tilelang.arguments import CompileArgs
 from atune.compat.tilelang.installing import original
 from atune.compat.tilelang.notices import CompatWarning
-from atune.compat.tilelang.plan import backend_of, host_of
 from atune.errors import AtuneError
-from atune.model.artifact import Artifact
-from atune.model.device import Target
-from atune.stages.frontend.frontend import frontend_lock
-from atune.stages.frontend.jit_kernel import jit_kernel
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -87,7 +81,7 @@ class AutotuneResult:
         recorded = None
         with contextlib.suppress(FileNotFoundError):
             recorded = json.loads((path / OUT_IDX).read_text())["out_idx"]
-        out_idx = _positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
+        out_idx = positions(compile_args.out_idx if recorded is None else recorded)  # tilelang changes its list
         found = original("tilelang.autotuner.param", "AutotuneResult").load_from_disk(path, compile_args)
         if found is None:
             warnings.warn(f"{path} is not used: it holds another backend's kernel", CompatWarning, stacklevel=2)
@@ -113,51 +107,8 @@ def _missing(path: Path) -> list[str]:
     return missing
 
 
-def _positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
+def positions(out_idx: list[int] | int | None) -> tuple[int, ...] | None:
     return None if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
-
-
-def of_winner(
-    kernel: Any,
-    arguments: Mapping[str, Any],
-    config: Mapping[str, Any],
-    args: CompileArgs,
-    target: Target,
-    tuning: TuneResult | None,
-    library: Artifact | None,
-) -> AutotuneResult:
-    """Return the result for `kernel` with `config`, with a `JITKernel` that has the caller's `out_idx`.
-
-    `tuning`: the run that found it; None for a given configuration. `library`: the file of its code. None: tilelang
-    compiles it in this process.
-    """
-    latency, reference = (None, None) if tuning is None else (tuning.latency_ms, tuning.reference_ms)
-    with frontend_lock:
-        made = jit_kernel(
-            kernel,
-            arguments,
-            dict(config),
-            target=target,
-            artifact=library,
-            out_idx=args.out_idx,
-            pass_configs=args.pass_configs,
-            flags=args.compile_flags or None,
-            execution_backend=backend_of(args.execution_backend, target),
-            target_host=host_of(args.target_host),
-            latency_ms=latency,
-            reference_ms=reference,
-            verbose=args.verbose,
-        )
-    return AutotuneResult(
-        latency=latency,
-        config=None if tuning is None else dict(config),
-        ref_latency=reference,
-        libcode=made.get_kernel_source(),
-        func=made.prim_func,
-        kernel=made,
-        tuning=tuning,
-        out_idx=_positions(args.out_idx),
-    )
 
 
 def _alone(kernel: Any) -> Any:

@@ -1,10 +1,16 @@
-"""`set_autotune_inputs`: tensors to tune with, for the tunings inside a `with` block."""
+"""Inputs to tune with: tensors of a `with set_autotune_inputs(...)` block, and those that a `supply_prog` makes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from typing import Any
+
+from atune.model.artifact import KernelParam
+from atune.stages.measure.inputs import GivenTensors as GivenTensors
+from atune.workload.packing import pack
+from atune.workload.sealed import Sealed
 
 _active: ContextVar[tuple[AutotuneInputsCapture, ...]] = ContextVar("atune_autotune_inputs", default=())
 
@@ -40,3 +46,30 @@ def get_autotune_inputs() -> list[Any] | None:
     ask = getattr(theirs, "get_autotune_inputs", None)
     found: list[Any] | None = None if ask is None or ask is get_autotune_inputs else ask()
     return found
+
+
+def supplied(supply_prog: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `inputs` function that calls tilelang's `supply_prog(params)` for each set of inputs."""
+    sealed = Sealed(supply_prog)
+
+    def inputs(parameters: Sequence[KernelParam]) -> list[Any]:
+        return list(sealed([_tilelang_param(parameter) for parameter in parameters]))
+
+    return inputs
+
+
+def can_be_sent(callback: Callable[..., Any]) -> bool:
+    """Tell whether `callback` can be sent to other processes. A closure over a lock, for example, cannot."""
+    try:
+        pack(callback)
+    except Exception:  # pickling may raise anything
+        return False
+    return True
+
+
+def _tilelang_param(parameter: KernelParam) -> Any:
+    from tilelang import tvm
+    from tilelang.engine.param import KernelParam as Theirs
+
+    shape = [tvm.tirx.Var(d, "int32") if isinstance(d, str) else d for d in parameter.shape or ()]
+    return Theirs(tvm.DataType(parameter.dtype), shape)
