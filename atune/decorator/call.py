@@ -116,7 +116,7 @@ class Call:
         self.names = stage.tensor_names(owner.kernel) if self.eager else ()
         self.tensors = {n: self.given.given[n] for n in self.names if n in self.given.given}
         plain = {n: v for n, v in self.given.values.items() if n not in self.names and n not in self.tunables}
-        hints = resolved(self.options.hints, owner.where_to_run[0])
+        hints = resolved(self.options.hints, lambda: owner.where_to_run[0])
         self.hints = {n: v for n, v in hints.items() if n in RESERVED}
         plain.update({n: v for n, v in hints.items() if n not in RESERVED})
         self.arguments = {name: self._data(name, value) for name, value in plain.items()}
@@ -197,9 +197,9 @@ class Call:
         return settings
 
     @functools.cached_property
-    def work(self) -> Work:
+    def workload(self) -> Workload:
         given = {name: value for name, value in self.options.workload.items() if name != "out_idx"}
-        workload = Workload(
+        return Workload(
             self.kernel,
             self.space,
             arguments=self.arguments,
@@ -208,8 +208,11 @@ class Call:
             pass_configs=self.hints.get(PASS_CONFIGS),
             **given,
         )
+
+    @functools.cached_property
+    def work(self) -> Work:
         where = {"target": self.owner.target, "devices": self.options.devices}
-        return Work(workload, self.key, **{**self.options.run, "compile": self.compile, **where})
+        return Work(self.workload, self.key, **{**self.options.run, "compile": self.compile, **where})
 
 
 def tunables_of(space: Space) -> frozenset[str]:

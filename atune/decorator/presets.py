@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from atune.api.options import budget_of, check_settings
@@ -90,6 +90,6 @@ class ByArch:
         raise UsageError(f"hints: {name!r} has no value for {target}, and no default; it has {', '.join(self.values)}")
 
 
-def resolved(hints: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """Return `hints` with their values for `target`."""
-    return {name: v.value(target, name) if isinstance(v, ByArch) else v for name, v in hints.items()}
+def resolved(hints: Mapping[str, Any], target: Callable[[], Target]) -> dict[str, Any]:
+    """Return `hints` with their values for the target, which is asked for only where one depends on it."""
+    return {name: v.value(target(), name) if isinstance(v, ByArch) else v for name, v in hints.items()}
