@@ -12,6 +12,7 @@ Importing atune imports neither tilelang nor torch, configures no logging and wr
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from atune.version import __version__ as __version__
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     from atune.errors import DevicesLost as DevicesLost
     from atune.errors import JournalError as JournalError
     from atune.errors import MachineError as MachineError
-    from atune.errors import NoWinner as NoWinner
+    from atune.journal.result import NoWinner as NoWinner
     from atune.errors import SpaceError as SpaceError
     from atune.errors import StrategyError as StrategyError
     from atune.errors import TargetError as TargetError
@@ -239,6 +240,7 @@ _HOME = {
     ),
     "atune.journal.merge": ("merge",),
     "atune.journal.result": (
+        "NoWinner",
         "Record",
         "TuneResult",
     ),
@@ -248,7 +250,6 @@ _HOME = {
         "DevicesLost",
         "JournalError",
         "MachineError",
-        "NoWinner",
         "SpaceError",
         "StrategyError",
         "TargetError",
@@ -270,3 +271,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "IPython" in sys.modules:
+    from atune.reporting.displays import enable as _enable
+
+    _enable()

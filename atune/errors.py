@@ -7,10 +7,6 @@ A candidate that fails is never an exception: it is a `Failure` record. An excep
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from atune.journal.result import TuneResult
 
 
 def message_of(error: BaseException) -> str:
@@ -142,18 +138,10 @@ class CacheMiss(AtuneError):
     """No result is known for a call, and its kernel may not tune (`on_miss="error"`). Tune it, or import results."""
 
 
-class NoWinner(AtuneError):
-    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
-
-    def __init__(self, message: str, result: TuneResult) -> None:
-        super().__init__(message)
-        self.result = result
-
-
 def error_of(kind: str, message: str, detail: str = "", *, outside: bool = False) -> AtuneError:
     """Return the exception of class `kind` that another process raised; a `WorkerError` if atune has no such class."""
     found = globals().get(kind)
-    if not (isinstance(found, type) and issubclass(found, AtuneError)) or found is NoWinner:
+    if not (isinstance(found, type) and issubclass(found, AtuneError)):
         return WorkerError(message, detail)
     if issubclass(found, WorkerLost) and not issubclass(found, ServerLost):
         return found(message, detail, outside=outside)

@@ -39,6 +39,7 @@ from spaces import FOLDER, SPACES, SUFFIX, opened
 
 from atune import TuneResult, replay
 from atune.errors import AtuneError
+from atune.reporting.summary import summary
 from atune.system.folders import whole_file
 
 SCRATCH = "record-"
@@ -121,7 +122,7 @@ def pack(journal: Path, recording: Path) -> None:
     with journal.open("rb") as plain, whole_file(recording) as part, lzma.open(part, "wb", preset=9) as packed:
         packed.writelines(map(without_paths, plain))
     with opened(recording) as again:
-        if replay(again).summary() | {"journal": ""} != replay(journal).summary() | {"journal": ""}:
+        if summary(replay(again)) | {"journal": ""} != summary(replay(journal)) | {"journal": ""}:
             raise SystemExit(f"{recording} does not hold what {journal} does")
     recording.chmod(0o644)
     journal.unlink()

@@ -13,6 +13,7 @@ import tilelang.language as T
 import torch
 
 import atune
+from atune.reporting.export import table
 
 M = N = K = 256
 
@@ -50,7 +51,7 @@ WORKLOAD = atune.Workload(
 
 async def main() -> None:
     result = await atune.tune(WORKLOAD, target="c", progress=True)
-    print(result.table())
+    print(table(result))
     A, B = torch.randn(M, K), torch.randn(K, N)
     torch.testing.assert_close(result.kernel(A, B), A @ B, rtol=1e-4, atol=1e-3)
 

@@ -15,6 +15,7 @@ import anyio
 from gemm import K, M, N, matmul, reference
 
 import atune
+from atune.reporting.export import table
 
 TOPK = 20
 
@@ -91,7 +92,7 @@ WORKLOAD = atune.Workload(
 
 async def main() -> None:
     result = await atune.tune(WORKLOAD, target="cuda", progress=True)
-    print(result.table())
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import Trial, TrialState, create_trial
 
 import atune
+from atune.reporting.export import table
 
 TRIES = 20
 """How often the sampler is asked for a candidate that is left, before one is drawn."""
@@ -78,7 +79,7 @@ class OptunaStrategy:
 async def main() -> None:
     strategy = OptunaStrategy(optuna.samplers.TPESampler(seed=0))
     result = await atune.tune(WORKLOAD, target="c", strategy=strategy, budget=6, progress=True)
-    print(result.table())
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import tilelang.language as T
 import torch
 
 import atune
+from atune.reporting.export import table
 
 ROWS, COLUMNS = 8192, 2048
 
@@ -57,7 +58,7 @@ WORKLOAD = atune.Workload(
 
 async def main() -> None:
     result = await atune.tune(WORKLOAD, target="cuda", progress=True)
-    print(result.table())
+    print(table(result))
     X = torch.randn(ROWS, COLUMNS, device="cuda").half()
     torch.testing.assert_close(result.kernel(X), reference(X), rtol=1e-2, atol=1e-3)
 

@@ -30,16 +30,30 @@ class Handle:
         self.log.append(shown._repr_html_())
 
 
+FORMATTERS: dict[tuple[str, str], Any] = {}
+"""What shows a value as HTML, by its type's module and name."""
+
+
+class Html:
+    """IPython's formatter for HTML."""
+
+    def for_type_by_name(self, module: str, name: str, show: Any) -> None:
+        FORMATTERS[module, name] = show
+
+
 def stand_in(log: list[str]) -> None:
     """Put modules with IPython's names in place."""
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
-    ipython.get_ipython = lambda: SimpleNamespace(kernel=True)  # type: ignore[attr-defined]
+    shell = SimpleNamespace(kernel=True, display_formatter=SimpleNamespace(formatters={"text/html": Html()}))
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
     display.display = lambda shown, display_id: Handle(shown, log)  # type: ignore[attr-defined]
     sys.modules.update({"IPython": ipython, "IPython.display": display})
 
 
 def picture(value: Any) -> str:
     """Return how a notebook shows a value."""
+    if show := FORMATTERS.get((type(value).__module__, type(value).__name__)):
+        return str(show(value))
     for name in ("_repr_html_", "_repr_svg_"):
         if hasattr(value, name):
             return str(getattr(value, name)())

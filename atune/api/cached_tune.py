@@ -23,9 +23,9 @@ from atune.api.tuner import tune
 from atune.cluster.address import Cluster
 from atune.engine.plan import MEASURING_BENCHMARK, MEASURING_COMPILE
 from atune.engine.strategies import strategy_name
-from atune.errors import JournalError, NoWinner, UsageError
+from atune.errors import JournalError, UsageError
 from atune.journal.events import SCHEMA, Event, RunStarted
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
 from atune.model.settings import BenchmarkSettings, CompileSettings

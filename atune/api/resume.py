@@ -13,10 +13,10 @@ from atune.api.options import RunOptions, budget_of, named
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
 from atune.engine.plan import check_parts, finished
-from atune.errors import JournalError, NoWinner, UsageError
+from atune.errors import JournalError, UsageError
 from atune.journal.events import RunStarted
 from atune.journal.reader import JournalReader
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.device import Target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings

@@ -9,9 +9,9 @@ import sys
 import tempfile
 
 from atune.errors import AtuneError, UsageError
-from atune.journal.failures import first_failure_lines
 from atune.journal.result import TuneResult
 from atune.local.patience import machine_error
+from atune.reporting.failures import failure_summary, first_failure_lines
 from atune.system.shortage import shortage_of
 
 
@@ -64,6 +64,6 @@ def no_winner_message(result: TuneResult) -> str:
     counts = (
         f"{result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates, {result.remaining} not tried"
     )
-    lines = [f"  {count} × {kind}: {message}" for kind, message, count in result.failure_summary()[:10]]
+    lines = [f"  {count} × {kind}: {message}" for kind, message, count in failure_summary(result.records)[:10]]
     taught = [f"    {line}" for line in first_failure_lines(result)]
     return "\n".join([f"no candidate worked ({counts}):", *lines, *taught])

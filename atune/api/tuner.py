@@ -26,10 +26,10 @@ from atune.cluster.address import Cluster
 from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
-from atune.errors import AtuneError, NoWinner, UsageError, name_and_message
+from atune.errors import AtuneError, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.checks import path, whole
 from atune.model.device import device_names, parse_target

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atune.cli.parsing import add_command
 from atune.cli.printing import complain, say, say_bytes
+from atune.reporting.export import table
 
 if TYPE_CHECKING:
     from atune.storage.result_cache import ResultCache
@@ -88,7 +89,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if result is None:
         lines.append("The result was imported: its other candidates are not known.")
     else:
-        lines += ["", *(printable(line) for line in result.table().splitlines())]
+        lines += ["", *(printable(line) for line in table(result).splitlines())]
     say("\n".join(lines))
     return 0
 

@@ -227,7 +227,7 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.output import write_output
     from atune.cli.printing import say_bytes
-    from atune.journal.export import export
+    from atune.reporting.export import export
 
     data = export(arguments.journal, arguments.to)
     if arguments.output in (None, "-"):

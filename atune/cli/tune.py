@@ -18,10 +18,10 @@ from atune.cli.main import INTERRUPTED, show_kept
 from atune.cli.mistakes import NO_WINNER, report_error
 from atune.cli.printing import complain, mutter
 from atune.cluster.address import Cluster
-from atune.errors import NoWinner, UsageError
+from atune.errors import UsageError
 from atune.journal.events import Event, RunResumed, RunStarted
 from atune.journal.printing import printable
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from atune.model.measurement import Timing
+from atune.journal.state import State
+from atune.model.measurement import DISTURBS, FinalEntry, Timing
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
@@ -28,6 +29,20 @@ def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
     for device in dict.fromkeys(name for name, _ in timings):
         found += _clocks(device, [timing for name, timing in timings if name == device])
     return found
+
+
+def run_noise(state: State, final: Sequence[FinalEntry]) -> tuple[str, ...]:
+    """Return what tells that the machine was not quiet, a sentence each: others on its devices, then the timings."""
+    others = [message for message in state.warnings if DISTURBS in message]
+    firsts = [(m.device, m.timing) for m in state.ranked()]
+    finals = [(state.final.device, entry.timing) for entry in final] if state.final else []
+    best = [(device, timing) for device, timing in finals if timing.n_samples == _most(final)]
+    return (*others, *noise_of([*state.references.items(), *firsts, *finals], best))
+
+
+def _most(final: Sequence[FinalEntry]) -> int:
+    """Return the samples that those have who were in the final to its end."""
+    return max((entry.timing.n_samples for entry in final), default=0)
 
 
 def _scatter(contenders: MeasuredOn) -> str:

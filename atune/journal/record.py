@@ -1,9 +1,8 @@
-"""The outcome of one candidate, as a result tells it."""
+"""The outcome of one candidate, as a result tells it; and the entries of the final that still stand."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +11,7 @@ from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import Config
-from atune.model.measurement import Timing
+from atune.model.measurement import FinalEntry, Timing
 from atune.model.occupancy import MachineFacts
 from atune.model.roofline import Roofline
 
@@ -51,9 +50,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     instead: int | None = None
     """The layout of the same configuration that was preferred; None if no layout was chosen, or this one was."""
 
-    def _repr_html_(self) -> str:
-        return str(importlib.import_module("atune.reporting.notebook").record_html(self))
-
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], rooflines: Rooflines) -> Record:
     """Return the record of a candidate. `finals`: the timings of the final that stand, by credited index.
@@ -91,3 +87,20 @@ def record_of(state: State, entry: Entry, finals: Mapping[int, Timing], roofline
         roofline=rooflines(timing, device),
         instead=instead,
     )
+
+
+def standing(state: State) -> tuple[FinalEntry, ...]:
+    """Return the entries of the final whose candidates are still measured, by their credited index."""
+    entries = state.final.entries if state.final else ()
+    firsts = [(state.first(e.index), e.timing) for e in entries]
+    return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
+
+
+def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
+    """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
+    if state.final is None or state.final.ties is None or not final:
+        return None
+    if state.first(state.final.entries[0].index).index != final[0].index:
+        return None
+    ties = {state.first(index).index for index in state.final.ties}
+    return tuple(entry.index for entry in final[1:] if entry.index in ties)

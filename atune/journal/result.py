@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atune.errors import AtuneError
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.failures import failure_lines as failure_lines
-from atune.journal.failures import failures_data
-from atune.journal.final import run_noise, standing, ties_of
-from atune.journal.importance import Importance, importance_of
 from atune.journal.improvements import Improvement
-from atune.journal.record import Record, record_of
-from atune.journal.shown import Shown
+from atune.journal.noise import run_noise
+from atune.journal.record import Record, record_of, standing, ties_of
 from atune.journal.state import State
-from atune.journal.table import table
 from atune.journal.untried import Audited, Untried, audited, untried
 from atune.journal.winner_library import loadable
 from atune.model.artifact import Artifact, source_path
@@ -29,20 +21,13 @@ from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
 
-__all__ = ["Record", "State", "TuneResult"]
-
-SUMMARY = (
-    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
-    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
-    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
-)  # fmt: skip
-"""What ``--json`` prints of a result, beside device seconds and what was not tried."""
+__all__ = ["NoWinner", "Record", "State", "TuneResult"]
 
 Ratio = tuple[float, float, float]
 """Low end, median and high end of a ratio's 95 % interval."""
 
 
-class TuneResult(Shown):
+class TuneResult:
     """The result of a run, made from events alone. It is a snapshot that later events do not change.
 
     `journal`: path of the run's journal, None where none was written. `replayed`: its events come from a file, so its
@@ -195,32 +180,6 @@ class TuneResult(Shown):
         """As `speedup_over_default`, over the slowest candidate."""
         return self._speedup(self.slowest)
 
-    def failure_summary(self) -> list[tuple[str, str, int]]:
-        """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
-        reasons = Counter((r.kind or r.status, r.message) for r in self.records if r.status in ("failed", "pruned"))
-        return [(*reason, n) for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the object that ``--json`` prints."""
-        found = {name: msgspec.to_builtins(getattr(self, name)) for name in SUMMARY}
-        left = [{"reason": one.reason, "count": one.count} for one in self.untried]
-        return {**found, "untried": left, "failures": failures_data(self)}
-
-    def table(self) -> str:
-        """Return the records as aligned text, one a row, with what it is in its note: winner, default, tie, failed.
-
-        The winner comes first, then the other finalists by their final timing. Those with a first timing alone follow,
-        by that; then failures with their reasons. The two kinds of timing are not compared with each other.
-        """
-        return table(self)
-
-    @cached_property
-    def axis_importance(self) -> Importance | None:
-        """Which axes mattered, by first timings, a duplicate's by its original's; None where too few are measured."""
-        known = {m.index: m.timing.latency_ms for m in self.measurements}
-        credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in self.records]
-        return importance_of([(config, known[index]) for config, index in credited if index in known])
-
     @property
     def roofline(self) -> Roofline | None:
         """How near the winner comes to its device's peaks; None where the work of the problem is not known."""
@@ -262,6 +221,15 @@ class TuneResult(Shown):
         except OSError as error:
             raise AtuneError(f"the winner's source was not kept with its library ({error}); tune again") from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: the kernel is loaded again where it is asked for."""
+        return {name: value for name, value in self.__dict__.items() if name != "kernel"}
+
+    def __copy__(self) -> TuneResult:
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
     def _writes(self) -> tuple[int, ...]:
         return next((m.writes for m in self.measurements if m.index == self.best_index), ())
 
@@ -302,6 +270,14 @@ class TuneResult(Shown):
             device = state.final.device
         known = state.references
         return known.get(device) or next(iter(known.values()), None)
+
+
+class NoWinner(AtuneError):
+    """No candidate worked. The message groups and counts the reasons; `result` holds every record."""
+
+    def __init__(self, message: str, result: TuneResult) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 def _work(state: State) -> ProblemWork:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,9 +94,6 @@ class Space:
     def listed(self) -> Sequence[Any] | None:
         """The configurations that were given as a list; None for axes, and for a function or a generator not read."""
         return self._configs if isinstance(self._configs, Sequence) else None
-
-    def _repr_html_(self) -> str:
-        return str(importlib.import_module("atune.reporting.notebook").space_html(self))
 
     def __getstate__(self) -> dict[str, Any]:
         # A generator cannot be pickled; its configurations can.

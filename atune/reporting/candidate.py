@@ -11,7 +11,6 @@ import msgspec
 
 from atune.errors import UsageError
 from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
-from atune.journal.failures import failure_groups
 from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
 from atune.journal.result import Record, TuneResult
@@ -20,6 +19,7 @@ from atune.model.artifact import StaticFacts, source_path
 from atune.model.explained import Explained
 from atune.model.measurement import Timing
 from atune.reporting.explanation import rows
+from atune.reporting.failures import failure_groups
 from atune.reporting.layout_choices import choice_of
 
 

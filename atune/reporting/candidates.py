@@ -11,9 +11,9 @@ import msgspec
 
 from atune.journal.printing import printable
 from atune.journal.result import Record, TuneResult
-from atune.journal.table import ranking
 from atune.model.occupancy import occupancy_of
 from atune.model.roofline import in_thousands
+from atune.reporting.export import ranking
 
 ROWS = 10_000
 """Most rows of the page's table; the fastest come first."""

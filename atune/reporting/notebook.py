@@ -1,6 +1,6 @@
 """Spaces, workloads, records and results as a notebook shows them: small pieces of HTML without a script.
 
-Their `_repr_html_` names these functions by their import path: what is shown lies above what shows it.
+`atune.reporting.displays` registers these functions with IPython.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from atune.journal.failures import first_failure_lines
 from atune.journal.printing import describe_config, printable
-from atune.journal.result import Record, TuneResult, failure_lines
-from atune.journal.table import ranking
+from atune.journal.result import Record, TuneResult
 from atune.model.space import Space
 from atune.reporting.candidates import columns
-from atune.reporting.headline import default_line, latency_line, no_winner_line, ties_line
+from atune.reporting.export import ranking
+from atune.reporting.failures import failure_lines, first_failure_lines
 from atune.reporting.plot import rank_plot
+from atune.reporting.summary import default_line, latency_line, no_winner_line, ties_line
 from atune.workload.workload import Workload
 
 ROWS = 10

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from atune.journal.printing import printable
+from atune.reporting.displays import shell
 
 if TYPE_CHECKING:
     from atune.reporting.progress import Progress
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 def in_notebook() -> bool:
     """Tell whether this program is the kernel of a notebook. Imports nothing that is not there already."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    return getattr(shell(), "kernel", None) is not None
 
 
 class Markup:

@@ -10,8 +10,8 @@ from typing import Any
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult
 from atune.journal.state import State
-from atune.reporting.headline import no_winner_line
 from atune.reporting.hosts import by_host, measured_on
+from atune.reporting.summary import no_winner_line
 
 GROUPS = 200
 """Most reasons for failures that the page has."""

@@ -20,16 +20,14 @@ from atune.journal.events import (
     ReferenceMeasured,
     RunResumed,
 )
-from atune.journal.failures import failure_groups
 from atune.journal.printing import describe_config, printable
 from atune.journal.reader import JournalReader
 from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section
-from atune.reporting.checked import why_unchecked
 from atune.reporting.efficiency import efficiency_section
-from atune.reporting.headline import default_line, latency_line, ties_line
+from atune.reporting.failures import failure_groups
 from atune.reporting.hosts import host_of
 from atune.reporting.layout_choices import layouts_section
 from atune.reporting.page_parts import (
@@ -40,6 +38,7 @@ from atune.reporting.page_parts import (
     warnings_section,
 )
 from atune.reporting.search_section import search_section
+from atune.reporting.summary import default_line, latency_line, ties_line, why_unchecked
 
 SPANS = 6000
 """Most spans that the timeline draws. A longer run shows its longest spans."""

@@ -9,6 +9,7 @@ from html import escape
 from atune.journal.improvements import Improvement
 from atune.journal.printing import printable
 from atune.journal.result import TuneResult
+from atune.reporting.importance import axis_importance
 from atune.reporting.ticks import linear_ticks, log_ticks
 
 HEIGHT = 240
@@ -64,7 +65,7 @@ def curve(steps: Sequence[Improvement], wall_s: float) -> str:
 
 
 def _axes(result: TuneResult) -> list[str]:
-    found = result.axis_importance
+    found = axis_importance(result)
     lines = ["<h2>Axes that mattered</h2>"]
     if found is None:
         return [*lines, '<p class="soft">Too few candidates were measured to tell.</p>']

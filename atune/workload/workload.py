@@ -6,7 +6,6 @@ tilelang reads the source of every kernel, even of one typed into a notebook.
 
 from __future__ import annotations
 
-import importlib
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -177,9 +176,6 @@ class Workload:
         self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}
         self.source = source
         check_names(self)
-
-    def _repr_html_(self) -> str:
-        return str(importlib.import_module("atune.reporting.notebook").workload_html(self))
 
     def candidates(self) -> list[Candidate]:
         """Enumerate the space. Raises `SpaceError` if a configuration does not fit the kernel."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from atune.api.tuner import Tuner, run, tune
-from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError
+from atune.journal.result import NoWinner
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.testing import FakeMachine
 from atune.workload.workload import Workload

@@ -23,11 +23,11 @@ from event_streams import Stream
 from atune.cli import doctor
 from atune.cli.main import main
 from atune.engine.plan import PARTS
-from atune.errors import NoWinner, TargetError, WorkerError
-from atune.journal.export import FORMATS
-from atune.journal.result import TuneResult
+from atune.errors import TargetError, WorkerError
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.settings import ACCELERATORS, METHODS
+from atune.reporting.export import FORMATS
 from atune.search.choosing import SHOWN
 
 HERE = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 ENGINE = r"""
 import sys, types
 from event_streams import Stream
-from atune.errors import NoWinner
+from atune.journal.result import NoWinner
 from atune.journal.result import TuneResult
 from atune.journal.writer import Journal
 module = types.ModuleType("atune.api.tuner")

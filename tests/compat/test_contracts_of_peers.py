@@ -43,7 +43,6 @@ from atune.compat.tilelang import (
 )
 from atune.compat.tilelang.arguments import ProfileArgs
 from atune.compat.tilelang.plan import RunArgs, plan
-from atune.errors import NoWinner
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkStarted,
@@ -53,6 +52,7 @@ from atune.journal.events import (
     DeviceLost,
     Event,
 )
+from atune.journal.result import NoWinner
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.stages.measure import benchmark
 from atune.stages.measure.timer import Timed

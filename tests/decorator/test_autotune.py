@@ -18,7 +18,8 @@ from decorated import TUNING, add, doubled, multiply, scale, scale_jit, shift, s
 import atune
 from atune.api import cached_tune as cached
 from atune.decorator.autotuned import Autotuned
-from atune.errors import NoWinner, UsageError, WorkloadError
+from atune.errors import UsageError, WorkloadError
+from atune.journal.result import NoWinner
 from atune.storage.result_cache import ResultCache
 
 

@@ -21,9 +21,9 @@ from atune.api import cached_tune as cached
 from atune.decorator import winners
 from atune.decorator.call import Arguments, raw_key
 from atune.decorator.presets import PRESETS, ByArch, tuning_options
-from atune.errors import CacheMiss, NoWinner, SpaceError, UsageError, WorkloadError
+from atune.errors import CacheMiss, SpaceError, UsageError, WorkloadError
 from atune.journal.events import CandidateLowered, CandidateMeasured, CandidateProposed, RunFinished, RunStarted
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target

@@ -25,6 +25,7 @@ from atune.model.candidate import config_key
 from atune.model.grid import Grid
 from atune.model.settings import CompileSettings
 from atune.model.space import Space
+from atune.reporting.summary import summary
 from atune.search.choosing import make_order, make_strategy
 from atune.search.interface import Searched, Strategy
 from atune.search.spread import spread_places
@@ -163,9 +164,9 @@ async def test_an_audit_tells_how_often_the_guess_was_wrong(tmp_path: Path) -> N
     assert (audited.skipped, audited.tried, audited.wrong, audited.near) == (8, 3, 3, 3)
     last = [e.index for e in run.of(CandidateMeasured)][-3:]
     assert all(index % 2 for index in last) and run.result.best_index in last
-    summary = replay(tmp_path / "j").summary()
-    assert summary["audited"] == {"skipped": 8, "tried": 3, "wrong": 3, "near": 3, "missing": ""}
-    assert sum(one["count"] for one in summary["untried"]) == 20 - 8 - 3
+    told = summary(replay(tmp_path / "j"))
+    assert told["audited"] == {"skipped": 8, "tried": 3, "wrong": 3, "near": 3, "missing": ""}
+    assert sum(one["count"] for one in told["untried"]) == 20 - 8 - 3
 
 
 async def test_an_interrupted_audit_goes_on_with_the_same_sample(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fake_runs import Run, finish, valley
 from atune.api.tuner import Tuner, run, tune
 from atune.engine.engine import ARTIFACTS_PER_DEVICE
 from atune.engine.scheduler import MAX_GROUP
-from atune.errors import DevicesLost, NoWinner, UsageError, WorkloadError
+from atune.errors import DevicesLost, UsageError, WorkloadError
 from atune.journal import writer as journals
 from atune.journal.events import (
     ArtifactBuilt,
@@ -42,10 +42,13 @@ from atune.journal.events import (
     RunStarted,
     Warned,
 )
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.reporting.export import table
+from atune.reporting.failures import failure_summary
+from atune.reporting.summary import summary
 from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
 
@@ -220,7 +223,7 @@ async def test_other_failures_cost_the_device_nothing(kind: Any) -> None:
     machine = FakeMachine(6, Script(fails={2: kind}))
     run = await finish(machine)
     assert machine.starts["fake-0"] == 1 and not run.of(DeviceLost)
-    assert run.result.failure_summary() == [(kind, f"scripted to fail: {kind}", 1)]
+    assert failure_summary(run.result.records) == [(kind, f"scripted to fail: {kind}", 1)]
 
 
 async def test_the_last_candidate_of_all_losing_the_device_still_leaves_a_winner() -> None:
@@ -523,8 +526,8 @@ async def test_the_journal_folds_to_the_live_result(tmp_path: Path) -> None:
     events = journals.read(path)
     assert events == run.events
     folded = TuneResult.from_events(events, path)
-    assert folded.summary() == run.result.summary() and folded.records == run.result.records
-    assert folded.table() == run.result.table() and folded.final == run.result.final
+    assert summary(folded) == summary(run.result) and folded.records == run.result.records
+    assert table(folded) == table(run.result) and folded.final == run.result.final
     times = [e.mono for e in events]
     assert all(a <= b for a, b in pairwise(times))
 

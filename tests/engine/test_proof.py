@@ -14,7 +14,7 @@ from fake_runs import SLOW_S, slow_last, tuned
 
 from atune.api.resume import resume
 from atune.api.tuner import Tuner, tune
-from atune.errors import NoWinner, WorkerError
+from atune.errors import WorkerError
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
@@ -30,12 +30,13 @@ from atune.journal.events import (
     encode,
 )
 from atune.journal.replay import replay
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import read
 from atune.model.artifact import Artifact, Failure, Lowered, Proof
 from atune.model.candidate import Candidate
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.report import report
+from atune.reporting.summary import summary
 from atune.testing import FakeClock, FakeCompileWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +135,7 @@ async def test_a_plain_library_that_fails_its_check_is_a_failure_and_the_next_le
     assert (run.result.measured, run.result.failed) == (N - 1, 1)
     assert run.result.artifact is not None and run.result.artifact.index == 1
     again = replay(tmp_path / "j")
-    assert again.proven and again.summary() == run.result.summary()
+    assert again.proven and summary(again) == summary(run.result)
 
 
 async def test_the_only_candidates_plain_library_that_fails_leaves_no_winner() -> None:
@@ -273,7 +274,7 @@ async def test_a_run_cut_anywhere_ends_proven(tmp_path: Path) -> None:
         part.write_bytes(b"".join(lines[:end]))
         result = await resume(part, machine=FakeMachine(N, script))
         assert result.proven and result.best_config == {"x": 0} and result.latency_ms == 1.25, end
-        assert result.summary().keys() == first.summary().keys() and replay(part).proven
+        assert summary(result).keys() == summary(first).keys() and replay(part).proven
         assert result.artifact is not None and result.artifact.plain
 
 

@@ -19,6 +19,9 @@ from atune.journal.events import CandidateMeasured, encode
 from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay, salvage
 from atune.journal.result import TuneResult
+from atune.reporting.export import table
+from atune.reporting.failures import failure_summary
+from atune.reporting.summary import summary
 
 STREAM = Stream(total=4, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0).candidate(2)
 STREAM.proposed(3).lowered(3, "c1").aliased(3, 1)
@@ -29,7 +32,7 @@ DATA = Path(__file__).parents[1] / "data"
 def told(path: Path) -> tuple[Any, ...]:
     """Everything that `replay` tells, where it tells something."""
     result = replay(path)
-    return result.summary(), result.records, result.final, result.table(), result.speedup_over_default
+    return summary(result), result.records, result.final, table(result), result.speedup_over_default
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_salvage_tells_of_missing_and_repeated_lines(path: Path) -> None:
     assert lost[0] == "before line 5: 2 events are missing" and any("came before" in text for text in lost)
     assert result.best_index == 1
     path.write_bytes(b"".join(lines))
-    assert salvage(path)[1] == [] and salvage(path)[0].summary() == replay(path).summary()
+    assert salvage(path)[1] == [] and summary(salvage(path)[0]) == summary(replay(path))
 
 
 def test_the_command_line_names_the_line_and_salvages(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +138,9 @@ def test_a_long_line_takes_bounded_memory(path: Path) -> None:
 import resource, sys
 from atune.errors import JournalError
 from atune.journal.replay import replay
+from atune.reporting.summary import summary
+from atune.reporting.failures import failure_summary
+from atune.reporting.export import table
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try: print(replay(sys.argv[1]).total)
 except JournalError as error: print(str(error)[-60:])
@@ -165,7 +171,7 @@ def test_a_journal_whose_events_make_no_sense_is_folded_without_a_traceback(tmp_
     ]
     path.write_bytes(b"".join(lines))
     result = replay(path)
-    assert result.table() and result.summary() and result.failure_summary()
+    assert table(result) and summary(result) and failure_summary(result.records)
     _ = (result.speedup_over_default, result.speedup_over_slowest, result.best)
 
 
@@ -174,15 +180,15 @@ def test_stored_journals_are_read_for_good(name: str) -> None:
     """One of each schema that a release has written. These files are never written again."""
     result = replay(DATA / name)
     expected = json.loads((DATA / name).with_suffix(".json").read_text())
-    summary = {k: v for k, v in result.summary().items() if k != "journal"}
+    told = {k: v for k, v in summary(result).items() if k != "journal"}
     newer = {"proven", "best_over_time", "axis_importance", "roofline", "reference_roofline"}
     newer |= {"reason", "untried", "audited", "reference_ratio", "ties", "noise", "energy"}
     newer |= {"failures"}
-    assert {k: v for k, v in json.loads(json.dumps(summary)).items() if k not in newer} == expected["summary"]
-    assert not summary["proven"]  # of that time there is no proof
-    assert summary["best_over_time"][-1]["latency_ms"] == min(m.timing.latency_ms for m in result.measurements)
+    assert {k: v for k, v in json.loads(json.dumps(told)).items() if k not in newer} == expected["summary"]
+    assert not told["proven"]  # of that time there is no proof
+    assert told["best_over_time"][-1]["latency_ms"] == min(m.timing.latency_ms for m in result.measurements)
     figures = slice(0, expected["table"][0].index("note"))  # notes are worded anew, and finalists stand together
-    rows = [line[figures] for line in result.table().splitlines()]
+    rows = [line[figures] for line in table(result).splitlines()]
     assert rows[:2] == [line[figures] for line in expected["table"][:2]]
     assert sorted(rows) == sorted(line[figures] for line in expected["table"])
     events = read(DATA / name)

@@ -12,6 +12,7 @@ from atune.model.artifact import Access, Gemm, StaticFacts, Work
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
 from atune.reporting.efficiency import efficiency_section, roofline_lines
+from atune.reporting.summary import summary
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
 
@@ -60,7 +61,7 @@ def test_every_measured_candidate_and_the_reference_have_a_roofline() -> None:
     shares = [record.roofline.compute_share for record in result.records if record.roofline]
     assert shares == [0.02, 0.005]  # 2e7 operations in 1 and in 4 ms, of 1e12 a second
     assert result.reference_roofline is not None and result.reference_roofline.compute_share == 0.01
-    assert result.summary()["roofline"]["bound"] == "compute" and result.summary()["roofline"]["peaks"] == "nominal"
+    assert summary(result)["roofline"]["bound"] == "compute" and summary(result)["roofline"]["peaks"] == "nominal"
 
 
 @pytest.mark.parametrize(

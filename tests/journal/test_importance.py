@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atune.journal.importance import LEAST, Importance, importance_of
+from atune.reporting.importance import LEAST, Importance, importance_of
 
 Points = list[tuple[dict[str, Any], float]]
 

@@ -342,7 +342,8 @@ def test_replay_imports_nothing_heavy(path: Path) -> None:
     code = """
 import sys
 from atune.journal.replay import replay
-replay(sys.argv[1]).table()
+from atune.reporting.export import table
+table(replay(sys.argv[1]))
 print([m for m in ("tilelang", "torch", "structlog", "rich", "cloudpickle", "toy") if m in sys.modules])
 """
     done = subprocess.run(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.summary import summary_text
 from atune.journal.events import Warned
 from atune.journal.noise import noise_of
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
 from atune.model.measurement import DISTURBS, Conditions, Timing
 from atune.reporting.report import report
+from atune.reporting.summary import summary, summary_text
 
 
 def timed(spread: float = 0.001, method: str = "events", **seen: Any) -> tuple[str, Timing]:
@@ -63,7 +63,7 @@ def test_a_noisy_run_says_so_in_its_summary_and_its_json() -> None:
     wide = [1.0, 2.0] * 5
     stream = Stream(total=3).candidate(0, 1.0).candidate(1, 1.1).candidate(2, 9.0)
     result = TuneResult.from_events(stream.final({0: wide, 1: wide[::-1], 2: [9.0] * 2}).finished().events)
-    assert result.noise == tuple(result.summary()["noise"]) and "scatter" in result.noise[0]
+    assert result.noise == tuple(summary(result)["noise"]) and "scatter" in result.noise[0]
     assert f"\nnoise      {result.noise[0]}" in summary_text(result)
     assert "scatter" not in summary_text(TuneResult.from_events(Stream().candidate(0, 1.0).finished().events))
 

@@ -15,6 +15,9 @@ from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.artifact import Artifact
 from atune.model.candidate import config_key
+from atune.reporting.export import table
+from atune.reporting.failures import failure_summary
+from atune.reporting.summary import summary
 from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [
@@ -37,7 +40,7 @@ def test_counts_add_up_to_total_at_the_end_of_a_run() -> None:
     result = folded(stream)
     assert (result.measured, result.failed, result.pruned, result.duplicates, result.remaining) == (2, 2, 1, 1, 0)
     assert result.best_config == {"block": 1} and result.latency_ms == 1.0 and result.reference_ms == 2.0
-    assert list(result.summary()) == KEYS and result.wall_s == 7.5 and result.finished
+    assert list(summary(result)) == KEYS and result.wall_s == 7.5 and result.finished
     assert [r.status for r in result.records] == ["measured", "measured", "failed", "pruned", "failed", "duplicate"]
     assert [m.index for m in result.measurements] == [0, 1]
 
@@ -74,7 +77,7 @@ def test_a_failed_class_counts_one_failure_and_the_others_duplicates() -> None:
     result = folded(stream.finished())
     assert (result.measured, result.failed, result.duplicates) == (0, 1, 2)
     assert result.best is None and result.failures[0].index == 0 and result.failures[0].detail == "line 1\nline 2"
-    assert result.failure_summary() == [("compile", "g++ said no", 1)]
+    assert failure_summary(result.records) == [("compile", "g++ said no", 1)]
 
 
 def test_an_alias_said_twice_counts_once() -> None:
@@ -178,20 +181,20 @@ def test_configs_come_back_from_json_as_the_kernel_takes_them() -> None:
 
 def test_the_table_is_sorted_and_shows_reasons_without_control_characters() -> None:
     stream = Stream(total=4).candidate(0, 3.0).candidate(1, 1.0).proposed(2).build_failed(2, "bad\x1b[2J\nline")
-    table = folded(stream.proposed(3).aliased(3, 1)).table()
-    lines = table.splitlines()
+    text = table(folded(stream.proposed(3).aliased(3, 1)))
+    lines = text.splitlines()
     assert [line.split()[2] for line in lines[1:]] == ["1", "3", "0", "2"]
     assert "same code as 1" in lines[2] and "compile: bad" in lines[4]
-    assert "\x1b" not in table and len(lines) == 5
+    assert "\x1b" not in text and len(lines) == 5
 
 
 def test_latencies_of_a_few_microseconds_are_told_apart_in_the_table() -> None:
     stream = (
         Stream().ready().candidate(0, 0.001409, block=16).candidate(1, 0.001414, block=32).candidate(2, 1.5, block=8)
     )
-    cells = [line.split()[0] for line in folded(stream).table().splitlines()[1:]]
+    cells = [line.split()[0] for line in table(folded(stream)).splitlines()[1:]]
     assert cells == ["0.001409", "0.001414", "1.500000"]
-    slow = folded(Stream().ready().candidate(0, 12.5, block=16)).table().splitlines()[1]
+    slow = table(folded(Stream().ready().candidate(0, 12.5, block=16))).splitlines()[1]
     assert slow.split()[0] == "12.5000"
 
 
@@ -199,7 +202,11 @@ def test_failures_are_grouped_and_the_most_frequent_comes_first() -> None:
     stream = Stream(total=4).proposed(0).pruned(0, "big")
     for index in (1, 2, 3):
         stream.proposed(index).build_failed(index, "no" if index < 3 else "never")
-    assert folded(stream).failure_summary() == [("compile", "no", 2), ("compile", "never", 1), ("pruned", "big", 1)]
+    assert failure_summary(folded(stream).records) == [
+        ("compile", "no", 2),
+        ("compile", "never", 1),
+        ("pruned", "big", 1),
+    ]
 
 
 def artifact(path: object) -> Artifact:
@@ -273,7 +280,7 @@ def test_the_best_over_time_counts_candidates_and_seconds() -> None:
     assert steps(stream) == [(1, 2, 3.0), (4, 5, 2.0)]
     events = [e for e in stream.events if isinstance(e, CandidateMeasured)]
     assert [s.seconds for s in result.best_over_time] == [events[0].mono, events[2].mono]
-    assert result.summary()["best_over_time"][1] == {
+    assert summary(result)["best_over_time"][1] == {
         "tried": 5, "seconds": events[2].mono, "latency_ms": 2.0, "index": 4,
     }  # fmt: skip
 
@@ -318,6 +325,6 @@ def test_the_axes_that_mattered_are_in_the_summary() -> None:
     stream = Stream(total=24)
     for index in range(24):
         stream.candidate(index, 1.0 + index % 3, a=index % 3, b=index // 3 % 2)
-    told = folded(stream.proposed(24).finished()).summary()["axis_importance"]
+    told = summary(folded(stream.proposed(24).finished()))["axis_importance"]
     assert told == {"shares": {"a": 1.0, "b": 0.0}, "unexplained": 0.0, "candidates": 24}
-    assert folded(Stream(total=2).candidate(0, 1.0)).summary()["axis_importance"] is None
+    assert summary(folded(Stream(total=2).candidate(0, 1.0)))["axis_importance"] is None

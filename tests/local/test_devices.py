@@ -18,7 +18,7 @@ from fake_runs import finish, valley
 from atune.api.tuner import tune
 from atune.engine.plausible import implausible
 from atune.engine.ranking import final_order, speed_outliers, unsettled
-from atune.errors import DevicesLost, NoWinner, ServerLost, WorkerError
+from atune.errors import DevicesLost, ServerLost, WorkerError
 from atune.journal import writer as journals
 from atune.journal.events import (
     BenchmarkFailed,
@@ -33,10 +33,11 @@ from atune.journal.events import (
     Warned,
 )
 from atune.journal.recorder import Recorder
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.model.device import DeviceInfo, fastest_ms
 from atune.model.measurement import Timing
 from atune.model.settings import BenchmarkSettings
+from atune.reporting.summary import summary
 from atune.testing import FakeDeviceWorker, FakeMachine, Script
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +81,7 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
     assert run.result.best_index == 1 and (run.result.measured, run.result.failed) == (6, 2)
     assert len(run.of(FinalOrdered)) == 1 and len(run.of(DeviceLost)) == (kind == "out_of_bounds")
     replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
-    assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
+    assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
 async def test_the_only_two_finalists_that_are_wrong_leave_no_winner() -> None:
@@ -156,7 +157,7 @@ async def test_a_device_that_is_not_as_fast_as_the_others_is_left_out(slow: str,
     assert slow not in {r.device for r in run.result.records} and run.of(FinalOrdered)[0].device != slow
     assert any(slow in warning for warning in run.result.warnings)
     replayed = TuneResult.from_events(journals.read(tmp_path / "j"))
-    assert replayed.summary() | {"journal": None} == run.result.summary() | {"journal": None}
+    assert summary(replayed) | {"journal": None} == summary(run.result) | {"journal": None}
 
 
 async def test_no_best_is_told_of_a_device_that_was_left_out_before_its_figure_was_on_the_disk(

@@ -15,6 +15,7 @@ from atune.api.tuner import tune
 from atune.local import machine as machines
 from atune.local.machine import LocalMachine
 from atune.model.settings import CompileSettings
+from atune.reporting.failures import failure_summary
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.workload import Workload, describe, ship
 
@@ -55,5 +56,5 @@ async def test_a_large_closure_reaches_the_workers(room: bool, monkeypatch: pyte
     machine = Watched(ship(workload), spec=describe(workload), target="c", compile=settings)
     result = await tune(machine=machine, compile=settings)
     assert result.best_config == space[0]
-    assert [kind for kind, _, _ in result.failure_summary()] == ["mismatch"]
+    assert [kind for kind, _, _ in failure_summary(result.records)] == ["mismatch"]
     assert (len(machine.told) < LARGE_BYTES) == room

@@ -7,12 +7,21 @@ from pathlib import Path
 import pytest
 from event_streams import Stream, write
 
-from atune.cli.summary import summary_text
 from atune.journal.result import TuneResult
 from atune.model.roofline import Roofline
-from atune.reporting import headline
-from atune.reporting.headline import comparison, default_line, headline_lines, latency_line, ties_line
+from atune.reporting import summary as headline
+from atune.reporting.export import table
+from atune.reporting.notebook import result_html
 from atune.reporting.report import report
+from atune.reporting.summary import (
+    comparison,
+    default_line,
+    headline_lines,
+    latency_line,
+    summary,
+    summary_text,
+    ties_line,
+)
 
 
 def folded(stream: Stream) -> TuneResult:
@@ -41,7 +50,7 @@ def final_of(reference_ms: float, *, default: int = 0, ties: tuple[int, ...] | N
 def test_a_run_without_a_winner_is_told_alike_everywhere(stream: Stream, said: str, tmp_path: Path) -> None:
     result = folded(stream)
     assert f"no winner: {said}" in summary_text(result).splitlines()
-    assert f"</b>: {said}</div>" in result._repr_html_()
+    assert f"</b>: {said}</div>" in result_html(result)
     assert f"<p>{said.capitalize()}.</p>" in report(write(tmp_path / "run.jsonl", stream.events))
 
 
@@ -55,7 +64,7 @@ def test_the_first_line_compares_with_the_reference_and_the_second_with_the_defa
 def test_a_winner_slower_than_the_reference_is_told_to_be() -> None:
     result = final_of(0.4)
     assert latency_line(result) == "1 ms, 2.50 times slower than the reference (0.4 ms)"
-    assert result.summary()["reference_ratio"] == 0.4
+    assert summary(result)["reference_ratio"] == 0.4
 
 
 def test_latencies_that_seem_to_contradict_the_ratio_are_explained() -> None:
@@ -134,7 +143,7 @@ def test_ties_are_told_with_the_rule_that_chose() -> None:
         "candidates 1 and 2 cannot be told from the winner; the smallest key was chosen among equals"
     )
     assert "\nties       candidates 1 and 2 cannot" in summary_text(by_key)
-    assert by_key.summary()["ties"] == (1, 2)
+    assert summary(by_key)["ties"] == (1, 2)
     assert "ties " not in summary_text(final_of(2.5, ties=()))
 
 
@@ -177,7 +186,7 @@ def test_the_table_marks_winner_tie_default_and_failed_and_ranks_timings_of_one_
     for index, first_ms in enumerate((1.1, 1.2, 1.3, 2.0)):
         stream.candidate(index, first_ms)
     result = folded(stream.candidate(4).final({0: [1.0], 1: [1.001], 2: [3.0]}, ties=(1,)).finished())
-    rows = [line.split() for line in result.table().splitlines()[1:]]
+    rows = [line.split() for line in table(result).splitlines()[1:]]
     assert [(row[2], " ".join(row[4:])) for row in rows] == [
         ("0", "winner, final timing"),
         ("1", "tie, final timing"),

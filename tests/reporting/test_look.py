@@ -28,12 +28,14 @@ from atune.api.tuner import tune
 from atune.cli.main import main
 from atune.errors import JournalError, UsageError
 from atune.journal.events import CandidateMeasured, Event, ReferenceMeasured, RunFinished, RunInterrupted
-from atune.journal.export import export
 from atune.journal.merge import merge
 from atune.journal.reader import read
 from atune.journal.replay import follow, replay, simulate
 from atune.model.measurement import Conditions, Timing
+from atune.reporting.export import export
+from atune.reporting.importance import axis_importance
 from atune.reporting.report import POINTS, Clocks, report
+from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
@@ -72,7 +74,7 @@ def test_disjoint_journals_merge_into_the_result_of_one(tmp_path: Path) -> None:
     assert [r.config["x"] for r in merged.records] == list(range(10))
     assert merged.wall_s == pytest.approx(replay(one).wall_s + replay(two).wall_s, abs=1e-4)
     again = replay(tmp_path / "m")
-    assert again.summary() == merged.summary() and again.records == merged.records
+    assert summary(again) == summary(merged) and again.records == merged.records
     assert merged.finished and any("merged from 2 journals" in text for text in merged.warnings)
 
 
@@ -234,8 +236,8 @@ def test_the_page_tells_winner_curve_and_axes_without_a_script() -> None:
     words = without_script(page)
     assert "Candidate 190: block_M=128, block_N=256" in words and f"{result.latency_ms:.4g} ms winner" in words
     assert "288 measured 0 failed" in words
-    assert result.axis_importance is not None
-    for name, share in result.axis_importance.shares.items():
+    assert axis_importance(result) is not None
+    for name, share in axis_importance(result).shares.items():
         assert f"{name} {100 * share:.1f} %" in words
     [curve] = re.findall(r'<svg id="best".*?</svg>.*?</svg>', page, flags=re.S)
     assert curve.count("<circle") == len(result.best_over_time) > 3
@@ -460,6 +462,8 @@ def test_none_of_it_imports_what_is_heavy() -> None:
     code = """
 import sys
 from atune.cli.main import main
+from atune.reporting.summary import summary
+from atune.reporting.importance import axis_importance
 out = ["-o", "/dev/null"]
 for command in (["report", *out], ["export", "--to", "t4", *out], ["merge"]):
     main([command[0], sys.argv[1], *command[1:]])

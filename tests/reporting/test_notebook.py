@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import pickle
@@ -22,8 +23,12 @@ from atune.errors import UsageError
 from atune.journal.events import BuildFailed
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
-from atune.reporting.notebook import ROWS
+from atune.reporting.displays import enable
+from atune.reporting.export import data_frame
+from atune.reporting.notebook import ROWS, record_html, result_html, space_html, workload_html
+from atune.reporting.plot import rank_plot
 from atune.reporting.progress import Progress
+from atune.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = ROOT / "bench" / "results" / "layouts" / "uneven.jsonl.xz"
@@ -44,7 +49,7 @@ def kernel(M: int, block: int = 16, mode: str = "a") -> None:
 
 def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
     result = replay(LAYOUTS)
-    html = result._repr_html_()
+    html = result_html(result)
     words = text_of(html)
     assert "scaled rows of 2560: 0.01293 ms, 4.84 times faster than the reference (0.06192 ms)" in words
     assert "held='compiler'" in words and "the default configuration" in words
@@ -55,24 +60,40 @@ def test_a_result_shows_winner_ranking_failures_and_plot() -> None:
     assert len(list(body.iter("{http://www.w3.org/2000/svg}circle"))) == result.measured
 
 
+def test_values_are_registered_with_ipython_by_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    enable()  # outside of IPython it does nothing
+    shown: dict[str, Any] = {}
+    html = SimpleNamespace(for_type_by_name=lambda module, name, show: shown.update({f"{module}.{name}": show}))
+    ipython = ModuleType("IPython")
+    shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": html}))
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    importlib.reload(atune)
+    result, space = replay(LAYOUTS), atune.Space(block=[16])
+    values = [result, result.best, space, atune.Workload(kernel, space, arguments={"M": 64})]
+    for value in values:
+        assert shown.pop(f"{type(value).__module__}.{type(value).__name__}")(value).count("<")
+    assert not shown
+
+
 def test_a_result_without_a_winner_says_so() -> None:
     result = TuneResult.from_events(Stream(total=1).proposed(0).build_failed(0).finished().events)
-    words = text_of(result._repr_html_())
+    words = text_of(result_html(result))
     assert "toy : no candidate worked" in words and "1 × compile: g++ said no" in words
     where = 'File "/home/me/kernel.py", line 3, in main'
     detail = f"Traceback (most recent call last):\n  {where}\n    a + q\n        ^\nNameError: q"
     stream = Stream(total=1).proposed(0).add(BuildFailed, index=0, kind="lower", message="NameError: q", detail=detail)
-    broken = TuneResult.from_events(stream.finished().events)._repr_html_()
+    broken = result_html(TuneResult.from_events(stream.finished().events))
     assert "\n".join(["block=0", f"  {where}", "    a + q", "        ^"]) in "".join(parsed(broken).itertext())
-    assert "No candidate was measured." in result.plot().svg
+    assert "No candidate was measured." in rank_plot(result).svg
 
 
 def test_a_record_shows_what_is_known_of_it() -> None:
     result = replay(LAYOUTS)
     assert result.best is not None
-    words = text_of(result.best._repr_html_())
+    words = text_of(record_html(result.best))
     assert "Candidate 28 status measured block_rows 4" in words and "registers 128" in words and "TB/s" in words
-    reasons = {text_of(failed._repr_html_()).partition("failure ")[2].partition(":")[0] for failed in result.failures}
+    reasons = {text_of(record_html(failed)).partition("failure ")[2].partition(":")[0] for failed in result.failures}
     assert reasons == {"lower reason ValueError", "timeout reason hopeless"}
 
 
@@ -80,39 +101,39 @@ def test_a_space_shows_its_axes_and_asks_none_of_its_functions() -> None:
     def never(**values: Any) -> Any:
         raise AssertionError("asked")
 
-    words = text_of(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)._repr_html_())
+    words = text_of(space_html(atune.Space(block=[16, 32], mode=["a", "<b>"], where=never)))
     assert words == "Space of 4 points, before 1 constraint block 16, 32 mode 'a', '<b>'"
-    assert "by never" in text_of(atune.Space(block=never)._repr_html_())
-    assert text_of(atune.Space([{"x": 1}, {"x": 2}])._repr_html_()) == "Space of 2 configurations"
-    assert "a function gives" in text_of(atune.Space(never)._repr_html_())
-    assert "(1,000 values)" in text_of(atune.Space(x=list(range(1000)))._repr_html_())
+    assert "by never" in text_of(space_html(atune.Space(block=never)))
+    assert text_of(space_html(atune.Space([{"x": 1}, {"x": 2}]))) == "Space of 2 configurations"
+    assert "a function gives" in text_of(space_html(atune.Space(never)))
+    assert "(1,000 values)" in text_of(space_html(atune.Space(x=list(range(1000)))))
 
 
 def test_a_space_of_a_generator_is_shown_without_reading_it() -> None:
     space = atune.Space({"block": b} for b in (16, 32))
-    assert "a function gives" in text_of(space._repr_html_())
+    assert "a function gives" in text_of(space_html(space))
     assert len(space.configs({})) == 2
 
 
 def test_a_workload_shows_its_problem_and_whether_it_is_checked() -> None:
     workload = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64})
-    words = text_of(workload._repr_html_())
+    words = text_of(workload_html(workload))
     assert "Workload kernel problem M=64" in words and "nothing: outputs are not checked" in words
     checked = atune.Workload(kernel, atune.Space(block=[16]), arguments={"M": 64}, reference=text_of)
-    assert "checked against text_of" in text_of(checked._repr_html_())
+    assert "checked against text_of" in text_of(workload_html(checked))
 
 
 def test_words_of_a_stranger_are_escaped_everywhere() -> None:
     stream = Stream(total=2).candidate(0, 1.0, mode="<script>'\"&").build_failed(1, "</svg><script>")
     result = TuneResult.from_events(stream.finished().events)
     assert result.best is not None
-    for html in (result._repr_html_(), result.best._repr_html_(), result.plot().svg):
+    for html in (result_html(result), record_html(result.best), rank_plot(result).svg):
         assert "<script" not in html and parsed(html) is not None
 
 
 def test_a_plot_has_a_point_for_each_code_and_can_be_saved(tmp_path: Path) -> None:
     result = replay(LAYOUTS)
-    plot = result.plot()
+    plot = rank_plot(result)
     plot.save(tmp_path / "latencies.svg")
     picture = ElementTree.parse(tmp_path / "latencies.svg").getroot()
     points = list(picture.iter("{http://www.w3.org/2000/svg}circle"))
@@ -126,7 +147,7 @@ def test_a_plot_has_a_point_for_each_code_and_can_be_saved(tmp_path: Path) -> No
 def test_a_result_becomes_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))  # type: ignore[arg-type]
     result = replay(LAYOUTS)
-    rows = result.to_dataframe()
+    rows = data_frame(result)
     assert len(rows) == 72
     assert [row["config.threads"] for row in rows] == [record.config["threads"] for record in result.records]
 
@@ -134,14 +155,14 @@ def test_a_result_becomes_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_pandas_a_data_frame_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="pip install pandas"):
-        replay(LAYOUTS).to_dataframe()
+        data_frame(replay(LAYOUTS))
 
 
 def test_a_result_whose_kernel_was_loaded_pickles_without_it() -> None:
     result = replay(LAYOUTS)
     result.__dict__["kernel"] = lambda: None  # which cannot be pickled
     again = pickle.loads(pickle.dumps(result))
-    assert again.summary() == result.summary() and again.records == result.records
+    assert summary(again) == summary(result) and again.records == result.records
     assert "kernel" not in again.__dict__
     assert copy.copy(result).kernel is result.kernel  # a copy in this process keeps it
 

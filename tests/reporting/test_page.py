@@ -16,9 +16,10 @@ from reporting.test_look import BROWSER, DATA, RESULTS, without_script
 from atune.journal.reader import read
 from atune.journal.replay import replay
 from atune.journal.result import TuneResult
-from atune.journal.table import ranking
 from atune.model.artifact import StaticFacts
 from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts
+from atune.reporting.export import ranking
+from atune.reporting.failures import failure_summary
 from atune.reporting.report import Timeline, report
 from atune.reporting.ticks import linear_ticks, log_ticks
 
@@ -106,7 +107,7 @@ def test_failures_stand_open_with_their_words_and_an_example() -> None:
     page = report(DATA)
     words, result = without_script(page), replay(DATA)
     assert "<details" not in page
-    for kind, message, count in result.failure_summary():
+    for kind, message, count in failure_summary(result.records):
         assert f"{count:,} × {kind}" in words and message in html.unescape(words)
     assert "For example candidate" in words
     assert "For example candidate 40: block_rows=2" in without_script(report(LAYOUTS))

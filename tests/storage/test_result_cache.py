@@ -25,7 +25,7 @@ import atune
 from atune.api import cached_tune as cached
 from atune.api.cached_tune import Work, run_cached, tune_cached
 from atune.api.discovery import discover
-from atune.errors import NoWinner, UsageError
+from atune.errors import UsageError
 from atune.journal.events import (
     BenchmarkFailed,
     CandidateMeasured,
@@ -34,7 +34,7 @@ from atune.journal.events import (
     Event,
 )
 from atune.journal.reader import read
-from atune.journal.result import TuneResult
+from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.journal.writer import line_of
 from atune.model.device import DeviceInfo, Target

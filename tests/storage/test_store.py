@@ -16,12 +16,12 @@ import msgspec
 import pytest
 
 import atune
-from atune.cli.summary import summary_text
 from atune.journal.events import ArtifactBuilt, Event
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, KernelParam, Lowered, source_path
 from atune.model.candidate import Candidate, config_key
 from atune.model.settings import CompileSettings
+from atune.reporting.summary import summary_text
 from atune.storage.artifact_store import ArtifactStore
 from atune.workload.workload import FileRef
 

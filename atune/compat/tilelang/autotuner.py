@@ -19,8 +19,8 @@ from atune.compat.tilelang.result import AutotuneResult, positions
 from atune.decorator.autotuned import Autotuned
 from atune.decorator.options import Options, sealed
 from atune.decorator.winners import winner_of
-from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
-from atune.journal.result import TuneResult
+from atune.errors import InputsMissing, SpaceError, UsageError
+from atune.journal.result import NoWinner, TuneResult
 from atune.model.candidate import PASS_CONFIGS, RESERVED
 from atune.model.device import device_names
 from atune.storage.result_cache import ResultCache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atune.errors import InputsMissing, NoWinner, SpaceError, UsageError
+from atune.errors import InputsMissing, SpaceError, UsageError
+from atune.journal.result import NoWinner
 from atune.model.notices import warn_caller
 
 

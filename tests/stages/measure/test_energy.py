@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from event_streams import Stream
 
-from atune.cli.summary import summary_text
 from atune.journal.events import FinalOrdered, decode, encode
 from atune.journal.result import TuneResult
 from atune.model.measurement import Energy, FinalEntry, Timing
+from atune.reporting.summary import summary, summary_text
 from atune.stages.measure import benchmark
 from atune.stages.measure.telemetry import PATIENCE_S, Observer, energy_of
 from atune.stages.measure.timer import Timed
@@ -84,5 +84,5 @@ def test_energy_is_in_the_record_the_journal_and_the_summary() -> None:
     stream = Stream(total=1).candidate(0, 1.0).add(FinalOrdered, device="cpu", entries=(FinalEntry(0, timing),))
     result = TuneResult.from_events(decode(encode(event)) for event in stream.finished().events)
     assert result.best is not None and result.best.timing is not None and result.best.timing.energy == energy
-    assert result.summary()["energy"] == {"power_w": 512.5, "call_j": 0.0912, "calls": 1500}
+    assert summary(result)["energy"] == {"power_w": 512.5, "call_j": 0.0912, "calls": 1500}
     assert "\nenergy     512 W, 0.0912 J a call\n" in summary_text(result)

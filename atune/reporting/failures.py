@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from atune.journal.printing import describe_config, printable
+from atune.journal.result import Record, TuneResult
 from atune.model.candidate import Config
 from atune.system.places import Place, place_in
-
-if TYPE_CHECKING:
-    from atune.journal.result import Record, TuneResult
 
 MOST_GROUPS = 50
 """Groups that ``--json`` prints."""
@@ -60,6 +58,11 @@ def _group(kind: str, message: str, found: list[Record]) -> FailureGroup:
         index=first.index,
         detail=first.detail,
     )
+
+
+def failure_summary(records: Iterable[Record]) -> list[tuple[str, str, int]]:
+    """Return (kind, message, count) of failed and pruned candidates, the most frequent first."""
+    return [(group.kind, group.message, group.count) for group in failure_groups(records)]
 
 
 def failures_data(result: TuneResult) -> list[dict[str, Any]]:
@@ -110,7 +113,7 @@ def _words(group: FailureGroup) -> list[str]:
 
 def failure_lines(result: TuneResult, limit: int = 8) -> list[str]:
     """Return reasons of failed and pruned candidates, grouped and counted: `limit` lines and one for the rest."""
-    groups = result.failure_summary()
+    groups = failure_summary(result.records)
     lines = [f"{n} × {kind}: {printable(message)}" for kind, message, n in groups[:limit]]
     rest = sum(n for _, _, n in groups[limit:])
     return lines + ([f"{rest} more, of {len(groups) - limit} other reasons"] if rest else [])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from atune.journal.result import TuneResult
 from atune.model.candidate import Config
 
 LEAST = 20
@@ -46,6 +47,13 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
         told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in named)
         left = max(0.0, 1.0 - sum(share for _, share in named))
         return f"{told}; combinations, other axes and noise {100 * left:.0f} % ({basis})"
+
+
+def axis_importance(result: TuneResult) -> Importance | None:
+    """Return which axes mattered, by first timings, a duplicate's by its original's. None for too few measurements."""
+    known = {m.index: m.timing.latency_ms for m in result.measurements}
+    credited = [(r.config, r.index if r.same_as is None else r.same_as) for r in result.records]
+    return importance_of([(config, known[index]) for config, index in credited if index in known])
 
 
 def importance_of(points: Sequence[tuple[Config, float]]) -> Importance | None:

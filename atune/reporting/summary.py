@@ -1,17 +1,96 @@
-"""A result's first lines: the winner against the reference, against the default, and what ties with it."""
+"""A result in words: its first lines, the text that the command line prints, and the object of ``--json``."""
 
 from __future__ import annotations
 
-from atune.journal.printing import describe_config
+import shlex
+from typing import Any
+
+import msgspec
+
+from atune.journal.printing import describe_config, printable
 from atune.journal.result import Ratio, TuneResult
 from atune.model.roofline import Roofline
+from atune.reporting.efficiency import roofline_lines
+from atune.reporting.failures import failure_lines, failures_data, first_failure_lines
+from atune.reporting.importance import axis_importance
+from atune.reporting.progress import duration
 
+KEYS = (
+    "best_config", "latency_ms", "reference_ms", "measured", "failed", "pruned", "duplicates", "remaining", "total",
+    "wall_s", "journal", "proven", "best_over_time", "axis_importance",
+    "roofline", "reference_roofline", "reason", "audited", "reference_ratio", "ties", "noise", "energy",
+)  # fmt: skip
+"""What ``--json`` prints of a result, beside what was not tried and the failures."""
 NAMED_TIES = 5
 """Candidates that are told by their index, of those that tie with the winner."""
 LITTLE = 0.005
 """Share by which two may differ and still be told to be as fast."""
 MOVED = 0.02
 """Share by which the ratio of two latencies may differ from the ratio round by round without a word about it."""
+
+
+def summary(result: TuneResult) -> dict[str, Any]:
+    """Return the object that ``--json`` prints."""
+    read = {"axis_importance": axis_importance}
+    found = {name: msgspec.to_builtins(read[name](result) if name in read else getattr(result, name)) for name in KEYS}
+    left = [{"reason": one.reason, "count": one.count} for one in result.untried]
+    return {**found, "untried": left, "failures": failures_data(result)}
+
+
+def summary_text(result: TuneResult) -> str:
+    """Return the result's summary as text."""
+    lines = []
+    if result.best is None or result.latency_ms is None:
+        lines.append(f"no winner: {no_winner_line(result)}")
+    else:
+        lines += headline_lines(result)
+        lines += unchecked_lines(result)
+        lines += roofline_lines(result)
+    lines += _count_lines(result)
+    if (mattered := axis_importance(result)) is not None:
+        lines.append(f"axes that mattered: {printable(mattered.describe())}")
+    if result.stored:
+        lines.append(f"reused     {result.stored} of {result.built} libraries of kernels, from the artifact store")
+    lines += _end_lines(result)
+    lines += [f"noise      {printable(text)}" for text in result.noise]
+    if result.journal is not None:
+        lines.append(f"journal    {printable(result.journal)}")
+    return "\n".join(lines)
+
+
+def _count_lines(result: TuneResult) -> list[str]:
+    """Return how many candidates had which outcome, and why those that failed did."""
+    counts = (
+        f"{result.measured} measured, {result.failed} failed, {result.pruned} pruned, {result.duplicates} duplicates"
+    )
+    left = f", {result.remaining} remaining" if result.remaining else ""
+    points = "points    " if result.remaining and result.header is not None and result.header.large else "candidates"
+    lines = [f"{points} {result.total}: {counts}{left}; {duration(result.wall_s)}"]
+    lines += [f"           {line}" for line in failure_lines(result)]
+    return lines + [f"             {line}" for line in first_failure_lines(result)]
+
+
+def _end_lines(result: TuneResult) -> list[str]:
+    """Return how the run ended, where that is worth a line, and what its audit found."""
+    lines = []
+    if not result.finished:
+        lines.append(f"ended      {_unfinished(result)}")
+    if result.audited is not None:
+        a = result.audited
+        told = (
+            f"none of them tried: {a.missing}" if a.missing else f"{a.tried} of them tried: {a.wrong} were the fastest"
+        )
+        lines.append(f"audit      {a.skipped} skipped as likely to lose, {told}")
+    return lines
+
+
+def _unfinished(result: TuneResult) -> str:
+    on = ""
+    if result.journal is not None:
+        named = result.header is not None and result.header.origin
+        workload = "" if named else " --workload FILE.py:NAME"  # it came by value, from a script or a notebook
+        on = f"; atune resume {shlex.quote(result.journal)}{workload} goes on"
+    return f"interrupted{on}" if result.interrupted else f"not yet: the run is under way, or was killed{on}"
 
 
 def headline_lines(result: TuneResult) -> list[str]:
@@ -114,3 +193,20 @@ def _rate(found: Roofline | None) -> str:
         return ""
     number = f"{rate / 1e3:.3g} T{unit}" if rate >= 1e3 else f"{rate:.3g} G{unit}"
     return number if share is None else f"{number}, {100 * share:.0f} % of the {found.peaks} peak"
+
+
+def why_unchecked(result: TuneResult) -> str:
+    """Return why no output was checked; empty where one was, where nothing was measured, or where it is not known."""
+    if not result.measurements or any(one.checked for one in result.measurements) or result.header is None:
+        return ""
+    settings = result.header.settings.get("benchmark")
+    asked = settings.get("check") if isinstance(settings, dict) else None
+    if asked is True:
+        return "the workload has no reference and no check, so that a wrong kernel may win: Workload(…, reference=…)"
+    return "the check was switched off (--skip-check)" if asked is False else ""
+
+
+def unchecked_lines(result: TuneResult) -> list[str]:
+    """Return the line of the text that says so; none where outputs were checked."""
+    why = why_unchecked(result)
+    return [f"outputs    not checked: {why}"] if why else []
