@@ -24,8 +24,8 @@ RETIRED = {
     r"tuning parameters?": "axis",
 }
 """Words that are retired, as patterns, with the words for them."""
-NAMED_ANEW = re.compile(r"(is|are) called .* now|`lane`")
-"""Text that tells a former name."""
+IN_JOURNALS = "`lane`"
+"""The key of an event's worker in the journal's text."""
 
 
 def rows() -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 def retired(text: str) -> list[str]:
     """Return the retired words in `text`, with what to say."""
-    if NAMED_ANEW.search(text):
+    if IN_JOURNALS in text:
         return []
     found = {word: re.search(rf"\b({pattern})\b", text, re.IGNORECASE) for pattern, word in RETIRED.items()}
     return [f"{match[0]}: say {word}" for word, match in found.items() if match]
@@ -66,7 +66,6 @@ def test_retired_words_are_in_no_message_and_on_no_page() -> None:
 
 def test_a_retired_word_would_be_found() -> None:
     assert retired("the lane is lost") == ["lane: say worker"]
-    assert not retired("lanes are called workers now")
 
 
 def test_events_that_the_glossary_names_are_those_of_the_journal() -> None:

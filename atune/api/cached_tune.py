@@ -115,27 +115,17 @@ class Work:
     def _keys(self) -> frozenset[str]:
         return frozenset(map(config_key, self.spec.configs))
 
-    @cached_property
-    def former_key(self) -> ResultKey:
-        """The key of older versions, in which comments in sources counted. It finds their results."""
-        return msgspec.structs.replace(
-            self.key,
-            source=kernel_fingerprint(self.workload.kernel, verbatim=True),
-            fingerprint=fingerprint(self.workload, problem=False, verbatim=True),
-        )
-
     def known_result(self, cache: ResultCache) -> TuneResult | None:
         """Return the whole result of this tuning from `cache`, with `cache_hit` set, or None."""
-        found = cache.find(self.key)
-        return cache.find(self.former_key) if found is None else found
+        return cache.find(self.key)
 
     def known_entry(self, cache: ResultCache) -> CacheEntry | None:
         """Return the entry of `cache` for this tuning, or None. Imported entries count too."""
-        return cache.find_entry(self.key) or cache.find_entry(self.former_key)
+        return cache.find_entry(self.key)
 
     def known_candidates(self, cache: ResultCache) -> dict[str, Known]:
         """Return the outcomes of this space's configurations in earlier runs of the same work, by config key."""
-        return {**cache.known(self.former_key, self.spec.configs), **cache.known(self.key, self.spec.configs)}
+        return cache.known(self.key, self.spec.configs)
 
     def history(self, known: Mapping[str, Known], now: float) -> bytes:
         """Return the text of a journal in which a run of this work has already recorded `known`."""

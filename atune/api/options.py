@@ -13,7 +13,6 @@ from atune.cluster.address import Cluster
 from atune.engine.interfaces import Machine
 from atune.errors import UsageError
 from atune.journal.events import Event
-from atune.model.former_names import RUN, renamed
 from atune.model.options import refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import EventLog
@@ -61,13 +60,12 @@ ELSEWHERE = {
 
 
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
-    """Return the options `given` under their current names.
+    """Return the options `given`.
 
     Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
     """
-    options = renamed(where, given, RUN)
-    refuse_unknown(where, options, [*kind.__annotations__], ELSEWHERE)
-    return options
+    refuse_unknown(where, given, [*kind.__annotations__], ELSEWHERE)
+    return dict(given)
 
 
 def check_settings(compile: object, benchmark: object, **switches: object) -> None:

@@ -33,7 +33,6 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
 from atune.model.checks import path, whole
 from atune.model.device import device_names, parse_target
-from atune.model.former_names import RUN
 from atune.model.options import named_options
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.processes.server import refuse_in_worker
@@ -58,7 +57,7 @@ class Tuner:
     `UsageError` for the same mistakes.
     """
 
-    @named_options("Tuner", ELSEWHERE, RUN)
+    @named_options("Tuner", ELSEWHERE)
     def __init__(
         self,
         workload: Workload | FileRef | str | None = None,

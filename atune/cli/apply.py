@@ -29,8 +29,6 @@ from atune.workload.workload import parse_file_ref
 if TYPE_CHECKING:
     from atune.journal.state import State
 
-OLD = "an earlier atune wrote the journal, so it lacks the kernel's own source: name the Workload that was tuned"
-
 
 def apply_command(arguments: argparse.Namespace) -> int:
     """Print the diff and, with ``--write``, apply it. Raises `UsageError` and then leaves the file unchanged."""
@@ -79,13 +77,8 @@ def _differences(state: State, site: KernelSite) -> list[str]:
     header = state.header
     assert header is not None, "there is a winner"
     found = []
-    if header.kernel:
-        if header.kernel != site.kernel:
-            found.append("the kernel's source, or what it uses, changed since it was tuned")
-    elif not site.fingerprints:
-        found.append(OLD)
-    elif header.fingerprint not in site.fingerprints:
-        found.append("the kernel, inputs, reference, problem or tolerances changed since the kernel was tuned")
+    if header.kernel != site.kernel:
+        found.append("the kernel's source, or what it uses, changed since it was tuned")
     if found and header.workload != site.workload:
         found.append(f"the journal is for {header.workload!r}, and this is {site.workload!r}")
     if site.arguments is not None:

@@ -99,7 +99,7 @@ def begun_in(journal: str | None, space: SpaceSurvey) -> Begun | None:
     keys = set(space.keys)
     done = [one for one in result.records if one.status != "remaining" and (not keys or one.key in keys)]
     counts = {"measured": result.measured, "failed": result.failed, "pruned": result.pruned}
-    same = result.header is not None and result.header.fingerprint in space.fingerprints
+    same = result.header is not None and result.header.fingerprint == space.fingerprint
     return Begun(journal, same, len(done), {**counts, "duplicates": result.duplicates}, result.wall_s)
 
 

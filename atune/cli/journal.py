@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from atune.cli.former import add_former
 from atune.cli.parsing import PLAIN, add_command, number, strategy_name
 from atune.cluster.address import HELP as CLUSTER_HELP
 from atune.cluster.address import Cluster
@@ -49,7 +48,6 @@ def _resume_options(parser: argparse.ArgumentParser) -> None:
         "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
     )
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
-    add_former(parser, "--accept")
     parser.add_argument("--budget", metavar="N|10%|90s", help="candidates, a share, or time, of all parts together")
     parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
     parser.add_argument("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)

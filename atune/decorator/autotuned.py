@@ -167,8 +167,7 @@ class Autotuned:
         self.forget(encoded)
         if self.options.cache is None:
             return 0
-        sources = {kernel_fingerprint(self.kernel, verbatim=verbatim) for verbatim in (False, True)}
-        return sum(self.options.cache.clear(source=source, problem=encoded) for source in sources)
+        return self.options.cache.clear(source=kernel_fingerprint(self.kernel), problem=encoded)
 
     def forget(self, key: Any = None) -> None:
         """Forget all winners in memory, or the winner of the encoded `key`."""

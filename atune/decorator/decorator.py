@@ -21,7 +21,6 @@ from atune.errors import UsageError
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
-from atune.model.former_names import AUTOTUNE, renamed
 from atune.model.options import refuse_unknown
 from atune.storage.result_cache import ResultCache
 from atune.system import syntax
@@ -48,9 +47,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 
     Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
-    given = renamed("autotune", options, AUTOTUNE)
-    refuse_unknown("autotune", given, [*AutotuneOptions.__annotations__], _ELSEWHERE)
-    known = checked(given)
+    refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
+    known = checked(options)
 
     def decorate(kernel: Any) -> Autotuned:
         if not callable(kernel) or isinstance(kernel, Autotuned):

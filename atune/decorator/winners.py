@@ -150,7 +150,7 @@ def find_shipped(paths: Sequence[str], work: Work) -> CacheEntry | None:
         entry
         for path in paths
         for entry in _entries(path, _changed(path))
-        if entry.parts.fingerprint in (key.fingerprint, work.former_key.fingerprint)
+        if entry.parts.fingerprint == key.fingerprint
         and all(getattr(entry.parts, name) == getattr(key, name) for name in ("device", "target"))
         and text_of(entry.parts.problem) == text_of(key.problem)
         and work.holds(entry.config)

@@ -9,8 +9,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from atune.engine.strategies import Make, continued, maker
 from atune.errors import JournalError, UsageError
 from atune.journal.entry import Entry
@@ -19,7 +17,6 @@ from atune.journal.state import State
 from atune.model.advice import Advice
 from atune.model.candidate import Candidate, config_key, space_hash, thaw
 from atune.model.device import DeviceInfo
-from atune.model.former_names import BENCHMARK
 from atune.model.points import MOST_POINTS
 from atune.model.settings import Budget
 from atune.search.choosing import ORDERS, uses_prior
@@ -38,7 +35,7 @@ DEATHS = 2
 
 MEASURING_COMPILE = ("flags", "pass_configs", "target_host")
 MEASURING_BENCHMARK = (
-    "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "seed",
+    "n_warmup", "n_repeat", "warmup_ms", "rep_ms", "adaptive", "method", "check", "cache_inputs", "input_seed",
 )  # fmt: skip
 """Settings that change a measurement."""
 
@@ -151,8 +148,6 @@ def plan_rest(
     """
     header, pool = state.header, {} if pool is None else pool
     assert header is not None
-    if header.fingerprint == spec.former:  # from older versions, whose key included comments
-        now = msgspec.structs.replace(now, fingerprint=header.fingerprint)
     candidates, gone = _placed(state, header, spec, known)
     size = len(candidates) if spec.size is None else state.total - len(gone)
     found = differences(header, state, now, devices)
@@ -258,8 +253,7 @@ def differences(
         one, other = header.settings.get(group, {}), now.settings.get(group, {})
         for name in names:
             if name in one and _plain(one[name]) != _plain(other.get(name)):
-                today = BENCHMARK.get(name, name)
-                found.append(("settings", f"{today} was {one[name]!r} and is {other.get(name)!r}"))
+                found.append(("settings", f"{name} was {one[name]!r} and is {other.get(name)!r}"))
     return found
 
 

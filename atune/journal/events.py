@@ -6,7 +6,6 @@ carries its sequence number, wall-clock and monotonic time, and the worker or de
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal
 
 import msgspec
@@ -39,12 +38,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     """Seconds since the run started, from a monotonic clock."""
     worker: str = msgspec.field(default="engine", name="lane")
     """The worker or device on which it happened; ``lane`` in journals."""
-
-    @property
-    def lane(self) -> str:
-        """The former name of `worker`."""
-        warnings.warn("an event's lane is called worker now", DeprecationWarning, stacklevel=2)
-        return self.worker
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):

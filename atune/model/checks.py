@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from atune.errors import UsageError
-from atune.model.former_names import BENCHMARK, renamed
 from atune.model.options import refuse_unknown
 
 
@@ -62,7 +61,6 @@ else:
             SettingsMeta.classes.append(cls)
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
-            today = renamed(cls.__name__, options, BENCHMARK if "input_seed" in cls.__struct_fields__ else {})
             elsewhere = {name: f"{c.__name__}({name}=…)" for c in SettingsMeta.classes for name in c.__struct_fields__}
-            refuse_unknown(cls.__name__, today, cls.__struct_fields__, elsewhere)
-            return super().__call__(*values, **today)
+            refuse_unknown(cls.__name__, options, cls.__struct_fields__, elsewhere)
+            return super().__call__(*values, **options)

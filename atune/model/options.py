@@ -6,10 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from atune.errors import UnknownOption
-from atune.model.former_names import renamed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,22 +69,16 @@ def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> lis
     return [ways[option] for option in near]
 
 
-def named_options(
-    where: str, elsewhere: Mapping[str, str] | None = None, former: Mapping[str, str] | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that refuses a function's wrong keywords as `refuse_unknown` does.
-
-    `former`: current names of options by former names, which work with a warning.
-    """
+def named_options(where: str, elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that refuses a function's wrong keywords as `refuse_unknown` does."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = [name for name in inspect.signature(function).parameters if name != "self"]
 
         @functools.wraps(function)
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            today: Any = renamed(where, options, former or {})
-            refuse_unknown(where, today, known, elsewhere)
-            return function(*arguments, **today)
+            refuse_unknown(where, options, known, elsewhere)
+            return function(*arguments, **options)
 
         return checked
 

@@ -12,7 +12,6 @@ from atune.errors import UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
 from atune.model.checks import SettingsMeta, positive, switches, whole
-from atune.model.former_names import warn_former
 
 ACCELERATORS = ("swizzle_lowering", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
@@ -148,7 +147,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
     `check`: compare each candidate's outputs with the reference before it is timed.
     `cache_inputs`: make the inputs once per device and use them for every candidate; False makes them for each one.
-    `input_seed`: seeds torch before inputs are made; ``seed`` in journals.
+    `input_seed`: seeds torch before inputs are made.
     `n_final`: how many of the best candidates are timed again, interleaved, without compiles; 0 skips the final.
     `n_final_rounds`: rounds of that final; each round times every finalist once.
     `n_final_limit`: maximum of rounds: while the order is unclear, the best few get as many rounds again.
@@ -170,7 +169,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
     benchmark_timeout_s: float = 60.0
     check: bool = True
     cache_inputs: bool = True
-    input_seed: int = msgspec.field(default=0, name="seed")
+    input_seed: int = 0
     n_final: int = 5
     n_final_rounds: int = 20
     n_final_limit: int = 200
@@ -195,12 +194,6 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Set
         switches(self, "adaptive", "check", "cache_inputs", "mixed_devices", "energy")
         if self.standby is not None:
             switches(self, "standby")
-
-    @property
-    def seed(self) -> int:
-        """Former name of `input_seed`."""
-        warn_former("BenchmarkSettings: seed is called input_seed now")
-        return self.input_seed
 
 
 METHODS = {

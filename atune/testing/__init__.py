@@ -8,7 +8,6 @@ They start no process and need no tilelang, torch or CUDA. Time is virtual, so t
 script. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the contract suite tests it and the real one.
 """
 
-from atune.model.former_names import warn_former
 from atune.testing.clock import FakeClock, InstantClock
 from atune.testing.machine import FakeMachine
 from atune.testing.script import FATAL, STAGE_OF, Script, Stage
@@ -27,11 +26,3 @@ __all__ = [
     "Stage",
     "symbol_of",
 ]
-
-
-def __getattr__(name: str) -> type[FakeMachine]:
-    """Return `FakeMachine` by its former name, with a warning."""
-    if name != "FakeBackend":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_former("FakeBackend is called FakeMachine now")
-    return FakeMachine

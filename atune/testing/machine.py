@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -77,11 +76,7 @@ class FakeMachine:
         fingerprint: str = "",
         device_name: str = "a fake device",
         target: str = "c",
-        lanes: int | None = None,
     ) -> None:
-        if lanes is not None:
-            warnings.warn("FakeMachine's lanes are called workers now", DeprecationWarning, stacklevel=2)
-            workers = lanes
         self._points = Candidates(Workload(_kernel, configs)) if isinstance(configs, Space) else None
         self.configs: list[Config] = []
         if isinstance(configs, int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import enum
 import functools
 import hashlib
@@ -10,15 +9,12 @@ import inspect
 import linecache
 import os
 import sys
-import textwrap
 from collections.abc import Collection, Iterator, Mapping
-from contextvars import ContextVar
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atune.system import syntax
 from atune.workload.introspect import annotation_names, function_of, parts_of
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.source_text import normalised, normalised_expression
@@ -29,25 +25,13 @@ if TYPE_CHECKING:
 LIBRARIES = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
 """Packages whose functions count by name only: their versions are known, and their sources are deep."""
 
-_verbatim = ContextVar("_verbatim", default=False)
-"""Whether sources count verbatim, as they did when comments counted."""
 
-
-def fingerprint(workload: Workload, *, problem: bool = True, verbatim: bool = False) -> str:
+def fingerprint(workload: Workload, *, problem: bool = True) -> str:
     """Return a SHA-256 over the kernel's source and closure, the problem, and the checks of results.
 
     Comments, docstrings and formatting do not count. `problem`: False omits the problem's arguments, for callers
-    with a separate key of the problem. `verbatim`: return the fingerprint of older journals and caches, in which
-    comments counted.
+    with a separate key of the problem.
     """
-    asked = _verbatim.set(verbatim)
-    try:
-        return _fingerprint(workload, problem)
-    finally:
-        _verbatim.reset(asked)
-
-
-def _fingerprint(workload: Workload, problem: bool) -> str:
     digest = hashlib.sha256()
     # Constraints do not count: the space has its own fingerprint, and may grow while the kernel stays.
     for label, function in parts_of(workload)[: -len(workload.space.where) or None]:
@@ -66,16 +50,12 @@ def _fingerprint(workload: Workload, problem: bool) -> str:
     return digest.hexdigest()
 
 
-def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = (), verbatim: bool = False) -> str:
-    """Return a SHA-256 over a kernel's source and closure alone. `verbatim` is as for `fingerprint`.
+def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -> str:
+    """Return a SHA-256 over a kernel's source and closure alone.
 
     `without_defaults`: parameters whose default values do not count.
     """
-    asked = _verbatim.set(verbatim)
-    try:
-        return hashlib.sha256(_identity(kernel, without_defaults=without_defaults)).hexdigest()
-    finally:
-        _verbatim.reset(asked)
+    return hashlib.sha256(_identity(kernel, without_defaults=without_defaults)).hexdigest()
 
 
 def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ()) -> bytes:
@@ -89,8 +69,7 @@ def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ())
         if function.__name__ == "<lambda>":
             text = _lambda_text(function.__code__)
         else:
-            source = inspect.getsource(function)
-            text = _without_tuning(source) if _verbatim.get() else normalised(source, without_defaults)
+            text = normalised(inspect.getsource(function), without_defaults)
     except (OSError, TypeError):
         text = _code_text(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if depth < 4 and _filled(c)]
@@ -107,8 +86,6 @@ def _identity(part: Any, depth: int = 0, without_defaults: Collection[str] = ())
 def _defaults(function: Any, without: Collection[str]) -> list[Any]:
     """Return the default values of a function's parameters, except those in `without`."""
     values = function.__defaults__ or ()
-    if _verbatim.get():
-        return list(values)
     code = function.__code__
     named = dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=True))
     return [value for name, value in {**named, **(function.__kwdefaults__ or {})}.items() if name not in without]
@@ -160,27 +137,9 @@ def _class_identity(kind: type) -> bytes:
     if (top := kind.__module__.partition(".")[0]) in LIBRARIES or top in sys.stdlib_module_names:
         return name.encode()
     try:
-        source = inspect.getsource(kind)
-        return f"{name}\n{source if _verbatim.get() else normalised(source)}".encode()
+        return f"{name}\n{normalised(inspect.getsource(kind))}".encode()
     except (OSError, TypeError):
         return name.encode()
-
-
-def _without_tuning(text: str) -> str:
-    """Return a function's source without tuning decorators, whose space is not part of the kernel."""
-    if "autotune" not in text.partition("def ")[0]:
-        return text
-    try:
-        function = syntax.module(textwrap.dedent(text)).body[0]
-    except SyntaxError:
-        return text
-    lines = textwrap.dedent(text).splitlines(keepends=True)
-    for decorator in getattr(function, "decorator_list", ()):
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if ast.unparse(called).rpartition(".")[2] == "autotune":
-            for number in range(decorator.lineno - 1, decorator.end_lineno):
-                lines[number] = ""
-    return "".join(lines)
 
 
 def _torch_identity(part: Any) -> bytes:
@@ -192,9 +151,8 @@ def _torch_identity(part: Any) -> bytes:
 
 def _lambda_text(code: CodeType) -> str:
     """Return a lambda's parameters and body, which identify it."""
-    text = lambda_body(code)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return f"lambda {names}: {text if _verbatim.get() else normalised_expression(text)}"
+    return f"lambda {names}: {normalised_expression(lambda_body(code))}"
 
 
 def lambda_body(code: CodeType) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import WorkloadError
-from atune.workload.fingerprint import fingerprint, kernel_fingerprint
+from atune.workload.fingerprint import kernel_fingerprint
 from atune.workload.introspect import function_of
 from atune.workload.pickling import FileRef, load_named
 from atune.workload.workload import Workload
@@ -19,7 +19,7 @@ class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel by file, name and first line, as Python compiled it.
 
     `workload`: the workload's name. `path`: empty if the kernel is not a function. `kernel`: the fingerprint as in
-    a journal's header. `fingerprints`: those of the workload that journals may hold; empty if a kernel was named.
+    a journal's header.
     """
 
     workload: str
@@ -31,7 +31,6 @@ class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of kernel, such as a lambda, if it is not a function defined with def."""
     arguments: dict[str, Any] | None = None
     """The problem, if a workload was named."""
-    fingerprints: tuple[str, ...] = ()
     default_in_decorator: bool = False
     """Whether the decorator's ``default=`` overrides the kernel's own."""
 
@@ -47,9 +46,8 @@ def locate(sought: Sought) -> KernelSite:
     """Load the named object: a `Workload`, a decorated kernel, or a kernel. Raises `WorkloadError`."""
     named = load_named(sought.ref)
     if isinstance(named, Workload):
-        prints = (fingerprint(named), fingerprint(named, verbatim=True))
         site = site_of(named.kernel, named.name, sought.names)
-        return msgspec.structs.replace(site, arguments=named.arguments, fingerprints=prints)
+        return msgspec.structs.replace(site, arguments=named.arguments)
     options = getattr(named, "options", None)  # of a kernel under @atune.autotune
     kernel = getattr(named, "kernel", named) if options is not None else named
     if not callable(kernel):

@@ -37,8 +37,8 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     arguments: dict[str, Any]
-    fingerprints: tuple[str, ...]
-    """Fingerprints that journals may hold."""
+    fingerprint: str
+    """The workload's, as in a journal's header."""
     points: int | None
     looked_at: int
     admitted: int
@@ -77,7 +77,7 @@ def survey(workload: Workload, most: int = MOST_POINTS, most_s: float = MOST_S) 
     return SpaceSurvey(
         workload=workload.name,
         arguments=workload.arguments,
-        fingerprints=tuple(fingerprint(workload, verbatim=verbatim) for verbatim in (False, True)),
+        fingerprint=fingerprint(workload),
         points=size,
         looked_at=looked_at,
         admitted=len(keys),

@@ -203,8 +203,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     out_idx: tuple[int, ...]
     flops: float | None = None
     bytes: float | None = None
-    former: str = ""
-    """The fingerprint in older journals, in which comments counted."""
     kernel: str = ""
     """SHA-256 of the kernel's source and closure alone, without defaults of the parameters that the space sets."""
     space: str = ""
@@ -245,7 +243,6 @@ def head(workload: Workload, origin: str = "") -> WorkloadSpec:
         out_idx=tuple(workload.out_idx or ()),
         flops=workload.flops,
         bytes=workload.bytes,
-        former=fingerprint(workload, verbatim=True),
     )
 
 

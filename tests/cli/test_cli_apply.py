@@ -71,8 +71,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def journal_of(path: Path, config: Any = None, *, old: bool = False, wins: bool = True, name: str = "WORKLOAD") -> str:
-    """Write the journal of a run of the workload in `path` that `config` won; `old`: as earlier versions wrote it."""
+def journal_of(path: Path, config: Any = None, *, wins: bool = True, name: str = "WORKLOAD") -> str:
+    """Write the journal of a run of the workload in `path` that `config` won."""
     for module in [module for module in sys.modules if module.startswith("atune_workload_")]:
         del sys.modules[module]
     spec = describe(load(FileRef(str(path), name)))
@@ -81,9 +81,8 @@ def journal_of(path: Path, config: Any = None, *, old: bool = False, wins: bool 
     header = stream.events[0]
     assert isinstance(header, RunStarted)
     stream.events[0] = msgspec.structs.replace(
-        header, workload=spec.name, fingerprint=spec.former if old else spec.fingerprint,
-        kernel="" if old else spec.kernel, arguments=spec.arguments,
-    )  # fmt: skip
+        header, workload=spec.name, fingerprint=spec.fingerprint, kernel=spec.kernel, arguments=spec.arguments
+    )
     stream.add(CandidateProposed, index=0, key=config_key(config), config=config)
     if wins:
         stream.add(CandidateMeasured, index=0, device="cpu", timing=timing(1.0), checked=True)
@@ -177,16 +176,6 @@ def test_comments_do_not_make_it_another_kernel(file: Path, capsys: Any) -> None
     file.write_text(KERNEL.replace("tuned by hand", "tuned").replace("Scale.", "Scale by all."))
     assert main(["apply", journal, str(file), "--write"]) == 0
     assert "block=64" in file.read_text()
-
-
-def test_old_journals_go_by_the_workload(file: Path, capsys: Any) -> None:
-    journal = journal_of(file, old=True)
-    assert main(["apply", journal, str(file)]) == 0
-    assert "lacks the kernel's own source" in refused(capsys, journal, f"{file}:kernel")
-    assert main(["apply", journal, f"{file}:kernel", "--force"]) == 0
-    capsys.readouterr()
-    file.write_text(KERNEL.replace("N * block", "N + block"))
-    assert "problem or tolerances changed since the kernel was tuned" in refused(capsys, journal, str(file))
 
 
 def test_a_journal_without_a_winner_is_refused(file: Path, capsys: Any) -> None:

@@ -69,7 +69,7 @@ def test_an_empty_space_says_which_constraint_empties_it(tmp_path: Path) -> None
 
 
 SURVEY = SpaceSurvey(
-    workload="toy", arguments={"N": 64}, fingerprints=("f" * 64,), points=12, looked_at=12, admitted=10, exact=True,
+    workload="toy", arguments={"N": 64}, fingerprint="f" * 64, points=12, looked_at=12, admitted=10, exact=True,
     refusals=(Refusals("fits (toy.py, line 3)", 2),), keys=tuple(config_key({"block": i}) for i in range(10)),
 )  # fmt: skip
 REF = FileRef("/toy.py", "WORKLOAD")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -332,22 +331,6 @@ def test_in_a_script_whose_space_changes(tmp_path: Path) -> None:
     cache = ResultCache(tmp_path / "cache" / "atune" / "results")
     assert len(cache.entries()) == 2
     assert len({entry.parts.work for entry in cache.entries()}) == 1  # measurements are shared
-
-
-def test_source_of_the_decorator_is_no_part_of_the_kernel() -> None:
-    from atune.workload.fingerprint import _without_tuning
-
-    text = textwrap.dedent("""\
-        @other
-        @atune.autotune(
-            space={"block": [1, 2]},
-        )
-        @tilelang.jit
-        def kernel(n):
-            return autotune(n)
-        """)
-    assert _without_tuning(text) == "@other\n@tilelang.jit\ndef kernel(n):\n    return autotune(n)\n"
-    assert _without_tuning("def kernel(): ...") == "def kernel(): ..."
 
 
 # On a GPU

@@ -6,7 +6,6 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import config_key, space_hash
 from atune.model.device import Target
 from atune.model.measurement import Timing
-from atune.workload.fingerprint import fingerprint, kernel_fingerprint
 from atune.workload.workload import Workload, describe
 
 
@@ -412,24 +410,6 @@ def test_a_comment_leaves_known_and_shipped_results_where_they_are(tuned: Any, e
     shipped = tuned(edited(tmp_path, commented), target="c", cache=False, shipped=file, on_miss="default")
     assert shipped.best_config(64) == {"block": 64}
     assert len(engine.runs) == 1
-
-
-def test_results_that_were_kept_when_comments_counted_are_found(
-    tuned: Any, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "shipped.json"
-    with monkeypatch.context() as before:
-        before.setattr(cached, "kernel_fingerprint", partial(kernel_fingerprint, verbatim=True))
-        before.setattr(cached, "fingerprint", partial(fingerprint, verbatim=True))
-        kernel = tuned()
-        assert not kernel.tune(64).cache_hit
-        file.write_bytes(kernel.options.cache.export())
-    assert tuned().tune(64).cache_hit
-    shipped = tuned(cache=tmp_path / "imported", shipped=file, on_miss="error")
-    assert shipped.best_config(64) == {"block": 64}
-    shipped.options.cache.merge(file.read_bytes())
-    assert tuned(cache=tmp_path / "imported", on_miss="error").best_config(64) == {"block": 64}
-    assert tuned().clear_cache() == 1 and len(engine.runs) == 1
 
 
 def test_clear_cache(tuned: Any, engine: Engine) -> None:

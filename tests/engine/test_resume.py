@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
 import atune
@@ -27,7 +26,6 @@ from atune.journal.events import (
     JournalRepaired,
     RunFinished,
     RunResumed,
-    RunStarted,
     Warned,
 )
 from atune.journal.replay import replay
@@ -37,7 +35,6 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
-from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -254,26 +251,6 @@ async def test_other_work_is_refused_with_a_list_and_can_be_accepted(
     assert any(message.split("was")[0].split(": ")[-1][:8] in text for text in resumed.accepted)
     if parts == ["space"]:
         assert result.records[39].status == "pruned" and "does not hold it" in result.records[39].message
-
-
-class SinceCommentsCounted(FakeMachine):
-    """A workload whose fingerprint was ``fake`` while comments counted."""
-
-    async def describe(self, *, whole: bool = False) -> WorkloadSpec:
-        spec = await super().describe(whole=whole)
-        return msgspec.structs.replace(spec, fingerprint="without comments", former="fake", kernel="k" * 64)
-
-
-async def test_a_journal_of_before_comments_ceased_to_count_is_gone_on_with(tmp_path: Path) -> None:
-    journal = tmp_path / "j"
-    await until(journal, nth(CandidateMeasured, 6))
-    result = await tune(machine=SinceCommentsCounted(40, SCRIPT, default=7), journal=journal)
-    assert result.best_index == 23 and not result.remaining
-    new = tmp_path / "new"
-    await tune(machine=SinceCommentsCounted(3, SCRIPT), journal=new)
-    header = next(iter(read(new)))
-    assert isinstance(header, RunStarted)
-    assert (header.fingerprint, header.kernel) == ("without comments", "k" * 64)
 
 
 @pytest.mark.parametrize("where", ["at the end", "in front"])

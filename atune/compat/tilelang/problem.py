@@ -132,7 +132,7 @@ def described(value: Any) -> str:
 
 
 def _code(value: Any) -> str:
-    return kernel_fingerprint(value, verbatim=True)[:12]
+    return kernel_fingerprint(value)[:12]
 
 
 def as_called(call: TilelangCall) -> Any:
