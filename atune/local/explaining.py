@@ -32,7 +32,7 @@ async def explain(
     """
     benchmark = BenchmarkSettings()
     async with asking_in_folder(ref) as (workers, run_dir):
-        question = (target, (), True, compile, benchmark.n_final)
+        question = (target, (), True, compile)
         reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
         found = msgspec.msgpack.decode(reply, type=Discovery)
         session = Session(ref, found.target, compile, benchmark, run_dir)

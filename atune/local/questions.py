@@ -48,7 +48,7 @@ async def discover(
     ref: FileRef, target: str, devices: Sequence[str], compile: CompileSettings, benchmark: BenchmarkSettings
 ) -> Discovery:
     """Return the target and the devices that a run would have. Raises `TargetError`."""
-    question = (target, tuple(devices), benchmark.mixed_devices, compile, benchmark.n_final)
+    question = (target, tuple(devices), benchmark.mixed_devices, compile)
     async with asking(ref) as workers:
         reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
     return msgspec.msgpack.decode(reply, type=Discovery)
