@@ -108,7 +108,7 @@ class Stream:
         self,
         entries: dict[int, Sequence[float]],
         reference: Sequence[float] | None = None,
-        ties: tuple[int, ...] | None = None,
+        ties: tuple[int, ...] = (),
     ) -> Stream:
         timed = tuple(FinalEntry(index, timing(*ms)) for index, ms in entries.items())
         beside = None if reference is None else timing(*reference)

@@ -24,8 +24,6 @@ RETIRED = {
     r"tuning parameters?": "axis",
 }
 """Words that are retired, as patterns, with the words for them."""
-IN_JOURNALS = "`lane`"
-"""The key of an event's worker in the journal's text."""
 
 
 def rows() -> list[tuple[str, str]]:
@@ -50,8 +48,6 @@ def messages() -> Iterator[tuple[str, str]]:
 
 def retired(text: str) -> list[str]:
     """Return the retired words in `text`, with what to say."""
-    if IN_JOURNALS in text:
-        return []
     found = {word: re.search(rf"\b({pattern})\b", text, re.IGNORECASE) for pattern, word in RETIRED.items()}
     return [f"{match[0]}: say {word}" for word, match in found.items() if match]
 

@@ -17,7 +17,7 @@ from atune.model.measurement import FinalEntry, Timing
 from atune.model.occupancy import MachineFacts
 
 SCHEMA = 1
-"""Version of the event union. A reader refuses a higher one; a lower one stays readable for good."""
+"""Version of the event union, 1 with the first release. A reader refuses a higher one; a lower one stays readable."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True, gc=False):
@@ -36,8 +36,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
     """Wall clock, seconds since the Unix epoch."""
     mono: float
     """Seconds since the run started, from a monotonic clock."""
-    worker: str = msgspec.field(default="engine", name="lane")
-    """The worker or device on which it happened; ``lane`` in journals."""
+    worker: str = "engine"
+    """The worker or device on which it happened."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
@@ -287,8 +287,8 @@ class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
     device: str
     entries: tuple[FinalEntry, ...]
     reference: Timing | None = None
-    ties: tuple[int, ...] | None = None
-    """Those that cannot be told from the winner, or are as fast. None in older journals, which do not say."""
+    ties: tuple[int, ...] = ()
+    """Those that cannot be told from the winner, or are as fast."""
 
 
 class WinnerProven(Event, frozen=True, kw_only=True, tag="winner_proven"):

@@ -98,7 +98,7 @@ def standing(state: State) -> tuple[FinalEntry, ...]:
 
 def ties_of(state: State, final: Sequence[FinalEntry]) -> tuple[int, ...] | None:
     """Return the credited index of those that tie with the winner; None where the final does not say, or lost it."""
-    if state.final is None or state.final.ties is None or not final:
+    if state.final is None or not final:
         return None
     if state.first(state.final.entries[0].index).index != final[0].index:
         return None

@@ -258,17 +258,6 @@ def test_prior_runs() -> None:
     says("prior_runs", f"within {100 * (max(slower) - 1):.1f} %")
 
 
-def test_proven_runs() -> None:
-    runs = [(f"search/proven/five288_{n}.jsonl.xz", f"search/proven/all288_{n}.jsonl.xz") for n in (1, 2, 3)]
-    seconds = [[seconds_of(read(RESULTS / name)) for name in run] for run in runs]
-    ratios = [search / whole for search, whole in seconds]
-    says("proven_runs", f"{min(ratios):.2f} to {max(ratios):.2f} of the exhaustive")
-    results = [[journal(name) for name in run] for run in runs]
-    assert all(one.proven for run in results for one in run)
-    slower = [(search.latency_ms or 0) / (whole.latency_ms or 1) for search, whole in results]
-    says("proven_runs", f"within {100 * max(abs(ratio - 1) for ratio in slower):.1f} %")
-
-
 def test_known_runs() -> None:
     runs = [[read(RESULTS / f"search/known/{name}288_{n}.jsonl.xz") for name in ("five", "all")] for n in (1, 2, 3)]
     known = [best_known_s(search) / seconds_of(whole) for search, whole in runs]
