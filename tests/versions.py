@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from atune.stages.accelerators.base import TILELANG
+from atune.stages.accelerators.registry import TILELANG
 
 accelerated = pytest.mark.skipif(
     version("tilelang") not in TILELANG, reason=f"the accelerators do not know tilelang {version('tilelang')}"

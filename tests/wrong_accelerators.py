@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atune.stages.accelerators.base import Accelerator, Host
+from atune.stages.accelerators.registry import Accelerator, Host
 from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
 
 CALLS: list[str] = []

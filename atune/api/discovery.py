@@ -24,7 +24,7 @@ def discover(target: str, devices: str | Sequence[str | int], mixed: bool = Fals
     names = device_names(devices)
     asked = msgspec.msgpack.encode((target, names, mixed, os.environ.get("CUDA_VISIBLE_DEVICES")))
     if asked not in _discovered:
-        _discovered[asked] = importlib.import_module("atune.stages.session.session").discover(target, names, mixed)
+        _discovered[asked] = importlib.import_module("atune.stages.session.devices").discover(target, names, mixed)
     found = _discovered[asked]
     return found.target, list(found.devices)
 

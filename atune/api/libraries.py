@@ -60,7 +60,7 @@ def _stored(workload: Workload, target: Target, settings: CompileSettings) -> Ar
     (candidate,) = workload.candidates()
     store = ArtifactStore()
     try:
-        key = importlib.import_module("atune.stages.compile.known").store_key(
+        key = importlib.import_module("atune.stages.compile.keys").store_key(
             workload.kernel, workload.arguments, candidate.config, target, settings, workload.pass_configs
         )
         return store.find(key, candidate.index) if key else None

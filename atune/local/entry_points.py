@@ -5,8 +5,7 @@ from __future__ import annotations
 PRELOAD = (
     "torch", "tilelang",
     "tilelang.language", "tilelang.engine.lower", "tilelang.backend.module",
-    "atune.stages.compile_jobs", "atune.stages.discovery", "atune.stages.measure.benchmark",
-    "atune.stages.measure.telemetry",
+    "atune.stages.compile_jobs", "atune.stages.measure.benchmark",
 )  # fmt: skip
 """Modules that the fork server imports once for all workers."""
 
@@ -15,9 +14,9 @@ LOAD = "atune.stages.session.session:load_workload"
 LOAD_SPACE = "atune.stages.session.space:load_space"
 LIST_SPACE = "atune.stages.session.space:list_space"
 LOOK_UP = "atune.stages.session.space:look_up"
-LOCATE = "atune.stages.session.questions:locate_kernel"
-SURVEY_SPACE = "atune.stages.session.questions:survey_space"
-DISCOVER = "atune.stages.discovery:discover"
+LOCATE = "atune.stages.session.space:locate_kernel"
+SURVEY_SPACE = "atune.stages.session.space:survey_space"
+DISCOVER = "atune.stages.accelerators.registry:discover"
 
 ELABORATE = "atune.stages.compile_jobs:elaborate"
 RANK = "atune.stages.compile_jobs:rank"
@@ -37,4 +36,4 @@ SERVICE_LISTEN = "atune.stages.accelerators.service:listen"
 
 SURVEY = "atune.stages.accelerators.registry:survey"
 """For `atune doctor`, which calls this and the next in a process of its own instead of a worker."""
-VISIBLE_GPUS = "atune.stages.session.session:visible_gpus"
+VISIBLE_GPUS = "atune.stages.session.devices:visible_gpus"

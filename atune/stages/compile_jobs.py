@@ -19,10 +19,11 @@ from atune.model.jobs import RankJob
 from atune.processes.messages import BuildJob, ProofJob
 from atune.search.prior import asked
 from atune.stages.accelerators import registry
-from atune.stages.compile import codegen, explaining, lowering, proof
-from atune.stages.compile.foreseen import foreseen
-from atune.stages.compile.known import lowered_before
+from atune.stages.compile import codegen, lowering, plain
+from atune.stages.compile.facts import foreseen
+from atune.stages.compile.keys import lowered_before
 from atune.stages.compile.steps import backend_context
+from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import candidate_of, session, workload
 from atune.system.places import detail_of
 from atune.system.shortage import check_machine
@@ -50,7 +51,7 @@ def elaborate(payload: bytes) -> bytes:
 
 def _elaborated(candidate: Candidate) -> Elaborated:
     work = workload()
-    function = lowering.elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
+    function = elaborated(work.kernel, work.arguments, candidate.config, backend_context().target)
     return Elaborated(candidate.index, foreseen(function, session().target.arch))
 
 
@@ -90,7 +91,7 @@ def prove(payload: bytes) -> bytes:
     job = msgspec.msgpack.decode(payload, type=ProofJob)
 
     def work(candidate: Candidate) -> Proof | Failure:
-        return proof.prove(candidate, job.measured, job.path, job.lowered)
+        return plain.prove(candidate, job.measured, job.path, job.lowered)
 
     return msgspec.msgpack.encode(_guarded(job.candidate, work))
 
@@ -104,7 +105,7 @@ def explain(payload: bytes) -> bytes:
     check_config(workload(), job.candidate.config)
 
     def work(candidate: Candidate) -> Explained | Failure:
-        return explaining.explain(msgspec.structs.replace(job, candidate=candidate))
+        return plain.explain(msgspec.structs.replace(job, candidate=candidate))
 
     return msgspec.msgpack.encode(
         _guarded(msgspec.structs.replace(job.candidate, config=thaw(job.candidate.config)), work)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atune.stages.session import session
+from atune.stages.session import devices
 
 
 def nvml(**functions: Any) -> SimpleNamespace:
@@ -28,11 +28,11 @@ def test_a_gpu_tells_its_multiprocessors_clock_and_memory_rate() -> None:
         nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1980, 2: 3201}[clock],
         nvmlDeviceGetMemoryBusWidth=lambda handle: 6144,
     )
-    found = session._gpu(full, "handle")
+    found = devices._gpu(full, "handle")
     assert (found.name, found.sms, found.clock_hz) == ("NVIDIA H200", 132, 1.98e9)
     assert found.memory_bytes_s == pytest.approx(4.917e12, rel=1e-3)
 
 
 def test_a_driver_that_tells_none_of_them_still_has_its_gpu() -> None:
-    found = session._gpu(nvml(), "handle")
+    found = devices._gpu(nvml(), "handle")
     assert (found.name, found.sms, found.clock_hz, found.memory_bytes_s) == ("NVIDIA H200", 0, 0.0, 0.0)

@@ -19,7 +19,7 @@ from atune.system.places import DETAIL_FRAMES, Place, detail_of, is_users, locat
         ("/venv/lib/python3.12/site-packages/tilelang/language/eager/builder.py", False),
         ("/src/tilelang/language/eager/builder.py", False),
         ("/usr/lib/python3.11/inspect.py", False),
-        ("/src/atune/stages/frontend/elaboration.py", False),
+        ("/src/atune/stages/frontend/frontend.py", False),
         ("/src/atune/layout.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("<unknown>", False),

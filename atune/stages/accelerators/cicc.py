@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from atune.stages.accelerators import wgmma
-from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
 from atune.stages.accelerators.cicc_server import (
     FOLDER,
     NAME,
@@ -32,6 +31,7 @@ from atune.stages.accelerators.cicc_server import (
     repeats,
     run_tool,
 )
+from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
 from atune.stages.compile.device_source import Flavour, HeadersMissing, flavour_of, for_nvcc, parts, tilelang_paths
 from atune.stages.compile.steps import Binary, Compiled, CompileJob
 from atune.stages.session.session import session

@@ -1,17 +1,75 @@
-"""The accelerators, those that can be used here, and the steps that they wrap."""
+"""Accelerators: their interface, those that can be used here, and the steps that they wrap."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
+from atune.model.device import Target
 from atune.model.settings import ACCELERATORS, Acceleration, CompileSettings
-from atune.stages.accelerators.base import Accelerator, Host
 from atune.stages.compile import steps
+from atune.stages.compile.steps import Compiled, CompileJob, LinkJob, LowerJob, Modules
+from atune.stages.session import devices
+
+TILELANG = ("0.1.15",)
+"""Versions of tilelang that the accelerators know."""
+
+
+class Host(msgspec.Struct, frozen=True):
+    """Facts that decide which accelerators are used. `gcc`: the C compiler, empty without one."""
+
+    kind: str
+    arch: str
+    tilelang: str
+    gcc: str
+    verbose: bool = False
+
+
+class Accelerator:
+    """Wraps steps of the compile. A method that is not overridden calls the plain step.
+
+    It must be exact: the library has the code that the plain steps make. `served`: whether it needs the compile
+    service. Without the service it is not used in builds.
+    """
+
+    name: str
+    version: int
+    served: bool = False
+
+    def applies(self, host: Host) -> str:
+        """Return why it cannot be used on `host`; empty if it can."""
+        raise NotImplementedError
+
+    @property
+    def builds(self) -> bool:
+        """Whether it has a part in each library that is built with it."""
+        return type(self).compile is not Accelerator.compile or type(self).link is not Accelerator.link
+
+    def lower(self, job: LowerJob, plain: Callable[[LowerJob], Modules]) -> Modules:
+        """Return the kernel's lowered halves."""
+        return plain(job)
+
+    def compile(self, job: CompileJob, plain: Callable[[CompileJob], Compiled]) -> Compiled:
+        """Return the kernels' machine code."""
+        return plain(job)
+
+    def link(self, job: LinkJob, plain: Callable[[LinkJob], None]) -> None:
+        """Make the library."""
+        plain(job)
+
+
+def unless_cuda(host: Host) -> str:
+    """Say why an accelerator for CUDA cannot be used; empty if it can."""
+    if host.kind != "cuda":
+        return f"it is for CUDA, and the target is {host.kind}"
+    return "" if host.tilelang in TILELANG else f"tilelang {host.tilelang} is not known, only {', '.join(TILELANG)}"
+
 
 _PLACES = {
     "swizzle_lowering": "atune.stages.accelerators.swizzle_lowering:SwizzleLowering",
@@ -81,3 +139,17 @@ def compose(names: Sequence[str]) -> steps.Steps:
         lower, chain["compile"], chain["link"],
         accelerators=tuple(map(identity, names)), plain_builds=not any(one.builds for one in found),
     )  # fmt: skip
+
+
+def discover(payload: bytes) -> bytes:
+    """Resolve a target: msgpack of (target, device names, mixed, `CompileSettings`) → `Discovery`.
+
+    Raises `TargetError` if the target's devices or compilers are missing.
+    """
+    asked = tuple[str | Target, tuple[str, ...], bool, CompileSettings]
+    text, wanted, mixed, settings = msgspec.msgpack.decode(payload, type=asked)
+    found = devices.discover(text, wanted, mixed)
+    kind, arch = found.target.kind, found.target.arch or ""
+    host = this_host(kind, arch, verbose=settings.verbose)
+    active, unused = chosen(settings.acceleration, host)
+    return msgspec.msgpack.encode(msgspec.structs.replace(found, accelerators=active, unused=unused))

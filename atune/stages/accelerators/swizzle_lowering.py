@@ -20,9 +20,8 @@ from typing import Any
 
 import msgspec
 
-from atune.stages.accelerators.base import Accelerator, Host, unless_cuda
-from atune.stages.compile import ir
-from atune.stages.compile.steps import LowerJob, Modules, printed, printed_host
+from atune.stages.accelerators.registry import Accelerator, Host, unless_cuda
+from atune.stages.compile.steps import LowerJob, Modules, load_ir, printed, printed_host
 from atune.stages.session.session import session
 from atune.system.folders import whole_file
 
@@ -97,7 +96,7 @@ class Relatives:
             if _gives(other, order):
                 self._note(_print_alike(modules, _derived(other, mine.symbol, order)))
             elif mine.order:
-                theirs = Modules(ir.load(other.host), ir.load(other.device))
+                theirs = Modules(load_ir(other.host), load_ir(other.device))
                 self._note(_print_alike(theirs, _derived(mine, other.symbol, None)))
         if other is None or not other.order:
             with contextlib.suppress(OSError):  # a full disk only costs time
@@ -134,7 +133,7 @@ def _derived(relative: Relative, symbol: str, order: Any) -> Modules:
         return tvm.tirx.AttrStmt(statement.node, BLOCK_ORDER, order, statement.body)
 
     def renamed(text: str) -> Any:
-        return ir.load(text.replace(relative.symbol, symbol))  # it occurs nowhere else
+        return load_ir(text.replace(relative.symbol, symbol))  # it occurs nowhere else
 
     device = renamed(relative.device)
     transform = tvm.tirx.stmt_functor.ir_transform

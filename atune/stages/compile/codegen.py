@@ -14,10 +14,10 @@ import msgspec
 
 from atune.errors import message_of, name_of
 from atune.model.artifact import Artifact, Built, Failure, Lowered, source_path
-from atune.stages.compile import cpu, elf, ir
+from atune.stages.compile import elf
+from atune.stages.compile.compilers import CompileError, CompilerOutput, build_c, first_error
 from atune.stages.compile.device_source import flags_config
 from atune.stages.compile.lowering import Blob
-from atune.stages.compile.output import CompileError, CompilerOutput, first_error
 from atune.stages.compile.steps import (
     NVCC,
     Compiled,
@@ -27,6 +27,7 @@ from atune.stages.compile.steps import (
     LinkJob,
     Steps,
     backend_context,
+    load_ir,
     merged,
     printed,
 )
@@ -51,7 +52,7 @@ def build(group: Sequence[Lowered], path: str, steps: Steps) -> list[Artifact]:
     kind, verbose = session().target.kind, session().compile.verbose
     with CompilerOutput(verbose) as output:
         if kind == "c":
-            cpu.build([blob.source for blob in blobs], blobs[0].flags, part, verbose)
+            build_c([blob.source for blob in blobs], blobs[0].flags, part, verbose)
             made = Made("g++")
         else:
             made = _build_cuda(blobs, part, steps)
@@ -109,7 +110,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, steps: Steps) -> Made:
     from tilelang.transform.pass_config import normalize_pass_configs
 
     pass_configs = {**blobs[0].pass_configs, **flags_config(blobs[0].flags)}  # one merge key, so the same for all
-    kernels = tuple(Kernel(blob.symbol, ir.load(blob.device), blob.source) for blob in blobs)
+    kernels = tuple(Kernel(blob.symbol, load_ir(blob.device), blob.source) for blob in blobs)
     hosts = tuple(HostHalf(blob.symbol, blob.host) for blob in blobs)
     current = tvm.transform.PassContext(opt_level=3, config=normalize_pass_configs(pass_configs))
     with current, backend_context().target:

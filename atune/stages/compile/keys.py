@@ -1,4 +1,4 @@
-"""Keys of the inputs of lowering and compiling: equal keys, equal machine code."""
+"""Keys of what decides a kernel's code, and look-ups by them in the artifact store: equal keys, equal machine code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import msgspec
+
+from atune.model.artifact import Lowered
+from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Config
+from atune.model.device import Target
+from atune.model.settings import CompileSettings
+from atune.stages.compile.steps import context_of
+from atune.stages.frontend.frontend import elaborated, frontend_lock
+from atune.system.paths import artifacts_folder, code_file, lowered_file
 
 FORMAT = 2
 """Format version of the artifact store's entries: another format, another key."""
@@ -83,3 +92,102 @@ def preamble(source: str) -> list[str]:
 def includes_users_files(source: str, flags: Sequence[str] | None) -> bool:
     """Tell whether user files decide the code. Then no key covers it."""
     return bool(_USERS_FILES.search(" ".join(flags or ())) or _USERS_INCLUDE.search(source))
+
+
+_BARE = "bare"
+"""The common symbol that replaces each candidate's own when kernels are compared."""
+
+
+@dataclass(frozen=True)
+class How:
+    """Everything except the kernel that decides the result."""
+
+    kind: str
+    target: str
+    flags: tuple[str, ...] | None
+    pass_configs: Mapping[str, Any]
+    accelerators: tuple[str, ...]
+    host: str | None
+    """Target of host code; None for tilelang's choice."""
+
+    def key(self) -> tuple[Any, ...]:
+        """Return the inputs, beside the kernel, that the code depends on."""
+        settings = (self.target, self.flags, self.pass_configs, self.host)
+        return (*settings, toolchain(self.kind))
+
+    def way(self) -> tuple[Any, ...]:
+        """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a
+        bug."""
+        return way_of(self.accelerators)
+
+
+def how_of(
+    config: Mapping[str, Any],
+    target: Target,
+    settings: CompileSettings,
+    pass_configs: Mapping[str, Any],
+    accelerators: tuple[str, ...] = (),
+) -> How:
+    """Return everything that decides the result for a configuration. Its own flags and pass configuration take
+    precedence.
+
+    `pass_configs`: the workload's.
+    """
+    own = config.get(COMPILE_FLAGS)
+    return How(
+        kind=target.kind,
+        target=str(target),
+        flags=settings.flags if own is None else tuple(own),
+        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
+        accelerators=accelerators,
+        host=settings.target_host,
+    )
+
+
+def key_of(function: Any, how: How) -> str:
+    """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
+    from tilelang import tvm
+
+    bare = function.with_attr("global_symbol", _BARE)
+    return digest((str(tvm.ir.save_json(bare)), *how.key(), *how.way(), lowering_environment()))
+
+
+def way_of(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the inputs that only the way to the code depends on."""
+    return (FORMAT, version("z3-solver"), accelerators)
+
+
+def store_key_of(code_key: str, way: tuple[Any, ...]) -> str:
+    """Return the artifact store's key for code that came this way."""
+    return digest((code_key, *way))
+
+
+def lowered_before(ir_key: str) -> Lowered | None:
+    """Return an earlier run's lowered kernel, if the artifact store has its library, too."""
+    folder = artifacts_folder()
+    try:
+        found = msgspec.json.decode(lowered_file(folder, ir_key).read_bytes(), type=Lowered)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.ir_key == ir_key and code_file(folder, found.store_key).exists() else None
+
+
+def store_key(
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    config: Config,
+    target: Target,
+    settings: CompileSettings,
+    pass_configs: Mapping[str, Any],
+) -> str:
+    """Return the artifact store's key for the library of `kernel` with `config`; empty if it has none.
+
+    For the program's own process: it only elaborates the kernel. `pass_configs`: the workload's. Only libraries that no
+    accelerator took part in count. Raises what elaboration raises.
+    """
+    how = how_of(config, target, settings, pass_configs)
+    with frontend_lock:
+        context = context_of(target, settings.target_host)
+        function = elaborated(kernel, arguments, config, context.target)
+        found = lowered_before(key_of(function, how))
+    return "" if found is None else found.store_key

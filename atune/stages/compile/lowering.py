@@ -4,30 +4,23 @@ compiler runs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from atune.model.artifact import Lowered
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate
-from atune.model.device import Target
-from atune.model.settings import CompileSettings
-from atune.stages.compile import facts, keys
-from atune.stages.compile.keys import digest
+from atune.model.candidate import Candidate
+from atune.stages.compile import facts
+from atune.stages.compile.keys import How, digest, how_of, includes_users_files, key_of, preamble, store_key_of, way_of
 from atune.stages.compile.layouts import Seen, instruments
 from atune.stages.compile.steps import LowerJob, Modules, Steps, backend_context, printed, printed_host
 from atune.stages.compile.work import work_of
-from atune.stages.frontend import elaboration
+from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import session, workload
 
 SYMBOL = "atune_kernel_{key}"
 """A candidate's global symbol. It occurs nowhere else, so that replacing it in the source is safe."""
-_BARE = "bare"
-"""The common symbol that replaces each candidate's own when kernels are compared."""
-_IMPORTED = "pragma_import_c"
-"""The annotation of `T.import_source`."""
 
 Known = Callable[[str], Lowered | None]
 """Finds an earlier run's lowering of the same kernel, by its `ir_key`."""
@@ -49,29 +42,6 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """The compiler's flags; None for the target's own."""
     plain: bool = True
     """Whether no accelerator had a part in lowering."""
-
-
-@dataclass(frozen=True)
-class How:
-    """Everything except the kernel that decides the result."""
-
-    kind: str
-    target: str
-    flags: tuple[str, ...] | None
-    pass_configs: Mapping[str, Any]
-    accelerators: tuple[str, ...]
-    host: str | None
-    """Target of host code; None for tilelang's choice."""
-
-    def key(self) -> tuple[Any, ...]:
-        """Return the inputs, beside the kernel, that the code depends on."""
-        settings = (self.target, self.flags, self.pass_configs, self.host)
-        return (*settings, keys.toolchain(self.kind))
-
-    def way(self) -> tuple[Any, ...]:
-        """Return the inputs that only the way to the code depends on. The code itself does, too, if that way has a
-        bug."""
-        return _way(self.accelerators)
 
 
 def lower(candidate: Candidate, steps: Steps, known: Known = lambda key: None, seen: Seen | None = None) -> Lowered:
@@ -111,52 +81,7 @@ def as_plain(lowered: Lowered | None) -> Lowered | None:
     """
     if lowered is None or not (lowered.plain and lowered.blob):
         return None
-    return msgspec.structs.replace(lowered, store_key=_store_key(lowered.code_key, _way(())))
-
-
-def _way(accelerators: tuple[str, ...]) -> tuple[Any, ...]:
-    return (keys.FORMAT, keys.version("z3-solver"), accelerators)
-
-
-def _store_key(code_key: str, way: tuple[Any, ...]) -> str:
-    return digest((code_key, *way))
-
-
-def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
-    """Return the PrimFunc that is the input of lowering. Raises what elaboration raises."""
-    with target:
-        return _whole_lines(elaboration.elaborate(kernel, arguments, config))
-
-
-def how_of(
-    config: Mapping[str, Any],
-    target: Target,
-    settings: CompileSettings,
-    pass_configs: Mapping[str, Any],
-    accelerators: tuple[str, ...] = (),
-) -> How:
-    """Return everything that decides the result for a configuration. Its own flags and pass configuration take
-    precedence.
-
-    `pass_configs`: the workload's.
-    """
-    own = config.get(COMPILE_FLAGS)
-    return How(
-        kind=target.kind,
-        target=str(target),
-        flags=settings.flags if own is None else tuple(own),
-        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
-        accelerators=accelerators,
-        host=settings.target_host,
-    )
-
-
-def key_of(function: Any, how: How) -> str:
-    """Return the `ir_key` of an elaborated kernel, whatever its symbol."""
-    from tilelang import tvm
-
-    bare = function.with_attr("global_symbol", _BARE)
-    return digest((str(tvm.ir.save_json(bare)), *how.key(), *how.way(), keys.lowering_environment()))
+    return msgspec.structs.replace(lowered, store_key=store_key_of(lowered.code_key, way_of(())))
 
 
 def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) -> Lowered:
@@ -188,40 +113,16 @@ def _generated(candidate: Candidate, function: Any, modules: Modules, how: How) 
     if not on_cpu:
         told = msgspec.structs.replace(told, work=work_of(function))
     attributes = sorted(map(str, dict(modules.device.attrs or {}).items()))
-    together = (how.target, how.flags, how.pass_configs, keys.preamble(source), attributes)
+    together = (how.target, how.flags, how.pass_configs, preamble(source), attributes)
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=_store_key(code_key, how.way()),
+        store_key=store_key_of(code_key, how.way()),
         merge_key=digest(together),
         params=parameters,
         facts=told,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        storable=not keys.includes_users_files(source, how.flags),
+        storable=not includes_users_files(source, how.flags),
         plain=modules.plain,
     )
-
-
-def _whole_lines(function: Any) -> Any:
-    """Return `function` with a newline after each text that it imports, because tilelang prints more right behind."""
-    from tilelang import tvm
-
-    def ended(block: Any) -> Any:
-        text = block.annotations.get(_IMPORTED)
-        if text is None or str(text).endswith("\n"):
-            return None
-        return tvm.tirx.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            {**dict(block.annotations), _IMPORTED: f"{text}\n"},
-        )
-
-    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, ended, ["tirx.SBlock"])
-    return function if body.same_as(function.body) else function.with_body(body)

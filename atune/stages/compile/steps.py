@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atune.model.device import Target
-from atune.stages.compile import ir, linking
+from atune.stages.compile.compilers import link_library, pack_device_code
 from atune.stages.session.session import session
 
 NVCC = "tilelang_callback_cuda_compile"
@@ -128,12 +128,12 @@ def link(job: LinkJob) -> None:
     from tilelang import tvm
     from tilelang.engine.lower import host_codegen
 
-    library = host_codegen(merged([ir.load(host.module) for host in job.hosts]), backend_context())
+    library = host_codegen(merged([load_ir(host.module) for host in job.hosts]), backend_context())
     for device in job.devices:
         library.import_module(device)
     # tvm asks a compiler function for its `object_format`; without one it writes C for the host, as needed.
     tvm.runtime.Executable(library).export_library(
-        job.path, fcompile=linking.link, fpack_imports=linking.pack, workspace_dir=job.folder
+        job.path, fcompile=link_library, fpack_imports=pack_device_code, workspace_dir=job.folder
     )
 
 
@@ -178,3 +178,20 @@ def merged(modules: Sequence[Any]) -> Any:
             names.add(name.name_hint)
             functions[name] = function
     return tvm.IRModule(functions, attrs=modules[0].attrs)
+
+
+def load_ir(text: str) -> Any:
+    """Return the object that `tvm.ir.save_json` wrote.
+
+    `tvm.ir.load_json` would first convert texts of older releases in Python, which takes ten times as long as loading.
+    """
+    return _loader()(text)
+
+
+@functools.cache
+def _loader() -> Callable[[str], Any]:
+    from tilelang import tvm  # noqa: F401 - registers the function
+    from tvm_ffi import get_global_func
+
+    found: Callable[[str], Any] = get_global_func("node.LoadJSON")
+    return found

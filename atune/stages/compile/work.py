@@ -15,16 +15,22 @@ from typing import Any
 import msgspec
 
 from atune.model.artifact import Access, Gemm, Work
-from atune.stages.compile.blocks import BINARY, MOST_BLOCKS, at_least_none, combined, mean, sampled, values_of
 from atune.stages.compile.tir import (
+    BINARY,
+    MOST_BLOCKS,
     Unknown,
+    at_least_none,
     bits_of,
+    combined,
     elements_of,
+    mean,
     name_of,
     parts_of,
     region,
+    sampled,
     size_of,
     text_of,
+    values_of,
     variables_of,
 )
 

@@ -1,4 +1,4 @@
-"""Facts of a kernel and its call from tilelang's frontend, in the caller's own process."""
+"""Kernel functions as tilelang elaborates them, in workers and in the caller's process alike, and facts of a call."""
 
 from __future__ import annotations
 
@@ -7,15 +7,123 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atune.errors import UsageError, WorkloadError, name_and_message
+from atune.errors import SpaceError, UsageError, WorkloadError, name_and_message
 from atune.model.artifact import KernelParam
-from atune.model.candidate import RESERVED, Config
-from atune.stages.frontend.elaboration import DYNAMIC as DYNAMIC
-from atune.stages.frontend.elaboration import dimension, elaborate
-from atune.stages.frontend.elaboration import encode as encode
+from atune.model.candidate import RESERVED, Config, normalise, thaw
 from atune.stages.measure.inputs import CallInputs, DrawnInputs
 from atune.stages.measure.tensors import size_of
 from atune.system.places import located
+
+DYNAMIC, DTYPE, TORCH_DTYPE = "$dynamic", "$dtype", "$torch.dtype"
+"""Keys of one-entry dicts that encode special arguments of a problem as data. They are symbolic variables
+(``{"$dynamic": "m"}``), tilelang's dtypes and torch's dtypes."""
+
+
+def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
+
+    `arguments` are the problem's, `config` a configuration; its reserved names are omitted. Raises what the kernel or
+    tilelang raises, and `TypeError` for a kernel that returns something else.
+    """
+    from tilelang import tvm
+
+    given = {name: value for name, value in config.items() if name not in RESERVED}
+    symbols: dict[str, Any] = {}
+    values = {name: _value(value, symbols) for name, value in {**thaw(arguments), **thaw(given)}.items()}
+    get_tir = getattr(kernel, "get_tir", None)
+    function = get_tir(**values) if get_tir is not None else kernel(**values)
+    if not isinstance(function, tvm.tirx.PrimFunc):
+        raise TypeError(f"the kernel returned a {type(function).__name__}, and must return a PrimFunc (T.prim_func)")
+    return function
+
+
+def dimension(value: Any) -> int | str:
+    """Return a dimension as a number, or as text if it is symbolic."""
+    text = "".join(str(value))  # tvm's printer gives a string type of its own, which is not encoded as one
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def encode(value: Any, where: str) -> Any:
+    """Return `value` as data, which `elaborate` turns back. Raises `UsageError`, naming `where`, for what is none."""
+    import torch
+    from tilelang import tvm
+
+    if isinstance(value, tvm.tirx.Var):
+        return {DYNAMIC: str(value.name)}
+    if isinstance(value, tvm.DataType):
+        return {DTYPE: str(value)}
+    if isinstance(value, torch.dtype):
+        return {TORCH_DTYPE: str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return tuple(encode(v, where) for v in value)
+    try:
+        return normalise(value, where)
+    except SpaceError as error:
+        if isinstance(value, (int, float, str)):  # the kind is right, and the error says what is not
+            raise
+        raise UsageError(
+            f"{where} is a {type(value).__name__}; a problem's arguments must be None, bool, int, float, str, a dtype, "
+            "a symbolic variable, or lists, tuples and dicts of these. Put other things in the kernel's closure"
+        ) from error
+
+
+def _value(value: Any, symbols: dict[str, Any]) -> Any:
+    """Undo `encode`; one name is one symbolic variable."""
+    if isinstance(value, tuple):
+        return tuple(_value(v, symbols) for v in value)
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    [(tag, name)] = value.items()
+    if tag == DYNAMIC:
+        if name not in symbols:
+            import tilelang.language as T
+
+            symbols[name] = T.dynamic(name)
+        return symbols[name]
+    if tag == DTYPE:
+        from tilelang import tvm
+
+        return tvm.DataType(name)
+    if tag == TORCH_DTYPE:
+        import torch
+
+        return getattr(torch, name)
+    return value
+
+
+_IMPORTED = "pragma_import_c"
+"""The annotation of `T.import_source`."""
+
+
+def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any], target: Any) -> Any:
+    """Return the PrimFunc that is the input of lowering. Raises what elaboration raises."""
+    with target:
+        return _whole_lines(elaborate(kernel, arguments, config))
+
+
+def _whole_lines(function: Any) -> Any:
+    """Return `function` with a newline after each text that it imports, because tilelang prints more right behind."""
+    from tilelang import tvm
+
+    def ended(block: Any) -> Any:
+        text = block.annotations.get(_IMPORTED)
+        if text is None or str(text).endswith("\n"):
+            return None
+        return tvm.tirx.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            {**dict(block.annotations), _IMPORTED: f"{text}\n"},
+        )
+
+    body = tvm.tirx.stmt_functor.ir_transform(function.body, None, ended, ["tirx.SBlock"])
+    return function if body.same_as(function.body) else function.with_body(body)
+
 
 frontend_lock = threading.RLock()
 """tilelang's builders and registries are for one thread at a time."""

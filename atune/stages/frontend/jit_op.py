@@ -7,8 +7,7 @@ from typing import Any
 
 from atune.errors import UsageError
 from atune.model.artifact import KernelParam
-from atune.stages.frontend.elaboration import dimension
-from atune.stages.frontend.frontend import kernel_parameters
+from atune.stages.frontend.frontend import dimension, kernel_parameters
 from atune.stages.measure.tensors import contiguous_strides
 from atune.stages.measure.torch_op import OpKernel, argument_names, positions, register_op
 

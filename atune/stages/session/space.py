@@ -16,8 +16,11 @@ import msgspec
 
 from atune.model.candidate import Candidate, Config, space_hash
 from atune.processes.messages import Described, LoadSpace, LookUp, SpacePart
+from atune.workload.kernel_site import Sought, locate
 from atune.workload.listing import Candidates, Listing
+from atune.workload.pickling import FileRef
 from atune.workload.sources import pin, pinned
+from atune.workload.space_survey import survey
 from atune.workload.workload import Workload, head, load
 
 SLICE_S = 0.5
@@ -104,3 +107,13 @@ def _telling(deadline_s: float) -> Generator[None, None, None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def locate_kernel(payload: bytes) -> bytes:
+    """Load what `payload` (`Sought`) names and return its `KernelSite`. Raises `WorkloadError`."""
+    return msgspec.msgpack.encode(locate(msgspec.msgpack.decode(payload, type=Sought)))
+
+
+def survey_space(payload: bytes) -> bytes:
+    """Load the workload that `payload` (`FileRef`) names and return its `SpaceSurvey`. Raises `SpaceError`."""
+    return msgspec.msgpack.encode(survey(load(msgspec.msgpack.decode(payload, type=FileRef))))

@@ -13,7 +13,7 @@ from atune.errors import UsageError
 from atune.model.device import Target
 from atune.model.settings import ACCELERATE, ACCELERATORS, Acceleration, CompileSettings
 from atune.stages.accelerators import registry
-from atune.stages.accelerators.base import Accelerator, Host
+from atune.stages.accelerators.registry import Accelerator, Host
 from atune.stages.compile import steps
 from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower

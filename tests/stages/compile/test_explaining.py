@@ -13,11 +13,11 @@ from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.model.explained import Explained, ExplainJob
 from atune.model.layout_choice import Alternative, choose, contained
-from atune.stages.compile import elf, explaining
+from atune.stages.compile import elf
 from atune.stages.compile.codegen import answer
-from atune.stages.compile.explaining import ptxas_words, spills
 from atune.stages.compile.layouts import Seen
 from atune.stages.compile.lowering import lower
+from atune.stages.compile.plain import explain, ptxas_words, spills
 from atune.stages.compile.steps import Steps
 from atune.workload.workload import FileRef
 
@@ -27,7 +27,7 @@ GEMM = FileRef(str(ROOT / "examples" / "gemm.py"), "WORKLOAD")
 
 
 def explained(candidate: Candidate, folder: Path, picture: str | None = None) -> Explained:
-    found = explaining.explain(ExplainJob(candidate, str(folder / "library.so"), picture))
+    found = explain(ExplainJob(candidate, str(folder / "library.so"), picture))
     assert not isinstance(found, Failure), found
     return found
 

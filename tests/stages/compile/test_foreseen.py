@@ -11,9 +11,10 @@ from stage_runs import session_of
 from atune.model.artifact import StaticFacts
 from atune.model.device import Target
 from atune.stages.accelerators import registry
-from atune.stages.compile.foreseen import foreseen
-from atune.stages.compile.lowering import elaborated, lower
+from atune.stages.compile.facts import foreseen
+from atune.stages.compile.lowering import lower
 from atune.stages.compile.steps import backend_context
+from atune.stages.frontend.frontend import elaborated
 from atune.stages.session.session import workload
 from atune.workload.workload import FileRef
 

@@ -12,10 +12,10 @@ from atune.model.artifact import Artifact, Failure, Proof
 from atune.model.candidate import Candidate
 from atune.model.device import Target
 from atune.stages.accelerators import registry
-from atune.stages.compile import elf, proof
+from atune.stages.compile import elf
 from atune.stages.compile.codegen import build
 from atune.stages.compile.lowering import lower
-from atune.stages.compile.proof import prove
+from atune.stages.compile.plain import prove
 from atune.workload.workload import FileRef
 
 KERNELS = Path(__file__).parents[2] / "accelerated_kernels.py"
@@ -58,7 +58,7 @@ def test_only_what_an_accelerator_lowered_is_lowered_again(
         lowered = lower(candidate, steps)
         [measured] = build([lowered], str(tmp_path / "measured.so"), steps)
         calls = list[Candidate]()
-        monkeypatch.setattr(proof, "lower", lambda one, plain: calls.append(one) or lower(one, plain))
+        monkeypatch.setattr("atune.stages.compile.plain.lower", lambda one, _: calls.append(one) or lower(one, _))
         answer = prove(candidate, measured, str(tmp_path / "plain.so"), lowered)
         own = lower(candidate, registry.compose(())).store_key
     assert lowered.plain is not again and calls == [candidate] * again

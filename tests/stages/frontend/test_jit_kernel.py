@@ -14,7 +14,7 @@ from decorated import scale, scale_jit
 import atune
 from atune.model.candidate import config_key
 from atune.model.device import Target
-from atune.stages.frontend.elaboration import elaborate
+from atune.stages.frontend.frontend import elaborate
 from atune.stages.frontend.jit_kernel import jit_kernel
 
 CPU = Target("c")

@@ -1,0 +1,138 @@
+"""The devices of this machine, and the target that fits them. NVML is asked: no CUDA context is made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atune.errors import TargetError
+from atune.model.device import DeviceInfo, Target, arch_of_capability, default_limits, parse_target
+from atune.processes.messages import Discovery
+
+
+def discover(text: str | Target, wanted: tuple[str, ...], mixed: bool) -> Discovery:
+    """Resolve a target text and list its devices. `mixed`: they may be of several models.
+
+    Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
+    """
+    import shutil
+
+    target = parse_target(text)
+    if not wanted and target is not None and (target.kind == "c" or target.arch):
+        nvcc = target.kind == "c" or _find_nvcc()
+        return Discovery(target, (), nvcc=nvcc)  # compile only
+    cpu = DeviceInfo(id="cpu", name=_cpu_name())
+    if wanted == ("cpu",) and target is None:
+        target = Target("c")
+    gpus = visible_gpus() if target is None or target.kind == "cuda" else []
+    if target is None:
+        target = Target("cuda") if gpus else Target("c")
+    if target.kind == "c":
+        if bad := [d for d in wanted if d not in ("all", "cpu")]:
+            raise TargetError(f"device {bad[0]!r} is not there: target c runs on the CPU alone (--devices cpu)")
+        if shutil.which("g++") is None and shutil.which("c++") is None:
+            raise TargetError("g++ is missing: target c compiles with it; install g++ (Debian: apt install g++)")
+        return Discovery(target, (cpu,))
+    if "cpu" in wanted:
+        raise TargetError("target cuda does not run on device 'cpu': use --target c, or --devices all")
+    if not gpus:
+        raise TargetError("target cuda: no CUDA GPU is there (NVML finds none); `atune doctor` says what is missing")
+    ids = [g.id for g in gpus]
+    if missing := [d for d in wanted if d != "all" and d not in ids]:
+        raise TargetError(f"device {missing[0]!r} is not there; there is {', '.join(ids)}")
+    chosen = gpus if "all" in wanted or not wanted else [g for g in gpus if g.id in wanted]
+    models = ", ".join(f"{g.id}: {g.name}" for g in chosen)
+    if len({g.arch for g in chosen}) > 1:
+        raise TargetError(f"devices must be of one architecture, and there is {models}; choose with --devices")
+    if len({g.name for g in chosen}) > 1 and not mixed:
+        hint = "choose with --devices, or allow them with BenchmarkSettings(mixed_devices=True)"
+        raise TargetError(f"devices must be of one model, and there is {models}; {hint}")
+    if not target.arch:
+        target = Target("cuda", chosen[0].arch)
+    if not _find_nvcc():
+        raise TargetError("nvcc is missing: target cuda compiles with it; install the CUDA toolkit or set CUDA_HOME")
+    return Discovery(target, tuple(chosen))
+
+
+def _find_nvcc() -> bool:
+    from tilelang.contrib.nvcc import get_nvcc_compiler
+
+    try:
+        path = get_nvcc_compiler()
+    except Exception:
+        return False
+    return os.path.exists(path) or os.access(path, os.X_OK)
+
+
+def visible_gpus() -> list[DeviceInfo]:
+    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML, without a CUDA context."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no library
+        return []
+    try:
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = []
+        for entry in (e.strip() for e in visible.split(",")):
+            match = [
+                g
+                for i, g in enumerate(found)
+                if entry == str(i) or (entry.startswith("GPU-") and g.uuid.startswith(entry))
+            ]
+            if not match:
+                break  # CUDA too ignores what follows an invalid entry
+            chosen += match
+        found = chosen
+    return [msgspec.structs.replace(g, id=str(i)) for i, g in enumerate(found)]
+
+
+def _gpu(nvml: Any, handle: Any) -> DeviceInfo:
+    def text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    arch = arch_of_capability(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return DeviceInfo(
+        id="",
+        name=text(nvml.nvmlDeviceGetName(handle)),
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        arch=arch,
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        limits=default_limits(Target("cuda", arch)),
+        **_figures(nvml, handle, arch),
+    )
+
+
+def _figures(nvml: Any, handle: Any, arch: str) -> dict[str, Any]:
+    """Return a GPU's multiprocessors, clock and memory from NVML, without those that it does not tell."""
+    cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
+    asked: dict[str, Callable[[], float]] = {
+        "sms": lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle)) // cores,
+        "clock_hz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+        "memory_bytes_s": lambda: (
+            nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 2e6  # twice a clock
+            * nvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
+        ),
+    }  # fmt: skip
+    found = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(Exception):  # an older driver, or a part of a GPU
+            found[name] = ask()
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "CPU")
+    except OSError:
+        return "CPU"
