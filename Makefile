@@ -18,7 +18,7 @@ PY := .venv/bin/python
 SETUP := .venv/installed
 endif
 
-.PHONY: demo test test-all test-asked durations test-floors test-light check lint pictures clean
+.PHONY: demo test test-all test-asked durations test-floors test-light check lint tables pictures clean
 
 demo: $(SETUP)
 	$(PY) -m atune tune $(WORKLOAD):WORKLOAD
@@ -51,6 +51,10 @@ lint: $(SETUP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# The table of options in docs/options.md.
+tables: $(SETUP)
+	$(PY) docs/tables.py
 
 # The README's pictures, of a stored journal; the report's needs a headless Chromium.
 pictures: $(SETUP)

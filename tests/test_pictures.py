@@ -5,13 +5,11 @@ from __future__ import annotations
 import html
 import re
 import struct
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
+import pictures
 
-import pictures  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 
 def shown(svg: str) -> list[str]:

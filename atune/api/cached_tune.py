@@ -16,7 +16,7 @@ import msgspec
 
 from atune.api.blocking import run_blocking
 from atune.api.discovery import discover, discover_there, measured_on
-from atune.api.options import budget_of, check_listener
+from atune.api.options import TuneOptions, budget_of
 from atune.api.priors import chosen_prior, key_of
 from atune.api.run_errors import no_winner_message
 from atune.api.tuner import tune
@@ -28,6 +28,7 @@ from atune.journal.events import SCHEMA, Event, RunStarted
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import line_of
 from atune.model.candidate import config_key
+from atune.model.options import checked
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.search.choosing import AUTO
@@ -57,7 +58,7 @@ class Work:
     """
 
     def __init__(self, workload: Workload, problem: Any = None, **options: Any) -> None:
-        check_listener(options.get("on_event"))
+        checked("tune", {"on_event": options.get("on_event")}, TuneOptions)
         self.workload, self.options = workload, options
         self.problem = workload.arguments if problem is None else problem
         self.compile = options.get("compile") or CompileSettings()

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from atune.api.blocking import run_blocking
-from atune.api.options import ELSEWHERE, check_settings
+from atune.api.options import TuneOptions
 from atune.engine.compile_stage import Compiling
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Signals
@@ -22,7 +22,7 @@ from atune.errors import AtuneError
 from atune.local.machine import LocalMachine
 from atune.model.artifact import Artifact, Failure, Lowered, source_path
 from atune.model.candidate import Candidate, Config, config_key
-from atune.model.options import named_options
+from atune.model.options import checked, named_options
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
 from atune.workload.workload import Workload, describe, ship
@@ -36,7 +36,7 @@ class CompileFailed(AtuneError):
         self.failures = failures
 
 
-@named_options("compile_all", ELSEWHERE)
+@named_options("compile_all")
 def compile_all(
     kernel: Callable[..., Any],
     configs: Iterable[Mapping[str, Any]] | Callable[..., Any],
@@ -71,7 +71,7 @@ def compile_all(
     for arguments that cannot work.
     """
     refuse_in_worker()
-    check_settings(compile, None, ignore_errors=ignore_errors)
+    checked("compile_all", {"compile": compile, "target": target}, TuneOptions)
     workload = Workload(kernel, configs, arguments=arguments, out_idx=out_idx, pass_configs=pass_configs)
     settings = compile or CompileSettings()
     spec = describe(workload, whole=True)

@@ -1,62 +1,155 @@
-"""Typed options of a run, shared by `tune`, `run`, `resume` and `run_resume`. `Tuner` spells them out."""
+"""The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from atune.api.priors import GivenPrior
-from atune.api.warm import Warm
-from atune.cluster.address import Cluster
-from atune.engine.interfaces import Machine
 from atune.errors import UsageError
-from atune.journal.events import Event
-from atune.model.options import refuse_unknown
+from atune.model.checks import path
+from atune.model.device import parse_target
+from atune.model.options import Option, complete, refuse_unknown
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
-from atune.reporting.log import EventLog
-from atune.search.interface import Strategy
-from atune.workload.workload import Workload
+from atune.search.choosing import SHOWN
+
+if TYPE_CHECKING:
+    from atune.api.priors import GivenPrior
+    from atune.api.warm import Warm
+    from atune.cluster.address import Cluster
+    from atune.engine.interfaces import Machine
+    from atune.journal.events import Event
+    from atune.reporting.log import EventLog
+    from atune.search.interface import Strategy
 
 
-class RunOptions(TypedDict, total=False):
-    """Options of a new or resumed run. `atune.tune` documents each."""
+def check_target(where: str, value: Any) -> Any:
+    """Return `value`. Raises `TargetError` unless it is a target."""
+    parse_target(value)
+    return value
 
-    target: str
-    devices: str | Sequence[str | int]
-    strategy: str | Strategy | None
-    prior: GivenPrior
-    seed: int
-    budget: int | str | Budget | None
-    audit: float | str | bool | None
-    pipeline: bool
-    compile: CompileSettings | None
-    benchmark: BenchmarkSettings | None
-    on_event: Callable[[Event], None] | None
-    log: EventLog | None
-    progress: bool
-    accept: Sequence[str]
-    cluster: str | Cluster | None
-    machine: Machine | None
+
+def _path(where: str, value: Any) -> Any:
+    path(where, value)
+    return value
+
+
+def _listener(where: str, on_event: Any) -> Any:
+    if not callable(on_event):
+        raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
+    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
+        raise UsageError(
+            f"{where} is called and not awaited, and must be a plain function; for async code read the events: "
+            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
+        )
+    return on_event
+
+
+class EngineOptions(TypedDict, total=False):
+    """What a run does, and where."""
+
+    # fmt: off
+    target: Annotated[str, Option(
+        "Target: auto, cuda, an arch such as sm_90a, or c. ``auto`` is CUDA if there is a GPU, else the CPU.",
+        default="auto", check=check_target, flag="--target", group="where",
+    )]
+    devices: Annotated[str | Sequence[str | int], Option(
+        "Devices to measure on: all, cpu, or numbers of GPUs.",
+        default="all", flag="--devices", metavar="all|cpu|0,1", group="where",
+    )]
+    cluster: Annotated[str | Cluster | None, Option(
+        "Run on the nodes of a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,resource=NAME for other "
+        "devices; ,model=NAME where nodes have several models. Needs ``atune[ray]``. `devices` and "
+        "`CompileSettings.workers` then hold for each node.",
+        flag="--cluster", metavar="ADDRESS", unset="this machine alone", page="cluster.md", group="where",
+    )]
+    strategy: Annotated[str | Strategy | None, Option(
+        f"How candidates are chosen: {', '.join(SHOWN)}. Or an object with a name, ``ask()`` and ``tell(index, "
+        "latency_ms, reason)``. ``auto`` decides by the budget, the prior and what is installed. A resumed journal "
+        "keeps its strategy.",
+        flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md", group="search",
+    )]
+    prior: Annotated[GivenPrior, Option(
+        "Begin a search with the candidates that the prior estimates to be fastest. ``auto`` (and None) estimates from "
+        "the machine's figures and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 "
+        "candidates. A function of (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. "
+        "False: no prior.",
+        flag="--prior", action="switch", unset="on", page="search.md#the-prior", group="search",
+    )]
+    seed: Annotated[int, Option(
+        "Seed of the strategy. It determines all random draws.",
+        default=0, flag="--seed", metavar="N", zero=True, group="search",
+    )]
+    budget: Annotated[int | str | Budget | None, Option(
+        "Stop after N candidates, a share of them (10%), or a time (90s, 2m, 1h). Or a `Budget`. None tries the whole "
+        "space. Under a budget, candidates that will probably spill registers are skipped. A budget covers all parts "
+        "of a resumed run.",
+        flag="--budget", metavar="N|10%|90s", unset="all", group="search",
+    )]
+    audit: Annotated[float | str | bool | None, Option(
+        "Measure a share of the candidates skipped as likely to lose, after all others. True means a tenth.",
+        flag="--audit", metavar="10%", action="perhaps", unset="off", group="search",
+    )]
+    pipeline: Annotated[bool, Option(
+        "Measure candidates while others compile. False starts measuring after all compiling, for comparison.",
+        default=True,
+    )]
+    compile: Annotated[CompileSettings | None, Option(
+        "`CompileSettings`.", fits=lambda it: isinstance(it, CompileSettings), must="must be atune.CompileSettings(…)",
+    )]
+    benchmark: Annotated[BenchmarkSettings | None, Option(
+        "`BenchmarkSettings`.", fits=lambda it: isinstance(it, BenchmarkSettings),
+        must="must be atune.BenchmarkSettings(…)",
+    )]
+    accept: Annotated[Sequence[str], Option(
+        "Parts of the work in which an existing journal may differ: ``kernel``, ``space``, ``target``, ``device``, "
+        "``versions``, ``settings``. A space that only grew is always accepted.",
+        default=(),
+    )]
+    machine: Annotated[Machine | None, Option(
+        "A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.",
+    )]
+    # fmt: on
+
+
+class ListenOptions(TypedDict, total=False):
+    """Who is told of a run."""
+
+    # fmt: off
+    on_event: Annotated[Callable[[Event], None] | None, Option(
+        "A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped. It "
+        "gets the events of a resumed run's earlier parts first.",
+        check=_listener,
+    )]
+    log: Annotated[EventLog | None, Option(
+        "A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.",
+    )]
+    progress: Annotated[bool, Option("Show progress on stderr.", default=False)]
+    # fmt: on
+
+
+class RunOptions(EngineOptions, ListenOptions, total=False):
+    """Options of a new or resumed run."""
 
 
 class TuneOptions(RunOptions, total=False):
-    """Options of a new run, with the journal to write."""
+    """Options of a new run."""
 
-    journal: str | os.PathLike[str] | None
-    warm: Warm
-
-
-_OF_AUTOTUNE = ("key", "do_not_specialize", "hints", "on_miss", "shipped", "cache")
-ELSEWHERE = {
-    **{name: f"atune.Workload(…, {name}=…)" for name in inspect.signature(Workload).parameters},
-    **{name: f"compile=CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
-    **{name: f"benchmark=BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
-    **{name: f"@atune.autotune({name}=…)" for name in _OF_AUTOTUNE},
-    "where": "atune.Space(…, where=…)",
-}
-"""How to write options that belong to another object, by name."""
+    # fmt: off
+    journal: Annotated[str | os.PathLike[str] | None, Option(
+        "Write the events to this file. A journal of the same work is continued as by `resume`. A journal of other "
+        "work is refused.",
+        check=_path, flag="--journal", metavar="J", unset="a new file in the cache folder",
+        group="output",
+    )]
+    warm: Annotated[Warm, Option(
+        "Begin with the best of this journal of the same kernel, or of the result cache (cache). From Python it may be "
+        "a result, too, or a list. Strategies learn from the rest.",
+        flag="--warm", metavar="J", action="repeat", page="search.md#warm-start", group="search",
+    )]
+    # fmt: on
 
 
 def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions) -> dict[str, Any]:
@@ -64,32 +157,14 @@ def named(where: str, given: Mapping[str, object], kind: type[Any] = TuneOptions
 
     Raises `UsageError` for a name that `kind` lacks. The message names `where` and suggests the right name.
     """
-    refuse_unknown(where, given, [*kind.__annotations__], ELSEWHERE)
+    refuse_unknown(where, given, [*kind.__annotations__])
     return dict(given)
 
 
-def check_settings(compile: object, benchmark: object, **switches: object) -> None:
-    """Raise `UsageError` unless these are settings objects and each of `switches` is True or False."""
-    for name, value, kind in (("compile", compile, CompileSettings), ("benchmark", benchmark, BenchmarkSettings)):
-        if value is not None and not isinstance(value, kind):
-            raise UsageError(f"{name}: give atune.{kind.__name__}(…), got {value!r}")
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} must be True or False, got {value!r}")
-
-
-def check_listener(on_event: object) -> None:
-    """Raise `UsageError` unless `on_event` is a plain function of an event."""
-    if on_event is None:
-        return
-    if not callable(on_event):
-        raise UsageError(f"on_event must be a function of an event, got {on_event!r}")
-    called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
-    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called):
-        raise UsageError(
-            "on_event is called and not awaited, and must be a plain function; for async code read the events: "
-            "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
-        )
+def completed(where: str, given: Mapping[str, object]) -> TuneOptions:
+    """Return all options of `tune`, those `given` and the defaults. Raises `UsageError` for wrong ones."""
+    options: TuneOptions = complete("", named(where, given), TuneOptions)  # type: ignore[assignment]
+    return options
 
 
 def budget_of(options: Mapping[str, Any]) -> Budget:

@@ -19,10 +19,12 @@ from atune.journal.reader import JournalReader
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.device import Target
+from atune.model.options import documents
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.workload.workload import FileRef, Workload
 
 
+@documents(RunOptions)
 async def resume(
     journal: str | os.PathLike[str],
     workload: Workload | FileRef | str | None = None,
@@ -40,13 +42,9 @@ async def resume(
         Path of the journal.
     workload
         As for `tune`. None takes the file that the header names, and runs it in the workers.
-    accept
-        Parts that may differ from the header: ``kernel``, ``space``, ``target``, ``device``, ``versions``,
-        ``settings``. A space that only grew is always accepted.
-    target, devices, cluster, strategy, prior, seed, budget, until, keep, audit, pipeline, compile, benchmark
-        As for `tune`; they replace those of the header. A budget covers all parts together.
-    on_event, log, progress, machine
-        As for `tune`. Listeners get the events of the earlier parts first.
+    {options}
+
+    Options that are not given are those of the header.
 
     Raises `JournalError` if the journal cannot be read or written, or if the work differs; the message lists the
     differences. Otherwise raises like `tune`. Cancelling it leaves a journal that can be resumed.
@@ -68,6 +66,7 @@ async def resume(
     return await tune(workload, journal=journal, **chosen)
 
 
+@documents(RunOptions)
 def run_resume(
     journal: str | os.PathLike[str],
     workload: Workload | FileRef | str | None = None,
@@ -75,7 +74,13 @@ def run_resume(
 ) -> TuneResult:
     """Do what `resume` does, blocking. Works inside a running event loop too.
 
-    KeyboardInterrupt ends it and kills every worker. Parameters and exceptions are those of `resume`.
+    KeyboardInterrupt ends it and kills every worker. Exceptions are those of `resume`.
+
+    Parameters
+    ----------
+    journal, workload
+        As for `resume`.
+    {options}
     """
     return run_blocking(resume, journal, workload, **named("run_resume", options, RunOptions))
 

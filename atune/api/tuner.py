@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,33 +17,31 @@ from atune.api.blocking import run_blocking
 from atune.api.default_journal import kept_line, opened_journal
 from atune.api.event_history import EventHistory, EventReader, not_entered
 from atune.api.machines import machine_for
-from atune.api.options import ELSEWHERE, TuneOptions, check_listener, check_settings, named
-from atune.api.priors import GivenPrior, chosen_prior
+from atune.api.options import TuneOptions, budget_of, completed, named
+from atune.api.priors import chosen_prior
 from atune.api.run_errors import no_winner_message, of_the_machine, unwrapped
-from atune.api.warm import Warm, adviser
+from atune.api.warm import adviser
 from atune.cluster.address import Cluster
 from atune.engine.engine import Engine
-from atune.engine.interfaces import Machine
 from atune.engine.plan import check_parts
 from atune.errors import AtuneError, UsageError, name_and_message
 from atune.journal.events import Event, RunInterrupted
 from atune.journal.recorder import Listener, Recorder
 from atune.journal.result import NoWinner, TuneResult
 from atune.journal.writer import Journal
-from atune.model.checks import path, whole
-from atune.model.device import device_names, parse_target
-from atune.model.options import named_options
-from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.model.device import device_names
+from atune.model.options import documents
+from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.processes.server import refuse_in_worker
-from atune.reporting.log import EventLog, event_log
+from atune.reporting.log import event_log
 from atune.search.choosing import check_given
-from atune.search.interface import Strategy
 from atune.search.prior import OwnPrior
 from atune.storage.artifact_store import find
 from atune.storage.artifact_store import keep as keep_library
 from atune.workload.workload import FileRef, Workload
 
 
+@documents(TuneOptions)
 class Tuner:
     """One tuning run as a handle.
 
@@ -53,61 +50,40 @@ class Tuner:
                 ...
             result = await tuner.result()
 
-    The run starts on entering. Leaving before its end cancels it. Parameters are those of `tune`. It raises
-    `UsageError` for the same mistakes.
+    The run starts on entering. Leaving before its end cancels it. Raises `UsageError` for the same mistakes as `tune`.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    {options}
     """
 
-    @named_options("Tuner", ELSEWHERE)
-    def __init__(
-        self,
-        workload: Workload | FileRef | str | None = None,
-        *,
-        target: str = "auto",
-        devices: str | Sequence[str | int] = "all",
-        strategy: str | Strategy | None = None,
-        prior: GivenPrior = None,
-        seed: int = 0,
-        budget: int | str | Budget | None = None,
-        audit: float | str | bool | None = None,
-        journal: str | os.PathLike[str] | None = None,
-        warm: Warm = None,
-        pipeline: bool = True,
-        compile: CompileSettings | None = None,
-        benchmark: BenchmarkSettings | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        log: EventLog | None = None,
-        progress: bool = False,
-        accept: Sequence[str] = (),
-        cluster: str | Cluster | None = None,
-        machine: Machine | None = None,
-    ) -> None:
-        where = Cluster.parse(cluster)
+    def __init__(self, workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> None:
+        given = completed("Tuner", options)
+        machine, journal = given["machine"], given["journal"]
         if machine is None:
             refuse_in_worker()
-        check_listener(on_event)
-        check_settings(compile, benchmark, pipeline=pipeline, progress=progress)
-        parse_target(target)
-        whole("seed", seed)
-        path("journal", journal)
-        accept, advise = check_parts(accept), adviser(warm)
-        known = chosen_prior(prior)
-        self._budget = Budget.parse(budget).having(audit=audit)
-        check_given(strategy, pipeline=pipeline, own_prior=isinstance(known, OwnPrior))
-        names = device_names(devices) if machine is None else ()
-        self._default_journal = _name_of(workload) if journal is None and machine is None else None
-        compile, benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        if machine is None:
-            machine = machine_for(
-                workload, cluster=where, target=target, devices=names, compile=compile, benchmark=benchmark
-            )
-        self._journal_path = None if journal is None else Path(journal)
-        logger = None if log is None else event_log(log)
-        self._listeners = tuple(listener for listener in (on_event, logger) if listener is not None)
-        self._progress = progress
-        self._make = partial(
-            Engine, machine, compile=compile, benchmark=benchmark, strategy=strategy, prior=known, seed=seed,
-            budget=self._budget, pipeline=pipeline, keep=keep_library, find=find, accept=accept, advise=advise,
+        self._budget = budget_of(given)
+        prior = chosen_prior(given["prior"])
+        check_given(given["strategy"], pipeline=given["pipeline"], own_prior=isinstance(prior, OwnPrior))
+        compile, benchmark = given["compile"] or CompileSettings(), given["benchmark"] or BenchmarkSettings()
+        make = partial(
+            Engine, compile=compile, benchmark=benchmark, strategy=given["strategy"], prior=prior, seed=given["seed"],
+            budget=self._budget, pipeline=given["pipeline"], keep=keep_library, find=find,
+            accept=check_parts(given["accept"]), advise=adviser(given["warm"]),
         )  # fmt: skip
+        self._default_journal = _name_of(workload) if journal is None and machine is None else None
+        if machine is None:
+            cluster, devices = Cluster.parse(given["cluster"]), device_names(given["devices"])
+            machine = machine_for(
+                workload, cluster=cluster, target=given["target"], devices=devices, compile=compile, benchmark=benchmark
+            )
+        self._make = partial(make, machine)
+        self._journal_path = None if journal is None else Path(journal)
+        logger = None if given["log"] is None else event_log(given["log"])
+        self._listeners = tuple(listener for listener in (given["on_event"], logger) if listener is not None)
+        self._progress = given["progress"]
         self._history = EventHistory()
         self._result: TuneResult | None = None
         self._error: BaseException | None = None
@@ -231,6 +207,7 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
         await recorder.sync()
 
 
+@documents(TuneOptions)
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
@@ -238,49 +215,7 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
     ----------
     workload
         A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
-    target
-        ``auto`` (CUDA if there is a GPU, else the CPU), ``cuda``, an arch such as ``sm_90a``, or ``c``.
-    devices
-        ``all``, ``cpu``, or numbers of GPUs such as ``[0, 1]``.
-    strategy, seed
-        ``exhaustive``, ``best-first``, ``random``, ``prior``, ``forest`` (needs ``atune[search]``), or ``auto`` (and
-        None). Or an object with a name, ``ask()`` and ``tell(index, latency_ms, reason)``. ``auto`` is ``best-first``
-        if all is tried and there is a prior, or ``exhaustive``. Under a budget it is ``forest``; for few candidates and
-        without scikit-learn it is ``prior``, or ``random`` without a prior. A resumed journal keeps its strategy. The
-        seed determines all random draws.
-    prior
-        Estimates that let a search begin with likely winners. ``auto`` (and None) estimates from the machine's figures
-        and the elaborated kernels, on CUDA: under a budget, and in spaces of more than 64 candidates. A function of
-        (configuration, `StaticFacts`) returns milliseconds or a rank, less being better. False: no prior.
-    budget
-        Candidates (``40``), a share of them (``"10%"``), a time (``"90s"``, ``"2m"``, ``"1h"``) or a `Budget`. None
-        tries the whole space. Under a budget, candidates that will probably spill registers are skipped.
-    audit
-        Measure a share of the skipped candidates after all others. True means a tenth.
-    journal
-        Path of the journal. None writes one into the cache folder, where the newest 200 are kept; with `machine` it
-        writes none. A journal of the same work is continued like by `resume`. A journal of
-        other work is refused.
-    warm
-        Measurements of the same kernel on other problems or devices: a journal's path, a result, ``"cache"`` for the
-        result cache, or a list of these. Their best configurations are tried first. Strategies learn from the rest.
-    pipeline
-        False starts measuring after all compiling, for comparison.
-    compile, benchmark
-        `CompileSettings` and `BenchmarkSettings`.
-    on_event
-        A plain function, called with each event in the event loop: keep it short. If it raises, it is dropped.
-    log
-        A logger of structlog. Each event becomes an entry with its name and fields: `atune.reporting.log.event_log`.
-    progress
-        Show progress on stderr.
-    accept
-        Parts of the work in which an existing journal may differ: see `resume`.
-    cluster
-        Run on the nodes of a Ray cluster: ``auto``, ``local``, ``ray://HOST:10001``, ``HOST:6379`` or a `Cluster`.
-        Needs ``atune[ray]``. `devices` and `CompileSettings.workers` then hold for each node. None: this machine alone.
-    machine
-        A machine with its own workload, compilers and devices, such as `atune.testing.FakeMachine`.
+    {options}
 
     Raises `UsageError` (and its branches) for arguments that cannot work; for an unknown option it is a TypeError too.
     Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. Cancelling it kills every worker
@@ -318,11 +253,18 @@ async def _finished(tuner: Tuner) -> TuneResult:
         raise
 
 
+@documents(TuneOptions)
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Do what `tune` does, blocking. Works inside a running event loop too, such as a notebook's.
 
-    KeyboardInterrupt ends it and kills every worker, in a thread too. Its message names the journal. Parameters and
-    exceptions are those of `tune`.
+    KeyboardInterrupt ends it and kills every worker, in a thread too. Its message names the journal. Exceptions are
+    those of `tune`.
+
+    Parameters
+    ----------
+    workload
+        A `Workload`, or ``"FILE.py:NAME"``, which only the workers load.
+    {options}
     """
     given = named("run", options)
     # Here and not in the thread: the workload's module may be half imported, which others wait for, and pickling looks

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from atune.cli.parsing import PLAIN, add_command, number, strategy_name
-from atune.cluster.address import HELP as CLUSTER_HELP
+from atune.api.options import RunOptions
+from atune.cli.parsing import ScreenOptions, add_command, add_options, number, strategy_name, with_flags
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
+from atune.model.options import options_of
 from atune.search.choosing import AUTO, SHOWN
 
 if TYPE_CHECKING:
@@ -48,18 +49,13 @@ def _resume_options(parser: argparse.ArgumentParser) -> None:
         "--workload", metavar="FILE.py:NAME", help="the workload, if not the one that the journal names"
     )
     parser.add_argument("--accept", action="append", default=[], metavar="PART", help=_PARTS)
-    parser.add_argument("--budget", metavar="N|10%|90s", help="candidates, a share, or time, of all parts together")
-    parser.add_argument("--devices", metavar="all|cpu|0,1", help="in place of the journal's")
-    parser.add_argument("--cluster", metavar="ADDRESS", help=CLUSTER_HELP)
-    parser.add_argument("--table", action="store_true", help="print every candidate")
-    parser.add_argument("--quiet", action="store_true", help="show no progress on stderr")
-    parser.add_argument("--plain", action="store_true", help=PLAIN)
-    parser.add_argument("--verbose", action="store_true", help="log every event on stderr instead of the progress")
-    parser.add_argument("--log-json", action="store_true", help="like --verbose, with one JSON object per event")
+    again = options_of(RunOptions)
+    add_options(parser, [again[name] for name in ("budget", "devices", "cluster")], unset="the journal's")
+    add_options(parser, with_flags(ScreenOptions))
 
 
 def _replay_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", action="store_true", help="print every candidate")
+    add_options(parser, [options_of(ScreenOptions)["table"]])
     parser.add_argument("--salvage", action="store_true", help="skip damaged records and list them")
 
 
@@ -68,8 +64,7 @@ def _watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--poll", type=float, default=0.5, metavar="S", help="seconds between two reads of the file (0.5)"
     )
-    parser.add_argument("--table", action="store_true", help="print every candidate at the end")
-    parser.add_argument("--plain", action="store_true", help=PLAIN)
+    add_options(parser, [options_of(ScreenOptions)["table"]])
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +98,7 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
 def _merge_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", metavar="J", nargs="+", help="the journal's path")
     parser.add_argument("-o", "--output", metavar="FILE", help="the new journal (without it, none is written)")
-    parser.add_argument("--table", action="store_true", help="print every candidate")
+    add_options(parser, [options_of(ScreenOptions)["table"]])
 
 
 def _apply_options(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +192,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 complain(f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind="")
                 noted = True
 
-    with Progress(interval_s=1.0, plain=arguments.plain) as progress:
+    with Progress(interval_s=1.0) as progress:
         anyio.run(look, progress)
     return show(TuneResult(state, arguments.journal, replayed=True), arguments)
 

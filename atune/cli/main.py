@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OK, INTERRUPTED = 0, 130
 
+SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug": "show tracebacks"}
+"""Options of all commands."""
 _COMMANDS = {
     "tune_options": ("tune",),
     "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
@@ -131,8 +133,8 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--show-completion", action=_ShowCompletion, metavar="SHELL", help="print a completion script")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shown = _Parser(add_help=False)
-    shown.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
-    shown.add_argument("--debug", action="store_true", help="show tracebacks")
+    for option, text in SHARED.items():
+        shown.add_argument(option, action="store_true", help=text)
     known = word == "--version" or any(word in names for names in _COMMANDS.values())
     for module, names in _COMMANDS.items():
         if word in names or not known:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from atune.api.default_journal import default_journal
+from atune.api.options import TuneOptions
 from atune.cli.main import INTERRUPTED, show_kept
 from atune.cli.mistakes import NO_WINNER, report_error
+from atune.cli.parsing import with_flags
 from atune.cli.printing import complain, mutter
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
@@ -25,6 +27,7 @@ from atune.journal.result import NoWinner, TuneResult
 from atune.journal.state import State
 from atune.model.device import Target, parse_target
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
+from atune.search.choosing import check_name
 from atune.system.signals import Interrupts
 from atune.workload.workload import parse_file_ref
 
@@ -73,44 +76,21 @@ def _check_no_run(arguments: argparse.Namespace) -> None:
 
 def _options(arguments: argparse.Namespace, budget: Budget, target: Target | None, journal: str) -> dict[str, Any]:
     """Return the arguments of `tune` that the options describe. Raises `UsageError`."""
+
+    def given(kind: type[Any]) -> dict[str, Any]:
+        return {field.name: getattr(arguments, field.name) for field in with_flags(kind)}
+
+    if arguments.strategy is not None:
+        check_name(arguments.strategy)
     return {
-        "target": arguments.target,
-        "devices": _devices(arguments, target),
+        **given(TuneOptions),
+        "devices": _devices(arguments.devices, target),
         "cluster": Cluster.parse(arguments.cluster),
-        "strategy": arguments.strategy,
         "prior": None if arguments.prior else False,
-        "seed": arguments.seed,
         "budget": budget,
         "journal": journal,
-        "warm": arguments.warm,
-        "pipeline": arguments.pipeline,
-        "compile": CompileSettings(
-            workers=arguments.workers,
-            group_size=arguments.group_size,
-            compile_timeout_s=arguments.compile_timeout,
-            end_hopeless=arguments.end_hopeless,
-            accelerate=arguments.accelerate,
-            prove=arguments.proof,
-            store=arguments.store,
-            layouts=arguments.layouts,
-        ),
-        "benchmark": BenchmarkSettings(
-            n_warmup=arguments.warmup,
-            n_repeat=arguments.rep,
-            warmup_ms=arguments.warmup_ms,
-            rep_ms=arguments.rep_ms,
-            adaptive=arguments.adaptive,
-            method=arguments.method,
-            benchmark_timeout_s=arguments.timeout,
-            check=not arguments.skip_check,
-            cache_inputs=arguments.cache_inputs,
-            input_seed=arguments.input_seed,
-            n_final=arguments.n_final,
-            n_final_limit=arguments.n_final_limit,
-            standby=arguments.standby,
-            mixed_devices=arguments.mixed_devices,
-            energy=arguments.energy,
-        ),
+        "compile": CompileSettings(**given(CompileSettings)),
+        "benchmark": BenchmarkSettings(**given(BenchmarkSettings)),
     }
 
 
@@ -125,14 +105,14 @@ def drive(
     state, since, begun = State(), time.time(), False
     listeners: list[Callable[[Event], None]] = []
     with ExitStack() as stack:
-        if arguments.verbose or arguments.log_json:
+        if arguments.verbose:
             from atune.reporting.log import event_logger
 
-            listeners.append(event_logger(json=True if arguments.log_json else None))
+            listeners.append(event_logger())
         elif not arguments.quiet:
             from atune.reporting.progress import Progress
 
-            listeners.append(stack.enter_context(Progress(budget=budget, plain=arguments.plain)).on_event)
+            listeners.append(stack.enter_context(Progress(budget=budget)).on_event)
 
         def on_event(event: Event) -> None:
             nonlocal begun
@@ -216,16 +196,11 @@ def _budget(arguments: argparse.Namespace) -> Budget:
     return Budget.parse(arguments.budget).having(audit=arguments.audit)
 
 
-def _devices(arguments: argparse.Namespace, target: Target | None) -> str | Sequence[str]:
+def _devices(given: str, target: Target | None) -> str | Sequence[str]:
     """Return ``all``, or the devices' names. Raises `UsageError` for unknown or contradictory devices."""
-    if arguments.devices is not None and arguments.device:
-        raise UsageError("--devices and --device both name the devices: give one of them")
-    if arguments.device:
-        names = [name.strip() for name in arguments.device]
-    elif arguments.devices in (None, "all"):
-        return "all"
-    else:
-        names = [name.strip() for name in arguments.devices.split(",")]
+    if given == "all":
+        return given
+    names = [name.strip() for name in given.split(",")]
     for name in names:
         if name != "cpu" and not (name.isascii() and name.isdigit()):
             raise UsageError(f"device {name!r} is unknown: give all, cpu, or CUDA indices such as 0,1")

@@ -8,11 +8,6 @@ from atune.errors import UsageError
 
 FORMS = "auto, local, ray://HOST:10001 or HOST:6379, and perhaps ,resource=NAME and ,model=NAME"
 
-HELP = (
-    "run on a Ray cluster: auto, local, ray://HOST:10001 or HOST:6379; ,resource=NAME for other devices; ,model=NAME "
-    "where nodes have several models"
-)
-
 
 class Cluster(msgspec.Struct, frozen=True):
     """A Ray cluster to run on; needs ``atune[ray]``.

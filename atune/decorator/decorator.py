@@ -21,7 +21,7 @@ from atune.errors import UsageError
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import TuneResult
 from atune.model.candidate import Config
-from atune.model.options import refuse_unknown
+from atune.model.options import documents, refuse_unknown
 from atune.storage.result_cache import ResultCache
 from atune.system import syntax
 
@@ -39,11 +39,19 @@ def autotune(kernel: None = None, **options: Unpack[AutotuneOptions]) -> Callabl
 def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> Autotuned: ...
 
 
+@documents(AutotuneOptions)
 def autotune(kernel: Any = None, **options: Any) -> Any:
     """Tune a kernel when it is called. Put this above `@tilelang.jit`.
 
     The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
     a call may tune and the result cache has no result of the kernel, `warm` is called once per program.
+
+    Parameters
+    ----------
+    kernel
+        The kernel, or None for a decorator. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be
+        repeated.
+    {options}
 
     Raises `UsageError` and its branches for arguments that cannot work. For an unknown option it is a TypeError too.
     """
@@ -63,9 +71,6 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
         return autotuned
 
     return decorate if kernel is None else decorate(kernel)
-
-
-autotune.__doc__ = f"{autotune.__doc__}{AutotuneOptions.__doc__}"
 
 
 def best_config(kernel: Any, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:

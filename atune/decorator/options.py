@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, cast
 
 import msgspec
 
 from atune.api.cached_tune import Concurrent
-from atune.api.options import check_listener, check_settings
+from atune.api.options import ListenOptions, check_target
 from atune.decorator.presets import ByArch, tuning_options
-from atune.errors import SpaceError, UsageError
-from atune.journal.events import Event
+from atune.errors import SpaceError, UsageError, WorkloadError
 from atune.model.candidate import COMPILE_FLAGS, RESERVED, check_reserved
 from atune.model.checks import path
-from atune.model.device import device_names, parse_target
+from atune.model.device import device_names
+from atune.model.options import Option, complete
 from atune.model.space import Constraint, Space
-from atune.reporting.log import EventLog, event_log
+from atune.reporting.log import event_log
 from atune.storage.result_cache import ResultCache
+from atune.workload.options import SharedOptions, is_inputs, is_sizes
 from atune.workload.sealed import Sealed
-from atune.workload.values import check_values
 
 if TYPE_CHECKING:
     from atune.decorator.call import Arguments
@@ -29,88 +29,74 @@ PathLike = str | os.PathLike[str]
 OnMiss = Literal["tune", "default", "error"]
 
 
-class AutotuneOptions(TypedDict, total=False):
-    """
-    Parameters
-    ----------
-    space
-        Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function
-        gets the caller's arguments, and is called for each new form of call.
-    where
-        Constraints on axes, as for `Space`.
-    key
-        The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument
-        that is not tuned. An eager kernel's dimensions count as arguments.
-    do_not_specialize
-        Names of arguments that do not count in the key.
-    hints
-        Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every
-        configuration. A value may be a `ByArch`. A hint must not be an axis too.
-    tuning
-        The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a ``preset``.
-    inputs
-        As for `Workload`. ``"call"`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning never
-        touches a call's own tensors.
-    reference, check
-        As for `Workload`.
-    setup
-        A function that is called with the new inputs and may change them in place.
-    tune_on
-        A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors
-        or a smaller batch. The kernel is launched with the call's own arguments.
-    symbols
-        Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.
-    out_idx, rtol, atol, max_mismatched_ratio, supply, restore, zero, flops, bytes, default, name
-        As for `Workload`. `@tilelang.jit`'s `out_idx` and outputs made by `T.empty` need not be repeated.
-    target, devices, progress, on_event, log
-        As for `tune`. The default target is that of `@tilelang.jit`.
-    cache
-        The result cache: True for the user's, False for none, or a folder.
-    concurrent
-        While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.
-    on_miss
-        If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).
-    shipped
-        Files that `atune cache export` wrote. They are read after the result cache and before tuning.
-    """
-
-    space: Required[Any]
-    where: Callable[..., Any] | Sequence[Callable[..., Any]]
-    key: Any
-    do_not_specialize: str | Sequence[str]
-    hints: Mapping[str, Any] | None
-    tuning: str | Mapping[str, Any] | None
-    inputs: Any
-    reference: Callable[..., Any] | None
-    setup: Callable[..., Any] | None
-    check: Callable[..., Any] | None
-    tune_on: Callable[..., Any] | None
-    symbols: Mapping[str, int] | None
-    out_idx: int | Sequence[int] | None
-    rtol: float | None
-    atol: float | None
-    max_mismatched_ratio: float
-    supply: Any
-    restore: Sequence[int]
-    zero: Sequence[int]
-    flops: float | None
-    bytes: float | None
-    default: Mapping[str, Any] | None
-    target: str | None
-    devices: str | Sequence[str | int]
-    cache: bool | PathLike
-    concurrent: Concurrent
-    on_miss: OnMiss
-    shipped: PathLike | Sequence[PathLike]
-    progress: bool
-    on_event: Callable[[Event], None] | None
-    log: EventLog | None
-    name: str | None
+def _cache(where: str, value: Any) -> Any:
+    if not isinstance(value, bool):
+        path(where, value)
+    return value
 
 
-_OF_WORKLOAD = (
-    "out_idx", "rtol", "atol", "max_mismatched_ratio", "supply", "restore", "zero", "flops", "bytes", "default", "name",
-)  # fmt: skip
+class AutotuneOptions(SharedOptions, ListenOptions, total=False):
+    """Options of `autotune`. Those of a workload and of listeners are the same as theirs."""
+
+    # fmt: off
+    space: Required[Annotated[Any, Option(
+        "Axes as a dict, a list of configurations, a `Space`, or a function that returns one of these. The function "
+        "gets the caller's arguments, and is called for each new form of call.",
+    )]]
+    where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], Option(
+        "Constraints on axes, as for `Space`.", default=(),
+    )]
+    key: Annotated[Any, Option(
+        "The key of a tuning: names of arguments, or a function of the call's arguments. By default, every argument "
+        "that is not tuned. An eager kernel's dimensions count as arguments.",
+    )]
+    do_not_specialize: Annotated[str | Sequence[str], Option(
+        "Names of arguments that do not count in the key.", default=(),
+    )]
+    hints: Annotated[Mapping[str, Any] | None, Option(
+        "Arguments of the kernel, or ``pass_configs`` and ``compile_flags``, with the same value for every "
+        "configuration. A value may be a `ByArch`. A hint must not be an axis too.",
+        fits=lambda it: isinstance(it, Mapping),
+        must="must be a dict of the kernel's arguments, such as {'threads': 128}",
+    )]
+    tuning: Annotated[str | Mapping[str, Any] | None, Option(
+        "The name of a preset (``quick``, ``default``, ``thorough``), or a dict of options, which may name a "
+        "``preset``.",
+    )]
+    inputs: Annotated[Any, Option(
+        "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are drawn. Tuning "
+        "never touches a call's own tensors.",
+        fits=lambda it: it == "call" if isinstance(it, str) else is_inputs(it),
+        must="must be a list of tensors, or a function that returns one",
+    )]
+    tune_on: Annotated[Callable[..., Any] | None, Option(
+        "A function of the call's arguments that returns other arguments for tuning, by name, such as scratch tensors "
+        "or a smaller batch. The kernel is launched with the call's own arguments.",
+        fits=callable, must="must be a function of the call's arguments",
+    )]
+    symbols: Annotated[Mapping[str, int] | None, Option(
+        "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call tells them.",
+        fits=is_sizes, must="must be a dict of sizes by name, such as {'n': 1024}",
+    )]
+    target: Annotated[str | None, Option("As for `tune`. The default is that of `@tilelang.jit`.", check=check_target)]
+    devices: Annotated[str | Sequence[str | int], Option("As for `tune`.", default="all")]
+    cache: Annotated[bool | PathLike, Option(
+        "The result cache: True for the user's, False for none, or a folder.", default=True, check=_cache,
+    )]
+    concurrent: Annotated[Concurrent, Option(
+        "While another process tunes the same work: ``wait`` for its result, or ``tune`` at the same time.",
+        default="wait", fits=lambda it: it in ("wait", "tune"), must="must be 'wait' or 'tune'",
+    )]
+    on_miss: Annotated[OnMiss, Option(
+        "If no result is known: ``tune``, use the ``default`` configuration, or raise `CacheMiss` (``error``).",
+        default="tune", check=lambda where, it: check_on_miss(it),
+    )]
+    shipped: Annotated[PathLike | Sequence[PathLike], Option(
+        "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
+    )]
+    # fmt: on
+
+
 _SEALED = ("reference", "check", "setup")
 """Functions of the user's for a workload, which only a device's process unpacks."""
 
@@ -177,48 +163,29 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def checked(given: Mapping[str, Any]) -> Options:
     """Return the given `AutotuneOptions`, checked, so that a first call fails for none. Raises `UsageError`."""
-    options = dict(given)
-    inputs, cache = options.get("inputs"), options.get("cache", True)
-    check_values("autotune", {**options, "inputs": None if isinstance(inputs, str) and inputs == "call" else inputs})
-    check_listener(options.get("on_event"))
-    check_settings(None, None, progress=options.get("progress", False))
-    if cache is None:
-        raise UsageError("cache must be True for the user's, False for none, or a folder, got None")
-    if not isinstance(cache, bool):
-        path("cache", cache)
-    hints = dict(options.get("hints") or {})
+    options = complete("autotune", given, AutotuneOptions, WorkloadError)
+    cache, hints = options["cache"], dict(options["hints"] or {})
     _check_hints(hints)
-    if options.get("log") is not None:
+    if options["log"] is not None:
         event_log(options["log"])
-    if options.setdefault("concurrent", "wait") not in ("wait", "tune"):
-        raise UsageError(f"concurrent: give 'wait' or 'tune', got {options['concurrent']!r}")
-    check_on_miss(options.setdefault("on_miss", "tune"))
-    if options.get("target") is not None:
-        parse_target(options["target"])
-    space, constraints, names = _checked_space(options.get("space"), options.get("where", ()), hints)
+    space, constraints, names = _checked_space(options["space"], options["where"], hints)
     return Options(
         space=space,
         where=constraints,
-        names=(names | hints.keys() | (options.get("default") or {}).keys()) - RESERVED,
-        rule=KeyRule(options.get("key"), options.get("do_not_specialize", ())),
+        names=(names | hints.keys() | (options["default"] or {}).keys()) - RESERVED,
+        rule=KeyRule(options["key"], options["do_not_specialize"]),
         hints=hints,
-        symbols=dict(options.get("symbols") or {}),
-        inputs=sealed(inputs),
-        tune_on=options.get("tune_on"),
-        workload={
-            **{name: sealed(options[name]) for name in _SEALED if name in options},
-            **{name: options[name] for name in _OF_WORKLOAD if name in options},
-        },
-        run={
-            **tuning_options(options.get("tuning")),
-            **{name: options[name] for name in ("progress", "on_event", "log") if name in options},
-        },
-        target=options.get("target"),
-        devices=device_names(options.get("devices", "all")),
+        symbols=dict(options["symbols"] or {}),
+        inputs=sealed(options["inputs"]),
+        tune_on=options["tune_on"],
+        workload={n: sealed(options[n]) if n in _SEALED else options[n] for n in SharedOptions.__annotations__},
+        run={**tuning_options(options["tuning"]), **{name: options[name] for name in ListenOptions.__annotations__}},
+        target=options["target"],
+        devices=device_names(options["devices"]),
         cache=None if cache is False else ResultCache() if cache is True else ResultCache(cache),
         concurrent=options["concurrent"],
         on_miss=options["on_miss"],
-        shipped=_paths("shipped", options.get("shipped", ())),
+        shipped=_paths("shipped", options["shipped"]),
     )
 
 
@@ -235,10 +202,11 @@ def _check_hints(hints: Mapping[str, Any]) -> None:
                 check_reserved(name, value, "hints")
 
 
-def check_on_miss(on_miss: object) -> None:
-    """Raise `UsageError` unless `on_miss` says what to do where nothing is known."""
+def check_on_miss(on_miss: object) -> object:
+    """Return `on_miss`. Raises `UsageError` unless it says what to do where nothing is known."""
     if on_miss not in ("tune", "default", "error"):
         raise UsageError(f"on_miss: give 'tune', 'default' or 'error', got {on_miss!r}")
+    return on_miss
 
 
 def _checked_space(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atune.api.options import budget_of, check_settings
+from atune.api.options import RunOptions, budget_of
 from atune.api.priors import chosen_prior
 from atune.errors import UsageError
-from atune.model.checks import whole
 from atune.model.device import Target
-from atune.model.options import refuse_unknown
+from atune.model.options import checked, refuse_unknown
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.search.choosing import check_known
 
@@ -55,8 +54,7 @@ def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
 def _check_run(run: Mapping[str, Any]) -> None:
     """Raise `UsageError` for a wrong value. A strategy's library is asked for once a call tunes, and not here."""
     budget_of(run)
-    whole("seed", run.get("seed", 0))
-    check_settings(None, None, pipeline=run.get("pipeline", True))
+    checked("tuning", run, RunOptions)
     chosen_prior(run.get("prior"), ship=False)
     if run.get("strategy") is not None:
         check_known(run["strategy"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from atune.errors import UsageError
-from atune.model.options import refuse_unknown
+from atune.model.options import documented_fields, options_of, refuse_unknown
 
 
 def positive(where: str, name: str, value: float | None, *, optional: bool = False, integral: bool = False) -> None:
@@ -33,34 +33,29 @@ def path(name: str, value: object) -> None:
         raise UsageError(f"{name} must be a path, got {value!r}")
 
 
-SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""Texts that stand for True and False."""
-
-
-def switches(settings: msgspec.Struct, *names: str) -> None:
-    """Raise `UsageError` for the first of `names` in `settings` that is neither True nor False."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, bool):
-            meant = SAID.get(str(value).lower())
-            hint = "" if meant is None else f": did you mean {meant}?"
-            raise UsageError(f"{type(settings).__name__}: {name} must be True or False, got {value!r}{hint}")
-
-
 if TYPE_CHECKING:
     SettingsMeta = msgspec.StructMeta
 else:
 
     class SettingsMeta(type(msgspec.Struct)):
-        """Refuses a wrong keyword of a settings class, and suggests the right one, of this class or another."""
-
-        classes: ClassVar[list[SettingsMeta]] = []
+        """Refuses a wrong keyword of a settings class, and documents its fields."""
 
         def __init__(cls, *made: Any, **options: Any) -> None:
             super().__init__(*made, **options)
-            SettingsMeta.classes.append(cls)
+            if fields := documented_fields(cls):
+                raises = "Raises `UsageError`, with a suggestion, for a wrong name or value."
+                cls.__doc__ = f"{cls.__doc__}\n\n{fields}\n\n{raises}"
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
-            elsewhere = {name: f"{c.__name__}({name}=…)" for c in SettingsMeta.classes for name in c.__struct_fields__}
-            refuse_unknown(cls.__name__, options, cls.__struct_fields__, elsewhere)
+            refuse_unknown(cls.__name__, options, cls.__struct_fields__)
             return super().__call__(*values, **options)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
+    """A group of options, each with an `Option` in its type. They are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        for name, field in options_of(type(self)).items():
+            given = getattr(self, name)
+            if (value := field.checked(type(self).__name__, given)) is not given:
+                msgspec.structs.force_setattr(self, name, value)

@@ -1,47 +1,238 @@
-"""Options by name: refuses a wrong name, and suggests the right one."""
+"""Options: each stands once, as a field with an `Option` in its type. Checks, help, flags and tables come from that."""
 
 from __future__ import annotations
 
+import builtins
 import functools
+import importlib
 import inspect
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from types import NoneType
+from typing import Annotated, Any, ForwardRef, ParamSpec, Required, TypeVar, get_args, get_origin
 
-from atune.errors import UnknownOption
+import msgspec
+
+from atune.errors import UnknownOption, UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """What there is to say of an option, beside its name, its type and a setting's default.
+
+        class RunOptions(TypedDict, total=False):
+            seed: Annotated[int, Option("Seed of the strategy.", default=0, flag="--seed", metavar="N", zero=True)]
+
+    True or False, whole numbers and numbers are checked by their type.
+    """
+
+    doc: str
+    """Sentences in the form of a docstring. The first is the help at the command line."""
+    _: KW_ONLY
+    default: Any = None
+    """The default of a keyword. A setting has its default beside its type."""
+    zero: bool | None = None
+    """Of a number: True for zero or more, False for above zero, None for any."""
+    must: str = ""
+    """What the value must be, for the message, such as ``must be a text``."""
+    fits: Callable[[Any], bool] | None = None
+    """Tells whether a value is what it must be. None counts as not given."""
+    check: Callable[[str, Any], Any] | None = None
+    """Gets the place for messages and the value, and returns the value in its normal form, or raises `UsageError`."""
+    measured: bool = False
+    """Whether measurements that were made under another value are others."""
+    flag: str = ""
+    """The option of the command line, if it has one. ``--skip-…`` switches off what is on by default."""
+    metavar: str = ""
+    action: str = ""
+    """``switch`` or ``repeat`` at the command line, where the type does not say so."""
+    unit: str = ""
+    """What a number counts, for messages of the command line."""
+    unset: str = ""
+    """The default in words, where it is not a plain value."""
+    page: str = ""
+    """Where the pages say more, such as ``search.md#the-prior``."""
+    group: str = ""
+    """The heading in the command line's help."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """An option of a group."""
+
+    name: str
+    kind: Any
+    """Its type. A class that only type checkers import is a stand-in of its name."""
+    default: Any
+    option: Option
+
+    @property
+    def plain(self) -> Any:
+        """Its type without None."""
+        kinds = [kind for kind in get_args(self.kind) if kind is not NoneType] if self.optional else [self.kind]
+        return kinds[0] if len(kinds) == 1 else self.kind
+
+    @property
+    def optional(self) -> bool:
+        return NoneType in get_args(self.kind)
+
+    def checked(self, where: str, value: Any, error: type[UsageError] = UsageError) -> Any:
+        """Return the value in its normal form. Raises `error`, or what the option's own check raises."""
+        option, name = self.option, f"{where}: {self.name}" if where else self.name
+        if value is None and (self.optional or self.default is None or option.fits is not None):
+            return value
+        if self.plain is bool and not isinstance(value, bool):
+            meant = SAID.get(str(value).lower())
+            raise error(
+                f"{name} must be True or False, got {value!r}{'' if meant is None else f': did you mean {meant}?'}"
+            )
+        if self.plain in (int, float):
+            check_number(name, value, whole=self.plain is int, zero=option.zero, error=error)
+        if option.fits is not None and not option.fits(value):
+            raise error(f"{name} {option.must}, got {value!r}")
+        return value if option.check is None else option.check(name, value)
+
+
+SAID = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""Texts that stand for True and False."""
+
+
+def check_number(
+    name: str, value: object, *, whole: bool, zero: bool | None, error: type[UsageError] = UsageError
+) -> None:
+    """Raise `error` unless `value` is a number; `whole` and `zero` as for an `Option`."""
+    number = not isinstance(value, bool) and isinstance(value, int if whole else (int, float)) and math.isfinite(value)
+    if not number or (zero is not None and not (value > 0 or (zero and value == 0))):  # type: ignore[operator]
+        least = {None: "", True: ", zero or more", False: " above zero"}[zero]
+        raise error(f"{name} must be a {'whole number' if whole else 'number'}{least}, got {value!r}")
+
+
+def options_of(kind: type[Any]) -> dict[str, Field]:
+    """Return the options of a group by name: of a settings class, or of a TypedDict of keywords."""
+    if kind not in _KNOWN:
+        _KNOWN[kind] = _options_of(kind)
+    return _KNOWN[kind]
+
+
+_KNOWN: dict[type[Any], dict[str, Field]] = {}
+
+
+def _options_of(kind: type[Any]) -> dict[str, Field]:
+    if issubclass(kind, msgspec.Struct):
+        found = {field.name: (field.type, _default(field)) for field in msgspec.structs.fields(kind)}
+    else:
+        found = {name: (_evaluated(kind, hint), ...) for name, hint in kind.__annotations__.items()}
+    fields = {}
+    for name, (hint, default) in found.items():
+        hint = get_args(hint)[0] if get_origin(hint) is Required else hint
+        if get_origin(hint) is Annotated:
+            type_, option = get_args(hint)[:2]
+            fields[name] = Field(name, type_, option.default if default is ... else default, option)
+    return fields
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
+
+
+class _Names(dict[str, Any]):
+    """A module's names. One that only type checkers import is a class without anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, None) or type(name, (), {"__module__": "builtins"})
+
+
+def _evaluated(kind: type[Any], hint: Any) -> Any:
+    if not isinstance(hint, ForwardRef):
+        return hint
+    module = sys.modules[str(hint.__forward_module__ or kind.__module__)]
+    return eval(hint.__forward_arg__, vars(module), _Names(vars(module)))
+
+
+def checked(
+    where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
+) -> dict[str, Any]:
+    """Return the options `given` of the group `kind`, in their normal form.
+
+    Raises `UnknownOption` for a name that the group lacks, and `error` for a wrong value. Messages name `where`.
+    """
+    refuse_unknown(where, given, [*kind.__annotations__])
+    fields = options_of(kind)
+    return {name: fields[name].checked(where, value, error) for name, value in given.items()}
+
+
+def complete(
+    where: str, given: Mapping[str, Any], kind: type[Any], error: type[UsageError] = UsageError
+) -> dict[str, Any]:
+    """Return all options of the group `kind`: those `given`, as `checked` does, and the defaults of the others."""
+    defaults = {name: field.default for name, field in options_of(kind).items()}
+    return defaults | checked(where, given, kind, error)
+
+
+def documents(kind: type[Any]) -> Callable[[F], F]:
+    """Return a decorator for a function, or a class, with ``**options: Unpack[kind]``: `help` shows each with its text.
+
+    The line ``{options}`` of the docstring stands for them.
+    """
+
+    def decorate(function: F) -> F:
+        fields = options_of(kind).values()
+        called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        before = [
+            p for p in inspect.signature(called).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        more = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
+            for one in fields
+        ]
+        called.__signature__ = inspect.signature(called).replace(parameters=[*before, *more])
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", "\n".join(map(_entry, fields)))
+        return function
+
+    return decorate
+
+
+def _entry(field: Field) -> str:
+    default = field.option.unset or ("" if field.default in (None, ()) else repr(field.default))
+    return f"{field.name}\n    {field.option.doc}{default and f' Default: {default}.'}"
+
+
+def documented_fields(kind: type[Any]) -> str:
+    """Return a line for each setting of `kind`, for its docstring."""
+    return "\n".join(f"`{field.name}`: {field.option.doc}" for field in options_of(kind).values())
+
 
 MEANT: dict[str, tuple[str, ...]] = {
-    "algorithm": ("strategy",), "arch": ("target",), "args": ("arguments",), "benchmark_method": ("method",),
-    "cache": ("store",), "callback": ("on_event",), "cflags": ("flags",), "check_fn": ("check",),
-    "compile_flags": ("flags",), "config": ("space",), "configs": ("space",), "constraint": ("where",),
-    "constraints": ("where",), "cores": ("workers",), "cost_model": ("prior",), "cuda_graph": ("method",),
-    "deadline": ("budget",), "device": ("devices",), "do_bench": ("method",), "early_config_prune": ("where",),
-    "execution_backend": (), "extra_cuda_flags": ("flags",),
-    "filter": ("where",), "finalists": ("n_final",), "golden": ("reference",), "gpu": ("devices",),
-    "gpus": ("devices",), "input_fn": ("inputs",), "inputs_fn": ("inputs",), "iters": ("n_repeat",),
-    "jobs": ("workers",), "listener": ("on_event",), "log_file": ("journal",), "log_level": ("log",),
-    "logger": ("log",), "make_inputs": ("inputs",), "manual_check_prog": ("check",), "max_candidates": ("budget",),
-    "max_configs": ("budget",), "max_time": ("budget",), "max_trials": ("budget",), "max_workers": ("workers",),
-    "n_candidates": ("budget",), "n_iters": ("n_repeat",), "n_jobs": ("workers",), "n_repeats": ("n_repeat",),
-    "n_threads": ("workers",), "n_trials": ("budget",), "n_workers": ("workers",), "num_threads": ("workers",),
-    "num_trials": ("budget",), "num_workers": ("workers",), "nvcc_flags": ("flags",), "opt_flags": ("flags",),
-    "optimizer": ("strategy",), "out": ("journal",), "out_file": ("journal",), "output": ("journal",),
-    "parallel": ("workers",), "params": ("arguments",), "path": ("journal",),
-    "perf_model": ("prior",), "problem": ("arguments",), "processes": ("workers",), "prune": ("where",),
-    "prune_configs_by": ("where",), "quantiles": (), "random_seed": ("seed",), "random_state": ("seed",),
-    "ref": ("reference",), "ref_prog": ("reference",), "rep": ("n_repeat", "rep_ms"), "repeat": ("n_repeat",),
-    "repeats": ("n_repeat",), "reset_to_zero": ("zero",), "restore_value": ("restore",), "resume": ("journal",),
-    "sampler": ("strategy",), "save": ("journal",), "search": ("strategy",), "search_space": ("space",),
-    "seed_inputs": ("input_seed",), "settings": ("compile", "benchmark"), "skip_check": ("check",),
-    "space": ("configs",), "supply_prog": ("inputs",), "supply_type": ("supply",), "time_limit": ("budget",),
-    "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "tolerance": ("rtol", "atol"), "topk": ("budget",),
-    "trials": ("budget",), "tuner": ("strategy",), "use_cache": ("store",), "use_cuda_graph": ("method",),
-    "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"), "warmups": ("n_warmup",),
+    "answer": ("reference",), "cache_input_tensors": ("cache_inputs",), "compiler_options": ("flags",),
+    "configs": ("space",), "device": ("devices",), "do_bench": ("method",), "early_config_prune": ("where",),
+    "execution_backend": (), "iterations": ("n_repeat",), "manual_check_prog": ("check",),
+    "max_fevals": ("budget",), "max_trials": ("budget",), "n_jobs": ("workers",), "n_trials": ("budget",),
+    "num_workers": ("workers",), "params": ("arguments",), "perf_model": ("prior",), "pre_hook": ("setup",),
+    "problem_size": ("arguments",), "prune_configs_by": ("where",), "ref": ("reference",), "ref_prog": ("reference",),
+    "rep": ("n_repeat", "rep_ms"), "reset_to_zero": ("zero",), "restore_value": ("restore",),
+    "restrictions": ("where",), "sampler": ("strategy",), "skip_check": ("check",), "space": ("configs",),
+    "supply_prog": ("inputs",), "supply_type": ("supply",), "time_limit": ("budget",),
+    "timeout": ("benchmark_timeout_s", "compile_timeout_s"), "topk": ("budget",), "trials": ("budget",),
+    "tune_params": ("space",), "use_cuda_graph": ("method",), "verify": ("check",), "warmup": ("n_warmup", "warmup_ms"),
 }  # fmt: skip
-"""atune's names for options that other tuners have, or that users may guess."""
+"""atune's names for options of tilelang's tuner, Triton's, Kernel Tuner and Optuna."""
+
+_GROUPS = {
+    "compile=CompileSettings({}=…)": ("atune.model.settings", "CompileSettings"),
+    "benchmark=BenchmarkSettings({}=…)": ("atune.model.settings", "BenchmarkSettings"),
+    "atune.tune(…, {}=…)": ("atune.api.options", "TuneOptions"),
+    "atune.Workload(…, {}=…)": ("atune.workload.options", "WorkloadOptions"),
+    "@atune.autotune({}=…)": ("atune.decorator.options", "AutotuneOptions"),
+}
+"""How to write the options of each group, and where the group is defined."""
 
 
 def refuse_unknown(
@@ -49,14 +240,21 @@ def refuse_unknown(
 ) -> None:
     """Raise `UnknownOption`, naming `where`, for the first name of `given` that is not `known`.
 
-    `elsewhere`: how to write the options of another place, by name, such as ``{"n_warmup":
-    "benchmark=BenchmarkSettings(n_warmup=…)"}``.
+    `elsewhere`: how to write the options of another place, by name, in place of the groups of `atune`.
     """
     for name in given:
         if name not in known:
-            meant = _meant(name, known, elsewhere or {})
+            meant = _meant(name, known, _elsewhere() if elsewhere is None else elsewhere)
             said = f"did you mean {' or '.join(meant)}?" if meant else f"there is {', '.join(known)}"
             raise UnknownOption(f"{where}: there is no option {name!r}; {said}")
+
+
+def _elsewhere() -> dict[str, str]:
+    ways = {"where": "atune.Space(…, where=…)"}
+    for way, (module, group) in _GROUPS.items():
+        for name in getattr(importlib.import_module(module), group).__annotations__:
+            ways.setdefault(name, way.format(name))
+    return ways
 
 
 def _meant(name: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> list[str]:

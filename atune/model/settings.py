@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from atune.errors import UsageError
 from atune.model.budget import Budget as Budget
 from atune.model.candidate import why_no_pass_configs
-from atune.model.checks import SettingsMeta, positive, switches, whole
+from atune.model.checks import Settings
+from atune.model.options import Option
 
 ACCELERATORS = ("swizzle_lowering", "cicc")
 """Names of the accelerators, which can be switched off, in the order in which they wrap each other."""
@@ -28,14 +29,14 @@ CPU_FLAGS = ("-O3", "-march=native")
 """g++'s optimisation flags for `target="c"`. tilelang itself passes none, and then every tile takes the same time."""
 
 
-def _flags(value: Any) -> tuple[str, ...] | None:
-    """Return a compiler's flags as a tuple; None stays. Raises `UsageError` for anything but a list of texts."""
+def _flags(where: str, value: Any) -> tuple[str, ...]:
+    """Return a compiler's flags as a tuple. Raises `UsageError` for anything but a list of texts."""
     if isinstance(value, str):
         meant = tuple(value.split()) or None
-        raise UsageError(f"CompileSettings: flags must be a list of texts, got {value!r}: did you mean {meant!r}?")
-    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
-        raise UsageError(f"CompileSettings: flags must be a list of texts, such as ('-O2', '-g'), got {value!r}")
-    return None if value is None else tuple(value)
+        raise UsageError(f"{where} must be a list of texts, got {value!r}: did you mean {meant!r}?")
+    if not (isinstance(value, (list, tuple)) and all(isinstance(flag, str) for flag in value)):
+        raise UsageError(f"{where} must be a list of texts, such as ('-O2', '-g'), got {value!r}")
+    return tuple(value)
 
 
 class Acceleration(msgspec.Struct, frozen=True):
@@ -70,61 +71,97 @@ class Acceleration(msgspec.Struct, frozen=True):
         return name in self.named or (self.auto and name not in self.without)
 
 
-class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """How candidates become artifacts.
+METHODS = {
+    "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
+    "cupti": "cupti", "perf_counter": "perf_counter", "wall": "perf_counter",
+}  # fmt: skip
+"""atune's name of each timing method, by atune's and by tilelang's names."""
 
-    `workers`: compile processes. None takes the cores that this process may use, except one that is kept for measuring.
-    Free memory limits them, too (1 GiB per worker).
-    `group_size`: candidates merged into one library; None lets the engine decide, 1 turns grouping off.
-    `compile_timeout_s`: seconds that one lowering, or one codegen call of a group, may take. Then its processes are
-    killed.
-    `end_hopeless`: kill a compile earlier that takes far longer than the run's others, but not within 10 s, and not
-    the default configuration's.
-    `flags`: flags of the device compiler, one per text, such as ``("-O2", "-g")``. None takes the target's default,
-    `-O3 -march=native` on the CPU; given flags replace it. A candidate's own `compile_flags` take precedence.
-    `accelerate`: accelerators that may be used: ``auto`` (those that pay), ``off``, names such as
-    ``cicc,swizzle_lowering``, or ``auto`` except some, such as ``auto,-cicc``. The variable ATUNE_ACCELERATE replaces
-    ``auto``.
-    `prove`: compile the winner again with every accelerator off, and compare sources and code.
-    `store`: use libraries that an earlier run built from the same code, and keep those that this run builds.
-    `pass_configs`: TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``; a
-    candidate's own `pass_configs` take precedence.
-    `target_host`: TileLang's target for host code, ``c`` or ``llvm``; None takes TileLang's own choice.
-    `verbose`: keep the compiler output, including ptxas' figures, in the `ArtifactBuilt` events.
-    `layouts`: how many layouts of each configuration are compiled and measured: those with the least redundant work.
-    None takes all. Layouts are the axes that `atune.layout` declares for fragments and loops.
 
-    Raises `UsageError`, with a suggestion, for a wrong name or value.
-    """
+def _method(where: str, name: Any) -> str:
+    """Return atune's name of a timing method. Raises `UsageError`."""
+    if isinstance(name, str) and name in METHODS:
+        return METHODS[name]
+    if name in ("msprof", "msprof_detail"):
+        raise UsageError(f"{where} {name!r} is for other devices: use 'events' or 'cuda_graph'")
+    raise UsageError(f"{where} {name!r} is unknown: use {', '.join(METHODS)}")
 
-    workers: int | None = None
-    group_size: int | None = None
-    compile_timeout_s: float = 120.0
-    end_hopeless: bool = True
-    flags: tuple[str, ...] | None = None
-    pass_configs: Mapping[str, Any] = {}
-    accelerate: str = "auto"
-    prove: bool = True
-    store: bool = True
-    target_host: str | None = None
-    verbose: bool = False
-    layouts: int | None = None
 
-    def __post_init__(self) -> None:
-        positive("CompileSettings", "workers", self.workers, optional=True, integral=True)
-        positive("CompileSettings", "group_size", self.group_size, optional=True, integral=True)
-        positive("CompileSettings", "compile_timeout_s", self.compile_timeout_s)
-        positive("CompileSettings", "layouts", self.layouts, optional=True, integral=True)
-        Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
-        switches(self, "end_hopeless", "prove", "store", "verbose")
-        msgspec.structs.force_setattr(self, "flags", _flags(self.flags))
-        if why := why_no_pass_configs(self.pass_configs):
-            raise UsageError(f"CompileSettings: {why}")
-        host = self.target_host
-        if host is not None and not (isinstance(host, str) and host.strip()):
-            raise UsageError(f"CompileSettings: target_host must be a text such as 'c', got {host!r}")
-        if host is not None and host.split()[0] not in ("c", "llvm") and not host.lstrip().startswith("{"):
-            raise UsageError(f"CompileSettings: target_host {host!r} is unknown: use 'c' or 'llvm'")
+def _accelerate(where: str, value: Any) -> str:
+    Acceleration.parse(value, where)
+    return str(value)
+
+
+def _pass_configs(where: str, value: Any) -> Any:
+    if why := why_no_pass_configs(value):
+        raise UsageError(f"{where.partition(':')[0]}: {why}")
+    return value
+
+
+def _host(where: str, host: Any) -> str:
+    if not (isinstance(host, str) and host.strip()):
+        raise UsageError(f"{where} must be a text such as 'c', got {host!r}")
+    if host.split()[0] not in ("c", "llvm") and not host.lstrip().startswith("{"):
+        raise UsageError(f"{where} {host!r} is unknown: use 'c' or 'llvm'")
+    return host
+
+
+class CompileSettings(Settings, frozen=True, kw_only=True):
+    """How candidates become artifacts."""
+
+    # fmt: off
+    workers: Annotated[int | None, Option(
+        "Compile processes. Free memory limits them, too (1 GiB per worker). A core is kept for measuring.",
+        flag="--workers", metavar="N", unit="processes", zero=False, unset="by the cores",
+    )] = None
+    group_size: Annotated[int | None, Option(
+        "Candidates that are compiled into one library. 1 turns grouping off.",
+        flag="--group-size", metavar="N", unit="candidates", zero=False, unset="the engine's choice",
+    )] = None
+    compile_timeout_s: Annotated[float, Option(
+        "Seconds that one lowering, or the compile of one group, may take. Then its processes are killed.",
+        flag="--compile-timeout", metavar="S", unit="seconds", zero=False,
+    )] = 120.0
+    end_hopeless: Annotated[bool, Option(
+        "End a compile earlier if it takes five times longer than nine in ten others of the run. Never within 10 s, "
+        "and never the default configuration's.",
+    )] = True
+    flags: Annotated[tuple[str, ...] | None, Option(
+        "Flags of the device compiler, one per text, such as ``('-O2', '-g')``. They replace the target's default, "
+        "which is `-O3 -march=native` on the CPU. A candidate's own `compile_flags` take precedence.",
+        check=_flags, measured=True, unset="the target's",
+    )] = None
+    pass_configs: Annotated[Mapping[str, Any], Option(
+        "TileLang's pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``. A candidate's "
+        "own `pass_configs` take precedence.",
+        check=_pass_configs, measured=True,
+    )] = {}
+    accelerate: Annotated[str, Option(
+        f"Accelerators to compile with: auto, off, names from {','.join(ACCELERATORS)}, or auto without some "
+        "(auto,-cicc). ``auto`` takes those that pay. The variable ATUNE_ACCELERATE replaces ``auto``.",
+        check=_accelerate, flag="--accelerate", metavar="HOW", page="architecture.md#compiling",
+    )] = "auto"
+    prove: Annotated[bool, Option(
+        "Compile the winner again with every accelerator off, and compare sources and code.",
+        flag="--proof", page="design/proof.md",
+    )] = True
+    store: Annotated[bool, Option(
+        "Use libraries that earlier runs built from the same code, and keep new ones.",
+        flag="--store", page="design/store.md",
+    )] = True
+    target_host: Annotated[str | None, Option(
+        "TileLang's target for host code: ``c`` or ``llvm``.", check=_host, measured=True, unset="TileLang's choice",
+    )] = None
+    verbose: Annotated[bool, Option(
+        "Keep the compiler's output, including ptxas' figures, in the `ArtifactBuilt` events.",
+    )] = False
+    layouts: Annotated[int | None, Option(
+        "Compile and measure the N best layouts of each configuration. Layouts are the axes that `atune.layout` "
+        "declares for fragments and loops. The best have the least redundant work.",
+        flag="--layouts", metavar="N", unit="layouts", zero=False, unset="all",
+        page="layout.md#the-best-few-before-anything-is-measured",
+    )] = None
+    # fmt: on
 
     @property
     def acceleration(self) -> Acceleration:
@@ -135,77 +172,66 @@ class CompileSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=Setti
         return Acceleration.parse(self.accelerate, "CompileSettings: accelerate")
 
 
-class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=SettingsMeta):
-    """How artifacts are checked and timed.
+class BenchmarkSettings(Settings, frozen=True, kw_only=True):
+    """How artifacts are checked and timed."""
 
-    `n_warmup`, `n_repeat`: calls before the first sample, and samples of the first timing.
-    `warmup_ms`, `rep_ms`: the same as times; they replace the counts if they are given.
-    `adaptive`: take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as
-    many of short calls whose samples scatter.
-    `method`: ``auto``, ``events``, ``cuda_graph`` or ``cupti`` on GPUs; tilelang's ``event`` and ``cudagraph`` mean the
-    first two. The CPU has one method, ``perf_counter``, and ``auto`` and tilelang's ``wall`` mean it there.
-    `benchmark_timeout_s`: seconds that loading, checking and timing one candidate may take; then its process is killed.
-    `check`: compare each candidate's outputs with the reference before it is timed.
-    `cache_inputs`: make the inputs once per device and use them for every candidate; False makes them for each one.
-    `input_seed`: seeds torch before inputs are made.
-    `n_final`: how many of the best candidates are timed again, interleaved, without compiles; 0 skips the final.
-    `n_final_rounds`: rounds of that final; each round times every finalist once.
-    `n_final_limit`: maximum of rounds: while the order is unclear, the best few get as many rounds again.
-    `standby`: keep a second process with a context on each GPU, which takes over when the first one is lost. None keeps
-    one after 32 candidates, on GPUs with enough free memory, unless only two cores can compile. It keeps none on the
-    CPU, where a new process starts at once.
-    `energy`: run finalists 0.3 s longer each, for their power and energy, on GPUs that count it.
-    `mixed_devices`: allow GPUs of different models (of one architecture) in one run.
-
-    Raises `UsageError`, with a suggestion, for a wrong name or value.
-    """
-
-    n_warmup: int = 3
-    n_repeat: int = 20
-    warmup_ms: float | None = None
-    rep_ms: float | None = None
-    adaptive: bool = True
-    method: str = "auto"
-    benchmark_timeout_s: float = 60.0
-    check: bool = True
-    cache_inputs: bool = True
-    input_seed: int = 0
-    n_final: int = 5
-    n_final_rounds: int = 20
-    n_final_limit: int = 200
-    standby: bool | None = None
-    mixed_devices: bool = False
-    energy: bool = False
-
-    def __post_init__(self) -> None:
-        where = "BenchmarkSettings"
-        positive(where, "n_repeat", self.n_repeat, integral=True)
-        positive(where, "benchmark_timeout_s", self.benchmark_timeout_s)
-        positive(where, "n_final_rounds", self.n_final_rounds, integral=True)
-        positive(where, "n_final_limit", self.n_final_limit, integral=True)
-        positive(where, "warmup_ms", self.warmup_ms, optional=True)
-        positive(where, "rep_ms", self.rep_ms, optional=True)
-        msgspec.structs.force_setattr(self, "method", _method(self.method))
-        for name in ("n_warmup", "n_final"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError(f"{where}: {name} must be a whole number, zero or more, got {value!r}")
-        whole(f"{where}: input_seed", self.input_seed)
-        switches(self, "adaptive", "check", "cache_inputs", "mixed_devices", "energy")
-        if self.standby is not None:
-            switches(self, "standby")
-
-
-METHODS = {
-    "auto": "auto", "events": "events", "event": "events", "cuda_graph": "cuda_graph", "cudagraph": "cuda_graph",
-    "cupti": "cupti", "perf_counter": "perf_counter", "wall": "perf_counter",
-}  # fmt: skip
-"""atune's name of each timing method, by atune's and by tilelang's names."""
-
-
-def _method(name: Any) -> str:
-    if isinstance(name, str) and name in METHODS:
-        return METHODS[name]
-    if name in ("msprof", "msprof_detail"):
-        raise UsageError(f"BenchmarkSettings: method {name!r} is for other devices: use 'events' or 'cuda_graph'")
-    raise UsageError(f"BenchmarkSettings: method {name!r} is unknown: use {', '.join(METHODS)}")
+    # fmt: off
+    n_warmup: Annotated[int, Option(
+        "Calls before the first sample.", flag="--warmup", metavar="N", unit="calls", zero=True, measured=True,
+    )] = 3
+    n_repeat: Annotated[int, Option(
+        "Samples of the first timing.", flag="--rep", metavar="N", unit="samples", zero=False, measured=True,
+    )] = 20
+    warmup_ms: Annotated[float | None, Option(
+        "Milliseconds of calls before the first sample, in place of `n_warmup`.", zero=False, measured=True,
+    )] = None
+    rep_ms: Annotated[float | None, Option(
+        "Milliseconds of the first timing, in place of `n_repeat`.", zero=False, measured=True,
+    )] = None
+    adaptive: Annotated[bool, Option(
+        "Take fewer samples of candidates that are clearly slower than the best so far. Take up to four times as many "
+        "of short calls whose samples scatter.",
+        measured=True,
+    )] = True
+    method: Annotated[str, Option(
+        "How to time: auto, events (or event), cuda_graph (or cudagraph) or cupti on GPUs, perf_counter (or wall) on "
+        "the CPU. ``auto`` takes the first.",
+        check=_method, flag="--method", measured=True, page="concepts.md#timing",
+    )] = "auto"
+    benchmark_timeout_s: Annotated[float, Option(
+        "Seconds that loading, checking and timing one candidate may take. Then its process is killed.",
+        flag="--timeout", metavar="S", unit="seconds", zero=False,
+    )] = 60.0
+    check: Annotated[bool, Option(
+        "Compare each candidate's outputs with the reference before it is timed.", flag="--skip-check", measured=True,
+    )] = True
+    cache_inputs: Annotated[bool, Option(
+        "Make the inputs once per device and use them for every candidate. False makes them for each one.",
+        measured=True,
+    )] = True
+    input_seed: Annotated[int, Option(
+        "Seeds torch before inputs are made.", measured=True,
+    )] = 0
+    n_final: Annotated[int, Option(
+        "How many of the best candidates are timed again in the final, without compiles. 0 skips the final.",
+        flag="--n-final", metavar="N", unit="candidates", zero=True, page="concepts.md#final",
+    )] = 5
+    n_final_rounds: Annotated[int, Option(
+        "Rounds of the final. Each round times every finalist once.", zero=False,
+    )] = 20
+    n_final_limit: Annotated[int, Option(
+        "Maximum of rounds. While the order is unclear, the best few get as many rounds again.", zero=False,
+    )] = 200
+    standby: Annotated[bool | None, Option(
+        "Keep a second process with a context on each GPU, which takes over when the first one is lost. None keeps one "
+        "after 32 candidates, on GPUs with enough free memory, unless only two cores can compile. It keeps none on the "
+        "CPU, where a new process starts at once.",
+    )] = None
+    mixed_devices: Annotated[bool, Option(
+        "Allow GPUs of different models, of one architecture, in one run.", flag="--mixed-devices",
+    )] = False
+    energy: Annotated[bool, Option(
+        "Measure the finalists' power and energy, where the GPU counts it. Each runs 0.3 s longer.",
+        flag="--energy", page="concepts.md#energy",
+    )] = False
+    # fmt: on

@@ -25,8 +25,7 @@ class Progress:
     """Show a run's progress from the events passed to `on_event`. Use it as a context manager.
 
     `stream`: where to write (default: stderr). `interval_s`: least time between two plain lines, by the run's clock.
-    `budget`: the run's budget, needed for totals and for the time left (default: what the run's header has). `plain`:
-    lines on a terminal, too.
+    `budget`: the run's budget, needed for totals and for the time left (default: what the run's header has).
     """
 
     def __init__(
@@ -34,17 +33,14 @@ class Progress:
         stream: TextIO | None = None,
         interval_s: float = 5.0,
         budget: Budget | None = None,
-        *,
-        plain: bool = False,
     ) -> None:
-        self._in_notebook = stream is None and not plain and in_notebook()
+        self._in_notebook = stream is None and in_notebook()
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._interval_s = interval_s
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self._state, self._hosts = State(), Hosts()
         self._mono = self._shown_mono = self._started_mono = 0.0
         self._shown = ""
-        self._plain = plain
         self._bars: _Bars | NotebookBars | None = None
         self.finalists: int | None = None
         """Candidates that the final times; None before it."""
@@ -55,7 +51,7 @@ class Progress:
         able = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         if self._in_notebook:
             self._bars = NotebookBars()
-        elif self._stream is not None and able and not self._plain:
+        elif self._stream is not None and able:
             self._bars = _Bars(self._stream)
         return self
 

@@ -74,7 +74,7 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool, own_prior: b
         raise UsageError(f"strategy {name!r} uses no prior: leave out prior=, or take {others}")
     if not pipeline and strategy not in (AUTO, *UNTAUGHT):
         name = strategy if isinstance(strategy, str) else strategy.name
-        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False (--no-pipeline)")
+        raise UsageError(f"strategy {name!r} learns while candidates compile: leave out pipeline=False")
 
 
 def make_order(

@@ -7,27 +7,25 @@ tilelang reads the source of every kernel, even of one typed into a notebook.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import msgspec
 
 from atune.errors import WorkloadError
-from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash, why_no_pass_configs
+from atune.model.candidate import Candidate, Config, config_key, normalise, space_hash
 from atune.model.grid import AxisValues
-from atune.model.options import named_options
-from atune.model.settings import BenchmarkSettings, CompileSettings
+from atune.model.options import checked, complete, documents, refuse_unknown
 from atune.model.space import Space
-from atune.workload.amounts import Amount, amount
+from atune.workload.amounts import amount
 from atune.workload.fingerprint import fingerprint
 from atune.workload.introspect import function_of
 from atune.workload.listing import Candidates, Listing, check_names, listing
+from atune.workload.options import WorkloadOptions
 from atune.workload.pickling import FileRef, PickleRef, WorkloadRef, load, parse_file_ref, ship
-from atune.workload.values import check_values, supply_name
 
 __all__ = [
     "FileRef",
-    "Inputs",
     "PickleRef",
     "Workload",
     "WorkloadRef",
@@ -40,22 +38,8 @@ __all__ = [
     "ship",
 ]
 
-Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
 
-_OF_TUNE = (
-    "target", "devices", "strategy", "prior", "seed", "budget", "audit", "pipeline", "warm",
-    "journal", "compile", "benchmark", "on_event", "log", "progress", "accept", "cluster", "machine",
-)  # fmt: skip
-"""The options of `tune`, whose own list lies above this module; a test compares them."""
-_ELSEWHERE = {
-    **{name: f"atune.tune(…, {name}=…)" for name in _OF_TUNE},
-    **{name: f"CompileSettings({name}=…)" for name in CompileSettings.__struct_fields__},
-    **{name: f"BenchmarkSettings({name}=…)" for name in BenchmarkSettings.__struct_fields__},
-    "where": "atune.Space(…, where=…)",
-}
-"""Where to put options that do not belong to a workload."""
-
-
+@documents(WorkloadOptions)
 class Workload:
     """A kernel to tune.
 
@@ -66,76 +50,15 @@ class Workload:
         arguments and the configuration.
     space
         `Space`, or what `Space(...)` takes as its first argument.
-    arguments
-        The problem: values of the kernel's other parameters, such as ``{"M": 1024, "N": 1024}``.
-    inputs
-        Tensors for the kernel's input parameters, or a function that returns them. The function gets the arguments
-        of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters with dtypes
-        and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' shapes and
-        dtypes.
-    reference
-        A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked.
-        A reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool
-        or raises AssertionError.
-    out_idx
-        Positions of the output parameters. The default is `@tilelang.jit`'s `out_idx`, else the last parameter.
-    check
-        A function that judges the outputs. It returns false, or raises, if they are wrong. With a reference it gets
-        ``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one it gets
-        ``(inputs, outputs)``. All are lists of tensors.
-    supply
-        The name of a supply type of tilelang, such as ``"integer"`` or ``"uniform"``, for drawing inputs.
-    setup
-        A function of the inputs. It is called after they are made on a device, and may change them in place.
-    restore, zero
-        Positions of parameters to restore, or to set to zero, before each call. Inputs that the kernel writes into
-        are detected and restored without this.
-    flops, bytes
-        The least operations of one call, and the least bytes moved to and from memory. Give numbers, or functions of
-        arguments of the problem, by name. Rooflines are computed from them. A timing faster than the device's peak is
-        then measured again in a fresh process.
-    rtol, atol
-        Tolerances of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.
-    max_mismatched_ratio
-        Share of elements that may lie outside the tolerances.
-    default
-        The configuration to compare the winner with. The default is the kernel's own parameter defaults.
-    pass_configs
-        TileLang pass configuration for every candidate, such as ``{"tl.enable_fast_math": True}``.
-    source
-        The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.
+    {options}
 
     Raises `WorkloadError` or `SpaceError` for arguments that cannot work, such as an axis that the kernel does not
     take. Raises `UsageError`, which is a TypeError too, for an unknown option.
     """
 
-    @named_options("Workload", _ELSEWHERE)
-    def __init__(
-        self,
-        kernel: Callable[..., Any],
-        space: Space | Any,
-        *,
-        arguments: Mapping[str, Any] | None = None,
-        inputs: Inputs = None,
-        reference: Callable[..., Any] | None = None,
-        out_idx: int | Sequence[int] | None = None,
-        rtol: float | None = None,
-        atol: float | None = None,
-        max_mismatched_ratio: float = 0.0,
-        check: Callable[..., Any] | None = None,
-        supply: Any = None,
-        setup: Callable[..., Any] | None = None,
-        restore: Sequence[int] = (),
-        zero: Sequence[int] = (),
-        flops: Amount = None,
-        bytes: Amount = None,
-        default: Mapping[str, Any] | None = None,
-        pass_configs: Mapping[str, Any] | None = None,
-        name: str | None = None,
-        source: str | None = None,
-    ) -> None:
-        if pass_configs is not None and (why := why_no_pass_configs(pass_configs)):
-            raise WorkloadError(f"Workload: {why}")
+    def __init__(self, kernel: Callable[..., Any], space: Space | Any, **options: Unpack[WorkloadOptions]) -> None:
+        refuse_unknown("Workload", options, ["space", *WorkloadOptions.__annotations__])
+        given: WorkloadOptions = complete("Workload", options, WorkloadOptions, WorkloadError)  # type: ignore[assignment]
         if not callable(kernel):
             made = type(kernel).__name__
             got = "a PrimFunc: do not call the function" if made == "PrimFunc" else reprlib.repr(kernel)
@@ -145,36 +68,32 @@ class Workload:
                 "Workload: the kernel is under @atune.autotune, which tunes by itself: call it, or give its .kernel, "
                 "the function under the decorator"
             )
-        check_values("Workload", {
-            "arguments": arguments, "inputs": inputs, "reference": reference, "check": check, "setup": setup,
-            "out_idx": out_idx, "restore": restore, "zero": zero, "rtol": rtol, "atol": atol,
-            "max_mismatched_ratio": max_mismatched_ratio, "supply": supply, "flops": flops, "bytes": bytes,
-            "default": default, "name": name, "source": source,
-        })  # fmt: skip
-        self.supply = None if supply is None else supply_name(supply)
-        self.flops, self.bytes = amount("flops", flops, arguments or {}), amount("bytes", bytes, arguments or {})
-        check_values("Workload", {"flops": self.flops, "bytes": self.bytes})
+        problem, out_idx = given["arguments"] or {}, given["out_idx"]
+        self.supply: str | None = given["supply"]
+        self.flops, self.bytes = (amount(name, given[name], problem) for name in ("flops", "bytes"))
+        checked("Workload", {"flops": self.flops, "bytes": self.bytes}, WorkloadOptions, WorkloadError)
         self.kernel = kernel
         self.space = space if isinstance(space, Space) else Space(space)
-        self.name: str = name or str(getattr(function_of(kernel), "__name__", "kernel"))
+        self.name: str = given["name"] or str(getattr(function_of(kernel), "__name__", "kernel"))
         self.arguments: dict[str, Any] = {
             normalise(k, f"Workload {self.name}: argument {k!r}"): normalise(v, f"Workload {self.name}: argument {k!r}")
-            for k, v in (arguments or {}).items()
+            for k, v in problem.items()
         }
-        self.inputs = inputs
-        self.reference = reference
+        self.inputs, self.reference, self.check, self.setup = (
+            given["inputs"], given["reference"], given["check"], given["setup"],
+        )  # fmt: skip
         self.out_idx = (out_idx,) if isinstance(out_idx, int) else (tuple(out_idx) if out_idx is not None else None)
         self.kernels_out_idx = self.out_idx is None
         """Whether `out_idx` is the kernel's own. After a call, tilelang counts it from the front."""
         if self.out_idx is None:
             jit_outputs = getattr(kernel, "out_idx", None)
             self.out_idx = (jit_outputs,) if isinstance(jit_outputs, int) else tuple(jit_outputs or (-1,))
-        self.check, self.restore, self.zero = check, tuple(restore or ()), tuple(zero or ())
-        self.setup = setup
-        self.rtol, self.atol, self.max_mismatched_ratio = rtol, atol, max_mismatched_ratio
-        self.default = dict(default) if default is not None else None
-        self.pass_configs: dict[str, Any] = {**(getattr(kernel, "pass_configs", None) or {}), **(pass_configs or {})}
-        self.source = source
+        self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
+        self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
+        self.default = None if given["default"] is None else dict(given["default"])
+        own = getattr(kernel, "pass_configs", None) or {}
+        self.pass_configs: dict[str, Any] = {**own, **(given["pass_configs"] or {})}
+        self.source = given["source"]
         check_names(self)
 
     def candidates(self) -> list[Candidate]:

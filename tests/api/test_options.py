@@ -1,24 +1,27 @@
-"""Options by name: a wrong one is refused at once and says what was meant; every way to tune has the same ones."""
+"""Options: each is defined once. A wrong one is refused at once and says what was meant; `help` shows all."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import pickle
+import pydoc
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 import pytest
 
 import atune
 from atune.api.options import RunOptions, TuneOptions
+from atune.cli.parsing import first_sentence
 from atune.decorator.options import AutotuneOptions
-from atune.model.options import MEANT
+from atune.model.options import MEANT, options_of
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine
-from atune.workload.workload import _OF_TUNE
+from atune.workload.options import WorkloadOptions
 
 
 def kernel(N: int, block: int = 1) -> None:
@@ -44,10 +47,10 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.run(WORK, key="M"), "did you mean @atune.autotune(key=…)?"),
         (lambda: atune.run(WORK, early_config_prune=print), "did you mean atune.Space(…, where=…)?"),
         (lambda: atune.run(WORK, quantiles=[0.5]), "there is no option 'quantiles'; there is target, devices,"),
-        (lambda: atune.run(WORK, zzz=1), "there is no option 'zzz'; there is target, devices, strategy,"),
+        (lambda: atune.run(WORK, zzz=1), "there is no option 'zzz'; there is target, devices,"),
         (lambda: atune.Tuner(WORK, budgte=3), "Tuner: there is no option 'budgte'; did you mean 'budget'?"),
         (lambda: atune.run_resume("j", journl="x"), "run_resume: there is no option 'journl'"),
-        (lambda: atune.Workload(kernel, configs=[{"block": 1}]), "no option 'configs'; did you mean 'space'?"),
+        (lambda: atune.Workload(kernel, [], configs=[{"block": 1}]), "no option 'configs'; did you mean 'space'?"),
         (lambda: atune.Workload(kernel, [{"block": 1}], ref=kernel), "did you mean 'reference'?"),
         (lambda: atune.Workload(kernel, [{"block": 1}], verify=kernel), "did you mean 'check'?"),
         (lambda: atune.Workload(kernel, [{"block": 1}], target="c"), "did you mean atune.tune(…, target=…)?"),
@@ -59,8 +62,8 @@ async def tuned(**options: Any) -> atune.TuneResult:
         (lambda: atune.compile_all(kernel, space=[{"block": 1}]), "no option 'space'; did you mean 'configs'?"),
         (lambda: atune.CompileSettings(worker=3), "CompileSettings: there is no option 'worker'; did you mean"),
         (lambda: atune.BenchmarkSettings(timeout=3), "did you mean 'benchmark_timeout_s'?"),
-        (lambda: atune.CompileSettings(n_warmup=3), "did you mean BenchmarkSettings(n_warmup=…)?"),
-        (lambda: atune.BenchmarkSettings(configs=[]), "there is no option 'configs'; there is n_warmup, n_repeat,"),
+        (lambda: atune.CompileSettings(n_warmup=3), "did you mean benchmark=BenchmarkSettings(n_warmup=…)?"),
+        (lambda: atune.BenchmarkSettings(configs=[]), "did you mean @atune.autotune(space=…)?"),
         (lambda: atune.Budget(candidate=3), "Budget: there is no option 'candidate'; did you mean 'candidates'?"),
     ],
 )  # fmt: skip
@@ -81,36 +84,46 @@ async def test_a_wrong_keyword_is_refused_where_it_is_awaited_and_before_a_file_
         await atune.resume(journal, budgt=3)  # type: ignore[call-arg]  # also where the run is finished
 
 
+GROUPS = (TuneOptions, WorkloadOptions, AutotuneOptions, atune.CompileSettings, atune.BenchmarkSettings)
+
+
 def test_every_other_name_that_is_understood_leads_to_an_option() -> None:
     """A hint that is out of date would lead nowhere."""
-    names = {
-        *TuneOptions.__annotations__,
-        *AutotuneOptions.__annotations__,
-        *inspect.signature(atune.Workload).parameters,
-    }
-    names |= {*atune.CompileSettings.__struct_fields__, *atune.BenchmarkSettings.__struct_fields__}
-    names |= {*inspect.signature(atune.compile_all).parameters}
+    names = {name for group in GROUPS for name in group.__annotations__}
+    names |= {"space", *inspect.signature(atune.compile_all).parameters}
     assert {option for options in MEANT.values() for option in options} <= names
-    assert sorted(_OF_TUNE) == sorted(TuneOptions.__annotations__)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_every_option_says_what_it_is(group: Any) -> None:
+    """In sentences, the first of which is the help at the command line."""
+    fields = options_of(group)
+    assert fields.keys() == group.__annotations__.keys()
+    for name, field in fields.items():
+        assert re.fullmatch(r"[A-Z`].*\.", field.option.doc, re.DOTALL), name
+        assert not field.option.flag or len(first_sentence(field.option.doc)) < 200
+        field.checked("", field.default)
 
 
 def test_all_ways_to_tune_take_the_same_options() -> None:
-    """`Tuner` spells its options out; those of the others are typed once."""
-    hints = get_type_hints(atune.Tuner.__init__)
-    assert {**get_type_hints(TuneOptions)} == {n: t for n, t in hints.items() if n not in ("workload", "return")}
     assert TuneOptions.__annotations__.keys() - RunOptions.__annotations__.keys() == {"journal", "warm"}
-    for function in (atune.tune, atune.run):
-        assert inspect.signature(function).parameters["options"].annotation == "Unpack[TuneOptions]"
+    for function in (atune.Tuner, atune.tune, atune.run):
+        assert list(inspect.signature(function).parameters) == ["workload", *TuneOptions.__annotations__]
     for function in (atune.resume, atune.run_resume):
-        assert inspect.signature(function).parameters["options"].annotation == "Unpack[RunOptions]"
+        assert list(inspect.signature(function).parameters) == ["journal", "workload", *RunOptions.__annotations__]
 
 
 def test_help_of_a_function_shows_its_options() -> None:
-    """Refusing wrong names takes nothing from the signatures that editors and `help` show."""
-    assert "reference" in inspect.signature(atune.Workload).parameters
-    assert list(inspect.signature(atune.Tuner).parameters)[:3] == ["workload", "target", "devices"]
-    assert all(name in (atune.autotune.__doc__ or "") for name in AutotuneOptions.__annotations__)
-    assert all(name in (atune.tune.__doc__ or "") for name in TuneOptions.__annotations__)
+    """With their defaults, and what each is."""
+    for function, group in (
+        (atune.tune, TuneOptions), (atune.run, TuneOptions), (atune.resume, RunOptions),
+        (atune.autotune, AutotuneOptions), (atune.Workload, WorkloadOptions),
+    ):  # fmt: skip
+        shown = " ".join(pydoc.plain(pydoc.render_doc(function)).replace("|", " ").split())
+        for name, field in options_of(group).items():
+            assert f"{name} {' '.join(field.option.doc.split())}" in shown
+    assert inspect.signature(atune.run).parameters["seed"].default == 0
+    assert "`workers`: Compile processes." in (atune.CompileSettings.__doc__ or "")
 
 
 def test_settings_are_copied_and_decoded_as_any_struct() -> None:

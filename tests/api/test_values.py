@@ -71,14 +71,12 @@ def test_a_decorator_refuses_what_a_workload_refuses(option: str, value: Any, me
         ("cache", 3, "cache must be a path, got 3"),
         ("shipped", 3, "shipped must be a path, got 3"),
         ("shipped", [None], "shipped must be a path, or a list of paths, got None"),
-        ("journal", 3, "journal must be a path, got 3"),
-        ("report", b"x", "report must be a path, got b'x'"),
         ("progress", "yes", "progress must be True or False, got 'yes'"),
         ("on_event", 3, "on_event must be a function of an event, got 3"),
     ],
 )
 def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value: Any, message: str) -> None:
-    with pytest.raises(atune.UsageError, match="^" + re.escape(message)):
+    with pytest.raises(atune.UsageError, match=re.escape(message)):
         atune.autotune(kernel, **{"space": SPACE, option: value})
 
 
@@ -89,8 +87,8 @@ def test_a_decorator_refuses_wrong_values_of_its_own_options(option: str, value:
         ("accept", None, "accept: give some of kernel, space, target"),
         ("journal", 3, "journal must be a path, got 3"),
         ("journal", b"run.jsonl", "journal must be a path, got b'run.jsonl'"),
-        ("seed", "3", "seed must be a whole number, got '3'"),
-        ("seed", None, "seed must be a whole number, got None"),
+        ("seed", "3", "seed must be a whole number, zero or more, got '3'"),
+        ("seed", None, "seed must be a whole number, zero or more, got None"),
     ],
 )
 def test_a_run_refuses_wrong_values_before_it_starts(option: str, value: Any, message: str) -> None:

@@ -81,7 +81,7 @@ def test_an_output_that_cannot_show_a_character_shows_its_escape(
     ).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("options", ["", "--json --table", "--verbose", "--log-json", "--quiet"])
+@pytest.mark.parametrize("options", ["", "--json --table", "--verbose", "--quiet"])
 @pytest.mark.parametrize(
     "streams", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>/dev/full", "| true"]
 )

@@ -100,7 +100,7 @@ def test_a_first_job_starts_ray_on_all_nodes_and_then_tunes(allocated: Allocatio
     others = allocated.call("srun --nodes=2 --ntasks=2 --overlap --exclude=node1 ")
     joined = allocated.call("joined 3 at 127.0.0.1:6379")
     tuned = allocated.call(
-        f"atune tune gemm.py:GEMM --journal {allocated.journal} --cluster auto --plain --budget 10% --seed 4$"
+        f"atune tune gemm.py:GEMM --journal {allocated.journal} --cluster auto --budget 10% --seed 4$"
     )
     assert names < address < min(head, others) and max(head, others) < joined < tuned
     assert allocated.calls()[tuned + 1 :] == ["ended ray --address=127.0.0.1:6379"] * 2 + ["ended ray --head"]
@@ -123,7 +123,7 @@ def test_one_node_has_a_head_alone(allocated: Allocation, port: str, address: st
 def test_a_later_job_goes_on_with_the_journal(allocated: Allocation) -> None:
     allocated.journal.write_text("{}\n")
     ended(allocated.start(OPTIONS="--budget 10%"), 0)
-    assert allocated.call(f"atune resume {allocated.journal} --workload gemm.py:GEMM --cluster auto --plain$")
+    assert allocated.call(f"atune resume {allocated.journal} --workload gemm.py:GEMM --cluster auto$")
 
 
 def test_a_job_ends_with_the_status_of_its_run(allocated: Allocation) -> None:

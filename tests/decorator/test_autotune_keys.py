@@ -299,7 +299,7 @@ def test_unknown_words_are_mistakes_when_decorating(tuned: Any) -> None:
     for options, message in (
         ({"tuning": "fast"}, "no preset 'fast'"),
         ({"on_miss": "guess"}, "on_miss: give 'tune', 'default' or 'error'"),
-        ({"concurrent": "fight"}, "concurrent: give 'wait' or 'tune'"),
+        ({"concurrent": "fight"}, "concurrent must be 'wait' or 'tune'"),
         ({"target": "rocm"}, "not supported"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -235,11 +235,6 @@ def test_a_long_configuration_takes_two_lines_at_most(monkeypatch: pytest.Monkey
     assert shortened("abcdefghij", 10) == "abcdefghij" and shortened("abcdefghijk", 10) == "abcdef…ijk"
 
 
-def test_plain_lines_are_shown_on_a_terminal_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    [text] = bars(run_of(3), monkeypatch, plain=True)
-    assert "\x1b" not in text and "atune: [2 s] 3/3 compiled" in text
-
-
 def test_a_run_that_never_started_leaves_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()

@@ -268,7 +268,7 @@ def test_what_is_no_strategy_is_refused(given: Any, words: str) -> None:
 
 
 def test_a_strategy_that_learns_needs_to_measure_meanwhile() -> None:
-    with pytest.raises(UsageError, match="--no-pipeline"):
+    with pytest.raises(UsageError, match="pipeline=False"):
         check_given("forest", pipeline=False)
 
 

@@ -18,7 +18,7 @@ from atune.stages.measure.arguments import Arguments
 from atune.stages.measure.check import Mismatch, expected_outputs, judged
 from atune.stages.measure.inputs import drawn
 from atune.stages.measure.timer import CpuTimer, Timed, counts, still_wanted
-from atune.workload.values import SUPPLIES
+from atune.workload.options import SUPPLIES
 from atune.workload.workload import FileRef, Workload, fingerprint
 
 X = KernelParam("float32", (4, 8))

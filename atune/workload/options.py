@@ -1,0 +1,166 @@
+"""The options of a workload, which `@autotune` has too. A wrong value is refused where it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from atune.errors import WorkloadError
+from atune.model.candidate import why_no_pass_configs
+from atune.model.options import Option
+from atune.workload.amounts import Amount
+
+Inputs = Callable[..., Sequence[Any]] | Sequence[Any] | None
+
+SUPPLIES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
+"""Names of tilelang's `TensorSupplyType`."""
+
+
+def _supply(where: str, value: Any) -> str:
+    if (name := supply_name(value)) not in SUPPLIES:
+        raise WorkloadError(f"{where} {value!r} is unknown: give {', '.join(SUPPLIES)}")
+    return name
+
+
+def _pass_configs(where: str, value: Any) -> Any:
+    if why := why_no_pass_configs(value):
+        raise WorkloadError(f"{where.partition(':')[0]}: {why}")
+    return value
+
+
+def supply_name(supply: Any) -> str:
+    """Return atune's name of a supply type, which may be tilelang's own `TensorSupplyType`."""
+    return str(getattr(supply, "name", supply)).lower()
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def is_sizes(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(type(size) is int and size > 0 for size in value.values())
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _series(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _positions(value: Any) -> bool:
+    return _series(value) and all(type(position) is int for position in value)
+
+
+def _outputs(value: Any) -> bool:
+    return type(value) is int or _positions(value)
+
+
+def _amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value) and value >= 0
+
+
+def _share(value: Any) -> bool:
+    return _amount(value) and bool(value <= 1)
+
+
+def _amount_or_function(value: Any) -> bool:
+    return callable(value) or _amount(value)
+
+
+def is_inputs(value: Any) -> bool:
+    return callable(value) or _series(value)
+
+
+_AMOUNT = "must be a number, zero or more, or a function of arguments"
+_POSITIONS = "must be positions of parameters, such as [0]"
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options of a workload that `@autotune` has too."""
+
+    # fmt: off
+    reference: Annotated[Callable[..., Any] | None, Option(
+        "A function of the inputs that returns the expected output, or a tuple of them. Without it nothing is checked. "
+        "A reference that takes every parameter writes into the outputs, or judges them. To judge, it returns a bool "
+        "or raises AssertionError.",
+        fits=callable, must="must be a function of the inputs",
+    )]
+    out_idx: Annotated[int | Sequence[int] | None, Option(
+        "Positions of the output parameters. The default is `@tilelang.jit`'s `out_idx`, else the last parameter.",
+        fits=_outputs, must="must be a position of an output, such as -1, or several",
+    )]
+    rtol: Annotated[float | None, Option(
+        "Relative tolerance of the check, as in `torch.testing.assert_close`. The default depends on the output dtype.",
+        zero=True,
+    )]
+    atol: Annotated[float | None, Option("Absolute tolerance of the check, like `rtol`.", zero=True)]
+    max_mismatched_ratio: Annotated[float, Option(
+        "Share of elements that may lie outside the tolerances.",
+        default=0.0, fits=_share, must="must be a share, from 0 to 1",
+    )]
+    check: Annotated[Callable[..., Any] | None, Option(
+        "A function that judges the outputs. It returns false, or raises, if they are wrong. With a reference it gets "
+        "``(outputs, reference_outputs)``, like tilelang's `manual_check_prog`. Without one it gets ``(inputs, "
+        "outputs)``."
+        " All are lists of tensors.",
+        fits=callable, must="must be a function of the outputs",
+    )]
+    supply: Annotated[Any, Option(
+        "The name of a supply type of tilelang, such as ``'integer'`` or ``'uniform'``, for drawing inputs.",
+        check=_supply,
+    )]
+    setup: Annotated[Callable[..., Any] | None, Option(
+        "A function of the inputs. It is called after they are made on a device, and may change them in place.",
+        fits=callable, must="must be a function of the inputs",
+    )]
+    restore: Annotated[Sequence[int], Option(
+        "Positions of parameters to restore before each call. Inputs that the kernel writes into are detected and "
+        "restored without this.",
+        default=(), fits=_positions, must=_POSITIONS,
+    )]
+    zero: Annotated[Sequence[int], Option(
+        "Positions of parameters to set to zero before each call.", default=(), fits=_positions, must=_POSITIONS,
+    )]
+    flops: Annotated[Amount, Option(
+        "The least operations of one call: a number, or a function of arguments of the problem, by name. Rooflines are "
+        "computed from it. A timing faster than the device's peak is measured again in a fresh process.",
+        fits=_amount_or_function, must=_AMOUNT,
+    )]
+    bytes: Annotated[Amount, Option(
+        "The least bytes that one call moves to and from memory, like `flops`.", fits=_amount_or_function, must=_AMOUNT,
+    )]
+    default: Annotated[Mapping[str, Any] | None, Option(
+        "The configuration to compare the winner with. The default is the kernel's own parameter defaults.",
+        fits=_mapping, must="must be a configuration as a dict, such as {'block': 64}",
+    )]
+    name: Annotated[str | None, Option("The kernel's name in journals and reports.", fits=_text, must="must be a text")]
+    # fmt: on
+
+
+class WorkloadOptions(SharedOptions, total=False):
+    """Options of `Workload`."""
+
+    # fmt: off
+    inputs: Annotated[Inputs, Option(
+        "Tensors for the kernel's input parameters, or a function that returns them. The function gets the arguments "
+        "of the problem that it names. If it names ``parameters``, it gets the kernel's input parameters with dtypes "
+        "and shapes. torch is seeded before the call. By default, inputs are drawn from the parameters' shapes and "
+        "dtypes.",
+        fits=is_inputs, must="must be a list of tensors, or a function that returns one",
+    )]
+    arguments: Annotated[Mapping[str, Any] | None, Option(
+        "The problem: values of the kernel's other parameters, such as ``{'M': 1024, 'N': 1024}``.",
+        fits=_mapping, must="must be a dict of the kernel's other parameters, such as {'M': 1024}",
+    )]
+    pass_configs: Annotated[Mapping[str, Any] | None, Option(
+        "TileLang pass configuration for every candidate, such as ``{'tl.enable_fast_math': True}``.",
+        check=_pass_configs,
+    )]
+    source: Annotated[str | None, Option(
+        "The kernel module's source text, for kernels made by `exec`, whose source Python cannot find.",
+        fits=_text, must="must be the source text of the kernel's module",
+    )]
+    # fmt: on
