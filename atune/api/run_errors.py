@@ -11,7 +11,7 @@ import tempfile
 from atune.errors import AtuneError, UsageError
 from atune.journal.result import TuneResult
 from atune.local.patience import machine_error
-from atune.reporting.failures import failure_summary, first_failure_lines
+from atune.reporting.summary import failure_summary, first_failure_lines
 from atune.system.shortage import shortage_of
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from atune.cli.parsing import add_command
 from atune.cli.printing import complain, say, say_bytes
-from atune.reporting.export import table
 
 if TYPE_CHECKING:
     from atune.storage.result_cache import ResultCache
@@ -74,6 +73,7 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.errors import UsageError
     from atune.journal.printing import printable
+    from atune.reporting.export import table
 
     cache = _cache(arguments)
     found = cache.entries(key=arguments.key)

@@ -124,7 +124,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[FileRef, list[Config], str, l
 
 def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], str, list[str]]:
     from atune.journal.replay import replay
-    from atune.reporting.layout_choices import choice_of
+    from atune.reporting.explanation import choice_of
     from atune.workload.workload import parse_file_ref
 
     result = replay(path)
@@ -168,14 +168,14 @@ def _failure_data(failure: Any, config: Config) -> dict[str, Any]:
 
 def _draw(found: Explained, arguments: argparse.Namespace) -> None:
     from atune.cli.output import write_output
-    from atune.reporting.layout_picture import svg
+    from atune.reporting.plot import fragment_svg
 
     if found.picture is None:
         layouts = found.facts.layouts
         names = ", ".join(one.name for one in layouts.fragments) if layouts is not None else ""
         what = f"no fragment {arguments.fragment}" if arguments.fragment else "no fragment"
         raise UsageError(f"--svg: the kernel has {what}; it has {names or 'none'}")
-    write_output(arguments.svg, svg(found.picture).encode())
+    write_output(arguments.svg, fragment_svg(found.picture).encode())
 
 
 def _show(found: list[Explained], arguments: argparse.Namespace) -> None:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from atune.cli.mistakes import NO_WINNER, USAGE, report_error
 from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
 from atune.errors import UsageError
-from atune.reporting.export import table
-from atune.reporting.summary import summary
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
 from atune.version import __version__
@@ -79,9 +77,11 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
 
 def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     """Print `result` in the requested form and return the exit status. A JSON object is the last line."""
-    from atune.reporting.summary import summary_text
+    from atune.reporting.summary import summary, summary_text
 
     if arguments.table:
+        from atune.reporting.export import table
+
         say(fitted_rows(table(result)))
     say(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER

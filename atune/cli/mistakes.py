@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from atune.cli.printing import OutputLost, complain, mutter, say
 from atune.errors import AtuneError, UsageError, WorkerError, message_of
-from atune.reporting.summary import summary
 
 if TYPE_CHECKING:
     from atune.journal.result import TuneResult
@@ -54,6 +53,8 @@ def error_data(error: BaseException) -> dict[str, Any]:
 
 
 def _say_error(error: BaseException, result: TuneResult | None) -> None:
+    from atune.reporting.summary import summary
+
     known = {} if result is None else summary(result)
     try:
         say(data.dumps({**known, "error": error_data(error)}))

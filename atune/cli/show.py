@@ -23,7 +23,7 @@ def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
 
 def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.printing import fitted, say
-    from atune.reporting.candidate import candidate_story, story_data, story_lines
+    from atune.reporting.explanation import candidate_story, story_data, story_lines
 
     story = candidate_story(arguments.journal, arguments.index)
     if arguments.json:

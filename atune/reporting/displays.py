@@ -22,6 +22,11 @@ def shell() -> Any:
     return None if ipython is None else ipython.get_ipython()
 
 
+def in_notebook() -> bool:
+    """Tell whether this program is the kernel of a notebook. Imports nothing that is not there already."""
+    return getattr(shell(), "kernel", None) is not None
+
+
 def enable() -> None:
     """Register with IPython how results, records, spaces and workloads are shown. Does nothing elsewhere.
 

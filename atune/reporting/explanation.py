@@ -1,14 +1,203 @@
-"""The findings of `atune explain` as text: one configuration, or two compared."""
+"""What is known of one candidate: the story of it in a journal, and what `atune explain` finds of configurations."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from atune.errors import UsageError
+from atune.journal.events import ArtifactBuilt, CandidateMeasured, Event, FinalOrdered
 from atune.journal.printing import describe_config, printable
+from atune.journal.reader import JournalReader
+from atune.journal.result import Record, TuneResult
+from atune.journal.state import State
+from atune.model.artifact import StaticFacts, source_path
 from atune.model.explained import Explained
 from atune.model.layouts import FragmentFacts, Layouts, LoopFacts, SharedFacts
+from atune.model.measurement import Timing
+from atune.reporting.summary import failure_groups
+
+LIKELY = "likely: "
+"""How the reason of a candidate that was passed over begins."""
+
+
+class CandidateStory(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate's record and its events. `first`, `final`: its timings; None where it was not timed there.
+
+    `first_device`, `final_device`: ids of the devices of these. `compiler`, `said`: what compiled it, and
+    the compiler's output, where that was kept. `source`: path of its generated source; empty where it was not kept.
+    `journal`: the path. `origin`: the workload's file; empty where it came from none. `choice`: what a run that chooses
+    layouts passed it over for, or preferred it to.
+    """
+
+    record: Record
+    target: str
+    journal: str
+    origin: str = ""
+    first: Timing | None = None
+    final: Timing | None = None
+    first_device: str = ""
+    final_device: str = ""
+    checked: bool = False
+    max_error: float | None = None
+    compiler: str = ""
+    said: str = ""
+    source: str = ""
+    choice: str = ""
+    events: tuple[Event, ...] = ()
+
+
+def candidate_story(journal: str | Path, index: int | None = None) -> CandidateStory:
+    """Return what the journal at `journal` tells of candidate `index`: of the winner, else of the first that failed.
+
+    Raises `JournalError` where it cannot be read, and `UsageError` where it has no such candidate.
+    """
+    state, concerning = State(), list[Event]()
+    for event in JournalReader(journal):
+        state.apply(event)
+        if hasattr(event, "index") or hasattr(event, "indices") or isinstance(event, FinalOrdered):
+            concerning.append(event)
+    result = TuneResult(state, Path(journal), replayed=True)
+    record = _chosen(result, index)
+    return _story(result, record, [e for e in concerning if _concerns(e, record)])
+
+
+def _chosen(result: TuneResult, index: int | None) -> Record:
+    if index is None:
+        index = result.best_index
+    if index is None:
+        index = next((group.index for group in failure_groups(result.records)), None)
+    found = next((record for record in result.records if record.index == index), None)
+    if found is None:
+        wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+        raise UsageError(f"{result.journal} has no {wanted}; atune replay --table lists those it has")
+    return found
+
+
+def _concerns(event: Event, record: Record) -> bool:
+    wanted = _credited(record)
+    if isinstance(event, FinalOrdered):
+        return any(entry.index in wanted for entry in event.entries)
+    return getattr(event, "index", None) in wanted or bool(wanted.intersection(getattr(event, "indices", ())))
+
+
+def _credited(record: Record) -> set[int]:
+    """Return the candidates whose events are the record's: itself, and the one with the same code."""
+    return {record.index} if record.same_as is None else {record.index, record.same_as}
+
+
+def _story(result: TuneResult, record: Record, events: list[Event]) -> CandidateStory:
+    wanted = _credited(record)
+    built = next((e for e in reversed(events) if isinstance(e, ArtifactBuilt)), None)
+    measured = next((e for e in reversed(events) if isinstance(e, CandidateMeasured)), None)
+    final = [entry.timing for entry in result.final if entry.index in wanted]
+    ordered = next((e for e in reversed(events) if isinstance(e, FinalOrdered)), None)
+    return CandidateStory(
+        record=record,
+        target=str(result.header.target) if result.header is not None else "",
+        journal=result.journal or "",
+        origin=result.header.origin if result.header is not None else "",
+        first=None if measured is None else measured.timing,
+        final=final[0] if final else None,
+        first_device="" if measured is None else measured.device,
+        final_device=ordered.device if final and ordered is not None else "",
+        checked=measured is not None and measured.checked,
+        max_error=None if measured is None else measured.max_error,
+        compiler="" if built is None else built.compiler,
+        said="" if built is None else built.words,
+        source=_source(result) if result.best_index in wanted else "",
+        choice=choice_of(result.records, record.index),
+        events=tuple(events),
+    )
+
+
+def _source(result: TuneResult) -> str:
+    """Return where the winner's source lies; empty where it is gone."""
+    if (library := result.artifact) is None:
+        return ""
+    path = source_path(library.path, library.symbol)
+    return path if Path(path).is_file() else ""
+
+
+def story_lines(story: CandidateStory) -> Iterator[str]:
+    """Return the story for people, a line each, safe to print."""
+    record = story.record
+    yield f"candidate  {record.index}: {record.status}"
+    yield f"config     {describe_config(record.config) or 'the defaults of the kernel'}"
+    yield f"key        {printable(record.key)}"
+    if record.same_as is not None:
+        yield f"same as    candidate {record.same_as}: the same code, compiled and measured once"
+    if record.message:
+        yield f"reason     {printable(f'{record.kind}: ' if record.kind else '')}{printable(record.message)}"
+    yield from _timing_lines(story)
+    yield from _fact_lines(story)
+    if story.source:
+        yield f"source at  {printable(story.source)}"
+    elif record.facts is not None:
+        again = f"; atune explain {_quoted(story)} --source makes it again" if story.origin else ""
+        yield f"source at  not kept{again}"
+    if story.compiler:
+        yield f"compiler   {printable(story.compiler)}"
+    yield from _block("compiler output", story.said)
+    yield from _block("written", record.detail)
+    yield "events"
+    for event in story.events:
+        name = str(type(event).__struct_config__.tag)
+        yield f"  {event.mono:9.3f} s  {name}  {printable(event.worker)}"
+
+
+def _quoted(story: CandidateStory) -> str:
+    return f"{shlex.quote(printable(story.journal))} {story.record.index}"
+
+
+def _timing_lines(story: CandidateStory) -> Iterator[str]:
+    timings = ("final", story.final, story.final_device), ("first", story.first, story.first_device)
+    for name, timing, device in timings:
+        if timing is not None:
+            yield (
+                f"{name:<9}  {timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {timing.n_samples} samples by "
+                f"{printable(timing.method)} on device {printable(device)}"
+            )
+            yield f"  samples  {' '.join(f'{us:g}' for us in timing.samples_us)} µs"
+    if story.first is not None:
+        error = "" if story.max_error is None else f", largest difference {story.max_error:.3g}"
+        yield f"outputs    {f'right{error}' if story.checked else 'not checked'}"
+
+
+def _fact_lines(story: CandidateStory) -> Iterator[str]:
+    record = story.record
+    facts = Explained(
+        config=record.config,
+        target=story.target,
+        facts=record.facts or StaticFacts(),
+        source="",
+        machine=record.machine,
+        choice=story.choice,
+    )
+    told = rows(facts)
+    width = max([9, *(len(name) for name, _ in told)])
+    yield from (f"{name.ljust(width)}  {value}" for name, value in told)
+    if record.roofline is not None and (text := record.roofline.describe()):
+        yield f"{'roofline'.ljust(width)}  {text}"
+
+
+def _block(title: str, text: str) -> Iterable[str]:
+    lines = text.rstrip().splitlines()
+    return [title, *(f"  {printable(line)}" for line in lines)] if lines else []
+
+
+def story_data(story: CandidateStory) -> dict[str, Any]:
+    """Return the story as ``--json`` prints it: the record's fields, and the rest beside them."""
+    data: dict[str, Any] = {name: getattr(story.record, name) for name in Record.__struct_fields__}
+    data |= {name: getattr(story, name) for name in CandidateStory.__struct_fields__ if name != "record"}
+    found: dict[str, Any] = msgspec.to_builtins(data)
+    return found
+
 
 Rows = list[tuple[str, str]]
 
@@ -104,3 +293,12 @@ def _shared(one: SharedFacts) -> str:
 
 def _shape(sizes: tuple[int, ...]) -> str:
     return "×".join(map(str, sizes))
+
+
+def choice_of(records: Sequence[Record], index: int) -> str:
+    """Return what the candidate `index` was passed over for or preferred to, in words; empty where nothing was."""
+    [record] = [record for record in records if record.index == index]
+    if record.instead is not None:
+        return f"passed over for candidate {record.instead}: {record.message.removeprefix(LIKELY)}"
+    others = [str(one.index) for one in records if one.instead == index]
+    return f"preferred to candidate{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""

@@ -15,9 +15,15 @@ from atune.journal.result import Record, TuneResult
 from atune.model.space import Space
 from atune.reporting.candidates import columns
 from atune.reporting.export import ranking
-from atune.reporting.failures import failure_lines, first_failure_lines
 from atune.reporting.plot import rank_plot
-from atune.reporting.summary import default_line, latency_line, no_winner_line, ties_line
+from atune.reporting.summary import (
+    default_line,
+    failure_lines,
+    first_failure_lines,
+    latency_line,
+    no_winner_line,
+    ties_line,
+)
 from atune.workload.workload import Workload
 
 ROWS = 10

@@ -1,8 +1,10 @@
-"""A result's latencies as a picture that stands alone: SVG, for notebooks and files."""
+"""Pictures as SVG: latencies by rank, which thread holds which element of a fragment, and round values for axes."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from html import escape
 from math import isfinite, log
 from pathlib import Path
@@ -11,7 +13,7 @@ import msgspec
 
 from atune.journal.printing import describe_config
 from atune.journal.result import Record, TuneResult
-from atune.reporting.ticks import log_ticks
+from atune.model.layouts import Picture
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 14, 30
@@ -91,3 +93,73 @@ def _svg(parts: list[str]) -> str:
     size = f"width='{WIDTH}' height='{HEIGHT}' style='max-width: 100%; height: auto'"
     head = f"<svg {space} {size} viewBox='0 0 {WIDTH} {HEIGHT}' role='img'"
     return f"{head} aria-label='latency against rank'>{''.join(parts)}</svg>"
+
+
+MOST_TICKS = 8
+"""Ticks of a logarithmic axis."""
+
+
+def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Return round values from `low` to `high`, equally far apart; about `wanted` of them."""
+    if not (high > low and math.isfinite(high - low)):
+        return [low]
+    raw = (high - low) / wanted
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(k * base for k in (1, 2, 5, 10) if k * base >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round values from `low` to `high`, which are above zero, for a logarithmic axis; `MOST_TICKS` at most."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1,)):
+        found = [float(f"{k * 10.0**e:.6g}") for e in powers for k in steps]
+        found = [value for value in found if low * 0.999 <= value <= high * 1.001]
+        if len(found) <= MOST_TICKS:
+            break
+    if len(found) > MOST_TICKS:
+        found = found[:: -(-len(found) // MOST_TICKS)]
+    return found if len(found) > 1 else linear_ticks(low, high, 4)
+
+
+SIDE = 34
+"""Side of a square, in pixels."""
+HEAD = 44
+
+
+def fragment_svg(picture: Picture) -> str:
+    """Return the drawing as SVG text. Each square names its element, thread and slot."""
+    columns = max((len(row) for row in picture.threads), default=0)
+    width, height = max(360, columns * SIDE + 2), HEAD + len(picture.threads) * SIDE + 2
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        f'font-size="10"><text x="2" y="16" font-size="13">{escape(_fragment_title(picture))}</text>'
+        f'<text x="2" y="34">in each square: thread, and slot of that thread</text>'
+    )
+    return "\n".join([head, *_squares(picture), "</svg>", ""])
+
+
+def _fragment_title(picture: Picture) -> str:
+    shape = "×".join(map(str, picture.shape))
+    drawn = sum(map(len, picture.threads))
+    whole = 1
+    for extent in picture.shape:
+        whole *= extent
+    part = "" if drawn == whole else f", its first {len(picture.threads)} rows and {len(picture.threads[0])} columns"
+    held = "" if picture.replication == 1 else f"; {picture.replication} threads hold each element, the first is shown"
+    return f"{picture.name}, {shape}{part}{held}"
+
+
+def _squares(picture: Picture) -> Iterator[str]:
+    for i, (threads, slots) in enumerate(zip(picture.threads, picture.slots, strict=True)):
+        for j, (thread, slot) in enumerate(zip(threads, slots, strict=True)):
+            x, y = j * SIDE + 1, HEAD + i * SIDE
+            hue = thread * 137 % 360  # far apart for neighbours
+            yield (
+                f'<g data-thread="{thread}" data-slot="{slot}"><title>row {i}, column {j}: thread {thread}, slot {slot}'
+                f'</title><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="hsl({hue},60%,82%)" '
+                'stroke="#555"/>'
+                f'<text x="{x + SIDE / 2:g}" y="{y + 15}" text-anchor="middle">{thread}</text>'
+                f'<text x="{x + SIDE / 2:g}" y="{y + 28}" text-anchor="middle" fill="#555">{slot}</text></g>'
+            )

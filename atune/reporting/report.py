@@ -26,19 +26,18 @@ from atune.journal.result import TuneResult
 from atune.journal.state import State
 from atune.model.measurement import Timing
 from atune.reporting.candidates import candidates_section
-from atune.reporting.efficiency import efficiency_section
-from atune.reporting.failures import failure_groups
 from atune.reporting.hosts import host_of
-from atune.reporting.layout_choices import layouts_section
-from atune.reporting.page_parts import (
+from atune.reporting.page import (
+    efficiency_section,
     environment_section,
     failures_section,
     head_section,
+    layouts_section,
     page_title,
+    search_section,
     warnings_section,
 )
-from atune.reporting.search_section import search_section
-from atune.reporting.summary import default_line, latency_line, ties_line, why_unchecked
+from atune.reporting.summary import default_line, failure_groups, latency_line, ties_line, why_unchecked
 
 SPANS = 6000
 """Most spans that the timeline draws. A longer run shows its longest spans."""

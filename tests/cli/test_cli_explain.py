@@ -17,9 +17,8 @@ from atune.journal.result import Record
 from atune.model.artifact import StaticFacts
 from atune.model.explained import Explained
 from atune.model.layouts import Picture
-from atune.reporting.explanation import difference_lines, differing_rows, rows
-from atune.reporting.layout_choices import choice_of
-from atune.reporting.layout_picture import svg
+from atune.reporting.explanation import choice_of, difference_lines, differing_rows, rows
+from atune.reporting.plot import fragment_svg
 
 ROOT = Path(__file__).parents[2]
 WEIGHTED = str(ROOT / "tests" / "layout_kernels.py:WEIGHTED")
@@ -129,5 +128,5 @@ def test_of_two_configurations_only_what_differs_is_told() -> None:
 
 
 def test_a_part_of_a_large_fragment_is_drawn_and_says_so() -> None:
-    drawn = svg(Picture("held<", (128, 256), 1, ((0, 1),), ((0, 0),)))
+    drawn = fragment_svg(Picture("held<", (128, 256), 1, ((0, 1),), ((0, 0),)))
     assert "held&lt;, 128×256, its first 1 rows and 2 columns" in drawn

@@ -12,7 +12,7 @@ from event_streams import Stream, write
 
 from atune.cli.main import main
 from atune.journal.events import ArtifactBuilt, BuildFailed, FinalOrdered
-from atune.reporting.candidate import candidate_story, story_lines
+from atune.reporting.explanation import candidate_story, story_lines
 from atune.reporting.report import report
 
 KERNELS = Path(__file__).parents[1] / "teaching_kernels.py"

@@ -47,8 +47,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.reporting.export import table
-from atune.reporting.failures import failure_summary
-from atune.reporting.summary import summary
+from atune.reporting.summary import failure_summary, summary
 from atune.search.orders import LARGE, NEIGHBOURHOOD, Exhaustive
 from atune.testing import FakeClock, FakeMachine, Script
 

@@ -20,8 +20,7 @@ from atune.journal.reader import MAX_DEPTH, JournalReader, read
 from atune.journal.replay import replay, salvage
 from atune.journal.result import TuneResult
 from atune.reporting.export import table
-from atune.reporting.failures import failure_summary
-from atune.reporting.summary import summary
+from atune.reporting.summary import failure_summary, summary
 
 STREAM = Stream(total=4, default=0).ready(3.0).candidate(0, 2.0, tile=(1, 2)).candidate(1, 1.0).candidate(2)
 STREAM.proposed(3).lowered(3, "c1").aliased(3, 1)
@@ -139,7 +138,7 @@ import resource, sys
 from atune.errors import JournalError
 from atune.journal.replay import replay
 from atune.reporting.summary import summary
-from atune.reporting.failures import failure_summary
+from atune.reporting.summary import failure_summary
 from atune.reporting.export import table
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try: print(replay(sys.argv[1]).total)

@@ -11,8 +11,8 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import Access, Gemm, StaticFacts, Work
 from atune.model.device import DeviceInfo
 from atune.model.roofline import Peaks, Roofline, in_thousands, problem_work, roofline
-from atune.reporting.efficiency import efficiency_section, roofline_lines
-from atune.reporting.summary import summary
+from atune.reporting.page import efficiency_section
+from atune.reporting.summary import roofline_lines, summary
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e11)
 

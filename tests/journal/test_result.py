@@ -16,8 +16,7 @@ from atune.journal.state import State
 from atune.model.artifact import Artifact
 from atune.model.candidate import config_key
 from atune.reporting.export import table
-from atune.reporting.failures import failure_summary
-from atune.reporting.summary import summary
+from atune.reporting.summary import failure_summary, summary
 from atune.system.paths import artifacts_folder, cache_folder
 
 KEYS = [

@@ -15,7 +15,7 @@ from atune.api.tuner import tune
 from atune.local import machine as machines
 from atune.local.machine import LocalMachine
 from atune.model.settings import CompileSettings
-from atune.reporting.failures import failure_summary
+from atune.reporting.summary import failure_summary
 from atune.workload.packing import LARGE_BYTES
 from atune.workload.workload import Workload, describe, ship
 

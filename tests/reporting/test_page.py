@@ -19,9 +19,9 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import StaticFacts
 from atune.reporting.candidates import LONG, ROWS, candidates_section, columns, differs, facts
 from atune.reporting.export import ranking
-from atune.reporting.failures import failure_summary
+from atune.reporting.plot import linear_ticks, log_ticks
 from atune.reporting.report import Timeline, report
-from atune.reporting.ticks import linear_ticks, log_ticks
+from atune.reporting.summary import failure_summary
 
 LAYOUTS = RESULTS / "layouts" / "uneven.jsonl.xz"
 """72 candidates of an H200, with registers, occupancy, rooflines and six failures, two of them hopeless compiles."""
