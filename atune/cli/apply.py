@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from atune.api.resume import read_state
-from atune.cli.output import write_output
-from atune.cli.printing import complain, say
+from atune.cli.output import print_message, print_out, write_output
 from atune.errors import UsageError
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import TuneResult
@@ -49,7 +48,7 @@ def apply_command(arguments: argparse.Namespace) -> int:
     text, encoding = _decoded(data, ref.path)
     edited, changes = write_defaults(text, site.function, site.line, values, in_decorator=site.default_in_decorator)
     if changes:
-        say(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
+        print_out(_diff(text, edited, arguments.kernel.rpartition(":")[0] or arguments.kernel))
         if arguments.write:
             if not os.stat(ref.path).st_mode & 0o222:
                 raise UsageError(f"{ref.path} is read-only and was not written: make it writable (chmod u+w) first")
@@ -68,7 +67,7 @@ def _winner(state: State, journal: str) -> Config:
         counts = f"{result.measured} measured, {result.failed} failed, {result.remaining} not tried"
         raise UsageError(f"{journal} has no winner ({counts}): there is nothing to apply")
     if not result.finished:
-        complain(f"the run in {journal} did not finish: this is its best configuration so far", kind="")
+        print_message(f"the run in {journal} did not finish: this is its best configuration so far", kind="")
     return thaw(result.best_config)
 
 
@@ -130,13 +129,13 @@ def _tell(
     arguments: argparse.Namespace, path: str, changes: Sequence[Change], left: Config, forced: Sequence[str]
 ) -> None:
     if not changes:
-        complain(f"{path} already has these defaults", kind="")
+        print_message(f"{path} already has these defaults", kind="")
     elif arguments.write:
-        complain(f"{path} was written", kind="")
+        print_message(f"{path} was written", kind="")
     else:
-        complain("nothing was written: add --write to write it", kind="")
+        print_message("nothing was written: add --write to write it", kind="")
     if left:
-        complain(f"the kernel has no such argument; pass it to @tilelang.jit: {describe_config(left)}", kind="")
+        print_message(f"the kernel has no such argument; pass it to @tilelang.jit: {describe_config(left)}", kind="")
     if arguments.json:
         found: dict[str, Any] = {
             "file": path,
@@ -145,4 +144,4 @@ def _tell(
             "left": left,
             "forced": list(forced),
         }
-        say(json.dumps(found))
+        print_out(json.dumps(found))

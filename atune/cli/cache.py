@@ -7,8 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from atune.cli.output import print_bytes, print_message, print_out
 from atune.cli.parsing import add_command
-from atune.cli.printing import complain, say, say_bytes
 
 if TYPE_CHECKING:
     from atune.storage.result_cache import ResultCache
@@ -52,7 +52,7 @@ def _cache(arguments: argparse.Namespace) -> ResultCache:
 def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     entries = _cache(arguments).entries(kernel=arguments.kernel, key=arguments.key)
     if arguments.json:
-        say(json.dumps({"results": [_plain(entry) for entry in entries]}))
+        print_out(json.dumps({"results": [_plain(entry) for entry in entries]}))
         return 0
     from atune.journal.printing import describe_config, printable
 
@@ -62,11 +62,11 @@ def _ls(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         named = printable(entry.parts.kernel), _problem(entry.parts.problem), printable(entry.parts.device)
         rows.append((entry.key[:12], *named, latency, describe_config(entry.config)))
     if not entries:
-        say("no results")
+        print_out("no results")
         return 0
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    say("\n".join(lines))
+    print_out("\n".join(lines))
     return 0
 
 
@@ -81,7 +81,7 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         raise UsageError(f"{len(found) or 'no'} results have a key that begins with {arguments.key!r}; atune cache ls")
     [entry] = found
     if arguments.json:
-        say(json.dumps(_plain(entry)))
+        print_out(json.dumps(_plain(entry)))
         return 0
     result = cache.find(entry.parts)
     plain = _plain(entry)
@@ -90,13 +90,13 @@ def _show(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         lines.append("The result was imported: its other candidates are not known.")
     else:
         lines += ["", *(printable(line) for line in table(result).splitlines())]
-    say("\n".join(lines))
+    print_out("\n".join(lines))
     return 0
 
 
 def _clear(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     removed = _cache(arguments).clear(kernel=arguments.kernel, key=arguments.key)
-    say(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed")
+    print_out(json.dumps({"removed": removed}) if arguments.json else f"{removed} results removed")
     return 0
 
 
@@ -106,14 +106,14 @@ def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     cache = _cache(arguments)
     data = cache.export(kernel=arguments.kernel, key=arguments.key)
     if arguments.output is None:
-        say_bytes(data + b"\n")
+        print_bytes(data + b"\n")
         return 0
     write_output(arguments.output, data + b"\n", private=False)
     count = len(cache.entries(kernel=arguments.kernel, key=arguments.key))
     if arguments.json:
-        say(json.dumps({"exported": count, "file": arguments.output}))
+        print_out(json.dumps({"exported": count, "file": arguments.output}))
     else:
-        complain(f"{count} results exported to {arguments.output}", kind="")
+        print_message(f"{count} results exported to {arguments.output}", kind="")
     return 0
 
 
@@ -127,7 +127,7 @@ def _import(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {arguments.file}: {error.strerror or error}") from error
     new = _cache(arguments).merge(data)
-    say(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
+    print_out(json.dumps({"imported": new}) if arguments.json else f"{new} new results imported")
     return 0
 
 

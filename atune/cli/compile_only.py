@@ -15,8 +15,7 @@ import msgspec
 
 from atune.api.compile_all import compiled
 from atune.cli.main import OK
-from atune.cli.mistakes import NO_WINNER
-from atune.cli.printing import fitted, say
+from atune.cli.output import NO_WINNER, fitted, print_out
 from atune.engine.run_state import Signals
 from atune.errors import UsageError
 from atune.journal.printing import printable
@@ -50,7 +49,7 @@ def compile_only_command(workload: FileRef, options: Mapping[str, Any], argument
     """Compile what a tuning with `options` would try first, and print what became of it; 1 where nothing compiled."""
     most = options["budget"].most
     found = anyio.run(partial(_compile, workload, options["target"], options["compile"], most))
-    say(json.dumps(as_data(found)) if arguments.json else fitted("\n".join(lines_of(found))))
+    print_out(json.dumps(as_data(found)) if arguments.json else fitted("\n".join(lines_of(found))))
     return OK if found.compiled else NO_WINNER
 
 

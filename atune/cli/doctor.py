@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import atune
-from atune.cli.mistakes import NO_WINNER
+from atune.cli.output import NO_WINNER, print_out
 from atune.cli.parsing import add_command
-from atune.cli.printing import say
 from atune.local.entry_points import SURVEY
 from atune.model.device import parse_target
 from atune.system.cores import usable_cores
@@ -66,9 +65,9 @@ def _doctor(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     checks = examine()
     ready = can_tune(checks)
     if arguments.json:
-        say(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
+        print_out(json.dumps({"ok": ready, "checks": msgspec.to_builtins(checks)}))
     else:
-        say(render(checks))
+        print_out(render(checks))
     return 0 if ready else NO_WINNER
 
 

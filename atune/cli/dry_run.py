@@ -13,8 +13,7 @@ import anyio
 import msgspec
 
 from atune.cli.main import OK
-from atune.cli.mistakes import USAGE
-from atune.cli.printing import complain, say
+from atune.cli.output import USAGE, print_message, print_out
 from atune.errors import TargetError
 from atune.journal.printing import describe_config, printable
 from atune.journal.reader import read
@@ -65,9 +64,9 @@ def dry_run_command(
     """Print what tuning with `options` would do. Returns exit status 2 if nothing could be tuned."""
     found = anyio.run(dry_run, workload, journal, options)
     text = "\n".join(lines_of(found, options["strategy"] or AUTO))
-    say(json.dumps(as_data(found)) if arguments.json else text)
+    print_out(json.dumps(as_data(found)) if arguments.json else text)
     if found.space.candidates == 0:
-        complain("the space is empty: no configuration satisfies the constraints")
+        print_message("the space is empty: no configuration satisfies the constraints")
     return USAGE if found.space.candidates == 0 or found.impossible else OK
 
 

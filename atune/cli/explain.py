@@ -1,4 +1,4 @@
-"""``atune explain``: show the facts of one configuration, or compare two. It compiles but runs no kernel."""
+"""``atune explain``: the facts of a configuration that it compiles, or of two. ``atune show``: one candidate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
 def add_commands(commands: Any, shown: argparse.ArgumentParser) -> None:
-    """Add the command's parser to `commands`. `shown` holds the options that all commands share."""
+    """Add the commands' parsers to `commands`. `shown` holds the options that all commands share."""
+    parser = add_command(
+        commands, shown, "show", _show_candidate, "Show one candidate of a journal whole; runs no code"
+    )
+    parser.add_argument("journal", metavar="J", help="the journal's path")
+    parser.add_argument(
+        "index", type=int, nargs="?", metavar="INDEX", help="the candidate (the winner, or else the first that failed)"
+    )
     text = "Show what a configuration compiles to: layouts, registers, occupancy. For two, show what differs"
     parser = add_command(commands, shown, "explain", _explain, text)
     parser.add_argument("what", metavar="FILE.py:NAME|JOURNAL", help="a workload, or a journal of one")
@@ -144,16 +151,15 @@ def _of_journal(path: str, indices: list[int]) -> tuple[FileRef, list[Config], s
 
 def _failed(failures: list[Any], configs: list[Config], arguments: argparse.Namespace) -> int:
     """Tell which configurations do not compile, and why, and return the exit status."""
-    from atune.cli.mistakes import NO_WINNER
-    from atune.cli.printing import complain, mutter, say
+    from atune.cli.output import NO_WINNER, print_err, print_message, print_out
     from atune.journal.printing import describe_config, printable
 
     for failure in failures:
         asked = describe_config(configs[failure.index]) or "the configuration of the kernel's defaults"
-        complain(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
-        mutter("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
+        print_message(f"{asked} does not compile: {failure.kind}: {printable(failure.message)}")
+        print_err("".join(f"    {line}\n" for line in failure.detail.splitlines()[-20:]))
     if arguments.json:
-        say(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
+        print_out(json.dumps({"failures": [_failure_data(failure, configs[failure.index]) for failure in failures]}))
     return NO_WINNER
 
 
@@ -179,19 +185,37 @@ def _draw(found: Explained, arguments: argparse.Namespace) -> None:
 
 
 def _show(found: list[Explained], arguments: argparse.Namespace) -> None:
-    from atune.cli.printing import say
+    from atune.cli.output import print_out
     from atune.reporting.explanation import difference_lines, differing_rows, report_lines, source_difference
 
     if arguments.source and not arguments.json:
         for one in found:
-            say(one.source)
+            print_out(one.source)
     if not arguments.json:
-        say("\n".join(difference_lines(*found) if len(found) == MOST else report_lines(found[0])))
+        print_out("\n".join(difference_lines(*found) if len(found) == MOST else report_lines(found[0])))
         return
     data = [{**one.as_data(), **({"source": one.source} if arguments.source else {})} for one in found]
     if len(found) < MOST:
-        say(json.dumps(data[0]))
+        print_out(json.dumps(data[0]))
         return
     one, other = found
     differing = [{"fact": name, "values": [mine, theirs]} for name, mine, theirs in differing_rows(one, other)]
-    say(json.dumps({"candidates": data, "differences": differing, "source_diff": source_difference(one, other)}))
+    print_out(json.dumps({"candidates": data, "differences": differing, "source_diff": source_difference(one, other)}))
+
+
+def _show_candidate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    from atune.cli.output import fitted, print_out
+    from atune.reporting.explanation import candidate_story, story_data, story_lines
+
+    story = candidate_story(arguments.journal, arguments.index)
+    if arguments.json:
+        print_out(json.dumps(story_data(story)))
+        return 0
+    told = (line if _is_verbatim(line) else fitted(line) for line in story_lines(story))
+    print_out("\n".join(told))
+    return 0
+
+
+def _is_verbatim(line: str) -> bool:
+    """Tell whether a line stands below a title as it was written, such as one of a traceback with its caret."""
+    return line.startswith("  ") and not line.startswith("  samples ")

@@ -114,7 +114,7 @@ _PARTS = "accept that kernel, space, target, device, versions or settings differ
 
 def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.api.resume import options_of, origin_of, read_state, resume
-    from atune.cli.printing import complain
+    from atune.cli.output import print_message
     from atune.cli.tune import drive
     from atune.engine.plan import check_parts, finished
     from atune.model.settings import Budget
@@ -131,10 +131,12 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     budget: Budget = options.get("budget") or options_of(state.header)["budget"]
     done = finished(state, budget)
     if done:
-        complain(f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind="")
+        print_message(
+            f"the run of {arguments.journal} is finished: nothing is left to do, and this is its result", kind=""
+        )
     workload = arguments.workload or (None if done else origin_of(state.header))
     if workload is not None:  # said first, because resuming runs that file
-        complain(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
+        print_message(f"resuming {workload}, {state.settled} of {state.total} candidates done", kind="")
 
     def call(on_event: Callable[[Event], None]) -> Awaitable[TuneResult]:
         return resume(arguments.journal, workload, accept=arguments.accept, on_event=on_event, **options)
@@ -144,7 +146,7 @@ def _resume(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.main import show
-    from atune.cli.printing import complain
+    from atune.cli.output import print_message
     from atune.journal.replay import salvage
 
     if not arguments.salvage:
@@ -153,10 +155,10 @@ def _replay(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         return show(replay(arguments.journal), arguments)
     result, lost = salvage(arguments.journal)
     for text in lost[:20]:
-        complain(text, kind="salvage: ")
+        print_message(text, kind="salvage: ")
     if len(lost) > 20:
-        complain(f"{len(lost) - 20} more", kind="salvage: ")
-    complain("nothing is lost" if not lost else "the result below leaves these out", kind="salvage: ")
+        print_message(f"{len(lost) - 20} more", kind="salvage: ")
+    print_message("nothing is lost" if not lost else "the result below leaves these out", kind="salvage: ")
     return show(result, arguments)
 
 
@@ -166,7 +168,7 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
 
     from atune.cli.main import show
-    from atune.cli.printing import complain
+    from atune.cli.output import print_message
     from atune.journal.replay import follow, simulate
     from atune.journal.result import TuneResult
     from atune.journal.state import State
@@ -189,7 +191,9 @@ def _watch(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
                 progress.on_event(each)
                 last, noted = time.time(), False
             elif not noted and time.time() - last > QUIET_S:
-                complain(f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind="")
+                print_message(
+                    f"nothing new for {QUIET_S} s: the run may have been killed; press Ctrl-C to leave", kind=""
+                )
                 noted = True
 
     with Progress(interval_s=1.0) as progress:
@@ -203,13 +207,12 @@ QUIET_S = 60
 def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from pathlib import Path
 
-    from atune.cli.output import write_output
-    from atune.cli.printing import say_bytes
+    from atune.cli.output import print_bytes, write_output
     from atune.reporting.report import report
 
     page = report(arguments.journal)
     if arguments.output == "-":
-        say_bytes(page.encode())
+        print_bytes(page.encode())
         return 0
     output = arguments.output or str(Path(arguments.journal).with_suffix(".html"))
     write_output(output, page.encode())
@@ -218,13 +221,12 @@ def _report(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _export(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    from atune.cli.output import write_output
-    from atune.cli.printing import say_bytes
+    from atune.cli.output import print_bytes, write_output
     from atune.reporting.export import export
 
     data = export(arguments.journal, arguments.to)
     if arguments.output in (None, "-"):
-        say_bytes(data)
+        print_bytes(data)
     else:
         write_output(arguments.output, data)
         _done(arguments, arguments.output, f"exported   {arguments.output}")
@@ -236,7 +238,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
     import msgspec
 
-    from atune.cli.printing import say
+    from atune.cli.output import print_out
     from atune.model.settings import Budget
     from atune.search.recording import read_recording
     from atune.search.simulation import simulate
@@ -255,7 +257,7 @@ def _simulate(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         seconds=budget.seconds,
         processes=min(len(usable_cores()), arguments.seeds) if arguments.seeds >= MANY_SEEDS else 1,
     )
-    say(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
+    print_out(json.dumps(msgspec.to_builtins(summary)) if arguments.json else _simulated(summary, recording))
     return 0
 
 
@@ -283,13 +285,13 @@ def _simulated(summary: Summary, recording: Recording) -> str:
 
 def _merge(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     from atune.cli.main import show
-    from atune.cli.printing import complain
+    from atune.cli.output import print_message
     from atune.journal.merge import merge
     from atune.journal.printing import printable
 
     result = merge(arguments.journal, arguments.output)
     for text in result.warnings:
-        complain(printable(text), kind="merge: ")
+        print_message(printable(text), kind="merge: ")
     return show(result, arguments)
 
 
@@ -302,6 +304,6 @@ def _apply(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _done(arguments: argparse.Namespace, output: str, text: str) -> None:
     import json
 
-    from atune.cli.printing import say
+    from atune.cli.output import print_out
 
-    say(json.dumps({"output": output}) if arguments.json else text)
+    print_out(json.dumps({"output": output}) if arguments.json else text)

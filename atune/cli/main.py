@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from atune.cli.mistakes import NO_WINNER, USAGE, report_error
-from atune.cli.printing import OutputLost, complain, fitted, fitted_rows, say
+from atune.cli.output import NO_WINNER, USAGE, OutputLost, fitted, fitted_rows, print_message, print_out, report_error
 from atune.errors import UsageError
 from atune.system.signals import Interrupts
 from atune.system.streams import discard, prepare
@@ -27,8 +26,7 @@ SHARED = {"--json": "print one JSON object as the last line of stdout", "--debug
 _COMMANDS = {
     "tune_options": ("tune",),
     "journal": ("resume", "replay", "watch", "report", "export", "simulate", "merge", "apply"),
-    "show": ("show",),
-    "explain": ("explain",),
+    "explain": ("show", "explain"),
     "cache": ("cache",),
     "doctor": ("doctor",),
 }
@@ -66,7 +64,7 @@ def _run(argv: Sequence[str], *, keep: bool) -> int:
                 discard(sys.stdout, 1)
             return error.code if isinstance(error.code, int) else USAGE
         except KeyboardInterrupt:
-            complain("interrupted", kind="")
+            print_message("interrupted", kind="")
             return INTERRUPTED
         except BrokenPipeError:
             return OK  # the reader of the output left (`… | head`)
@@ -82,8 +80,8 @@ def show(result: TuneResult, arguments: argparse.Namespace) -> int:
     if arguments.table:
         from atune.reporting.export import table
 
-        say(fitted_rows(table(result)))
-    say(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
+        print_out(fitted_rows(table(result)))
+    print_out(json.dumps(summary(result)) if arguments.json else fitted(summary_text(result)))
     return OK if result.best is not None else NO_WINNER
 
 
@@ -94,7 +92,7 @@ def show_kept(result: TuneResult, arguments: argparse.Namespace) -> int:
     except (BrokenPipeError, OutputLost) as error:
         if isinstance(error, OutputLost):
             kept = "" if result.journal is None else f"; atune replay {result.journal} shows the result"
-            complain(f"{error}{kept}", kind="")
+            print_message(f"{error}{kept}", kind="")
         return OK if result.best is not None else NO_WINNER
 
 
@@ -119,7 +117,7 @@ class _ShowCompletion(argparse.Action):
             raise UsageError("completion needs shtab, which is not installed: pip install shtab") from error
         if values not in shtab.SUPPORTED_SHELLS:
             raise UsageError(f"there is no completion for {values}: give one of {', '.join(shtab.SUPPORTED_SHELLS)}")
-        say(shtab.complete(parser, shell=values))
+        print_out(shtab.complete(parser, shell=values))
         parser.exit()
 
 

@@ -16,9 +16,8 @@ import anyio
 from atune.api.default_journal import default_journal
 from atune.api.options import TuneOptions
 from atune.cli.main import INTERRUPTED, show_kept
-from atune.cli.mistakes import NO_WINNER, report_error
+from atune.cli.output import NO_WINNER, print_err, print_message, report_error
 from atune.cli.parsing import with_flags
-from atune.cli.printing import complain, mutter
 from atune.cluster.address import Cluster
 from atune.errors import UsageError
 from atune.journal.events import Event, RunResumed, RunStarted
@@ -56,7 +55,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     journal = str(Path(journal))
     options = _options(arguments, budget, target, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        complain(f"{journal} exists: its run is resumed if the work is the same", kind="")
+        print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
 
     from atune.api.tuner import tune
 
@@ -175,20 +174,20 @@ def _report(
         if arguments.table or arguments.json:
             show_kept(result, arguments)
         how = f" are kept in {journal}; continue with atune resume {shlex.quote(journal)}" if kept else ""
-        complain(f"interrupted; {result.measured} measured{how}", kind="")
+        print_message(f"interrupted; {result.measured} measured{how}", kind="")
         return INTERRUPTED
     if isinstance(ended, NoWinner):
         if arguments.debug:
             report_error(ended, debug=True)
         else:
-            complain(str(ended))
+            print_message(str(ended))
         if arguments.table or arguments.json:
             show_kept(ended.result, arguments)
         return NO_WINNER
     known = TuneResult(state, journal if os.path.exists(journal) else None) if begun else None
     status = report_error(ended, debug=arguments.debug, json=arguments.json, result=known)
     if known is not None and known.journal is not None:
-        mutter(f"  journal: {printable(known.journal)}\n")
+        print_err(f"  journal: {printable(known.journal)}\n")
     return status
 
 

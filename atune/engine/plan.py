@@ -11,7 +11,7 @@ from typing import Any
 
 from atune.engine.strategies import Make, continued, maker
 from atune.errors import JournalError, UsageError
-from atune.journal.entry import Entry
+from atune.journal.candidate_state import Entry
 from atune.journal.events import CandidateMeasured, CandidatePruned, RunStarted
 from atune.journal.state import State
 from atune.model.advice import Advice

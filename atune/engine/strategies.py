@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from atune.errors import UsageError
-from atune.journal.entry import Entry
+from atune.journal.candidate_state import Entry
 from atune.journal.events import CandidateMeasured, RunStarted
 from atune.journal.state import State
 from atune.model.advice import Advice

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from atune.journal.entry import Entry, Status, status_of
+from atune.journal.candidate_state import Entry, Status, status_of
 from atune.journal.events import BenchmarkFailed, BuildFailed, CandidateMeasured, CandidatePruned
 from atune.journal.state import State
 from atune.model.artifact import StaticFacts

@@ -10,8 +10,7 @@ import anyio
 
 from atune.errors import UsageError
 from atune.journal.events import AnyEvent, Event, RunFinished, RunInterrupted, RunStarted
-from atune.journal.packed import kind_of
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, parse_line
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, kind_of, parse_line
 from atune.journal.result import TuneResult
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from atune.errors import AtuneError
+from atune.journal.candidate_state import Improvement
 from atune.journal.events import CandidateMeasured, Event
-from atune.journal.improvements import Improvement
 from atune.journal.noise import run_noise
 from atune.journal.record import Record, record_of, standing, ties_of
 from atune.journal.state import State
 from atune.journal.untried import Audited, Untried, audited, untried
-from atune.journal.winner_library import loadable
 from atune.model.artifact import Artifact, source_path
 from atune.model.candidate import Config
 from atune.model.measurement import Energy, FinalEntry, Measurement, Timing, ratio_interval
 from atune.model.roofline import ProblemWork, Roofline, problem_work, roofline
+from atune.system.paths import cache_folder, is_cached, is_stored
 
 __all__ = ["NoWinner", "Record", "State", "TuneResult"]
 
@@ -292,3 +292,26 @@ def _measurements(state: State, indices: Iterable[int]) -> tuple[Measurement, ..
         for index in indices
         if isinstance(m := (e := state.entries[index]).outcome, CandidateMeasured)
     )
+
+
+def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
+    """Return the library of a winner, once it is known to be there and to be safe to load.
+
+    `replayed`: its path comes from a file, and only a library of the cache folder is loaded. Raises `AtuneError`.
+    """
+    if artifact is None:
+        raise AtuneError(
+            "there is no kernel: the run did not finish, or its winner's library could not be kept; tune again"
+        )
+    if replayed and not is_cached(artifact.path):
+        # Loading a library runs its code, and a journal may come from a stranger.
+        raise AtuneError(f"{artifact.path} is outside the cache folder {cache_folder()}, and is not loaded; tune again")
+    if not Path(artifact.path).is_file():
+        raise AtuneError(
+            f"the winner's library {artifact.path} is gone (cache cleaned, or another machine's); tune again"
+        )
+    if replayed and not (is_stored(artifact.path) and artifact.symbol.isidentifier()):
+        raise AtuneError(
+            f"{artifact.path} is not the library that was kept under this name, and is not loaded; tune again"
+        )
+    return artifact

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from atune.journal.entry import Entry, Outcome, Place, status_of
+from atune.journal.candidate_state import Entry, Improvement, Outcome, Place, status_of
 from atune.journal.events import (
     ArtifactBuilt,
     BenchmarkFailed,
@@ -32,12 +32,37 @@ from atune.journal.events import (
     Warned,
     WinnerProven,
 )
-from atune.journal.improvements import Improvement
-from atune.journal.wall_time import WallTime
 from atune.model.artifact import STORED, Artifact
 from atune.model.candidate import thaw
 from atune.model.device import DeviceInfo
 from atune.model.measurement import Timing
+
+
+class WallTime:
+    """Sums up the seconds of a run's parts. A part without an end counts up to its last event."""
+
+    def __init__(self) -> None:
+        self._ended_s = 0.0
+        """Of the parts that have ended."""
+        self._part_s = 0.0
+        self._part_started = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._ended_s + self._part_s
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, RunResumed):
+            self._end_part(self._part_s)  # adds nothing if the previous part ended properly
+            self._part_started = event.mono
+            return
+        self._part_s = max(self._part_s, event.mono - self._part_started)
+        if isinstance(event, (RunFinished, RunInterrupted)):
+            self._end_part(event.wall_s)
+
+    def _end_part(self, wall_s: float) -> None:
+        self._ended_s += wall_s
+        self._part_s, self._part_started = 0.0, float("inf")
 
 
 class State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atune.journal.entry import Outcome
+from atune.journal.candidate_state import Outcome
 from atune.journal.events import BuildFailed, CandidateMeasured, CandidatePruned
 from atune.journal.state import State
 

@@ -18,8 +18,7 @@ import anyio.to_thread
 
 from atune.errors import JournalError
 from atune.journal.events import AnyEvent, Event, encode
-from atune.journal.packed import kind_of
-from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot
+from atune.journal.reader import MAX_LINE_BYTES, JournalReader, cannot, kind_of
 from atune.journal.reader import read as read
 from atune.system.folders import whole_file
 from atune.system.paths import make_private_folder

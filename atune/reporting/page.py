@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from atune.journal.improvements import Improvement
+from atune.journal.candidate_state import Improvement
 from atune.journal.printing import describe_config, printable
 from atune.journal.result import Record, TuneResult
 from atune.journal.state import State

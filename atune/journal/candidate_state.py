@@ -1,4 +1,4 @@
-"""One candidate, as the fold over the events knows it."""
+"""The state of one candidate, as the fold over the events knows it, and the best so far over time."""
 
 from __future__ import annotations
 
@@ -52,3 +52,15 @@ def status_of(entry: Entry) -> Status:
             return "remaining"
         case _:
             return "failed"
+
+
+class Improvement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A candidate became the best so far, by first timing."""
+
+    tried: int
+    """Candidates that had an outcome by then, this one among them."""
+    seconds: float
+    """Since the run started; of a resumed run the seconds of all its parts."""
+    latency_ms: float
+    index: int
+    """The candidate, as the result credits it."""
