@@ -256,7 +256,7 @@ print(json.dumps(getattr(importlib.import_module(module), name)(*where)))
 
 def _accelerators(*where: str) -> list[Check]:
     """Return one finding per accelerator. `where`: the target's kind and arch."""
-    from atune.local.server_env import server_env  # needs packages that may be missing
+    from atune.local.fork_servers import server_env  # needs packages that may be missing
 
     module, _, name = SURVEY.partition(":")
     command = [sys.executable, "-c", _ASK, json.dumps([[os.path.abspath(p) for p in sys.path], module, name, *where])]

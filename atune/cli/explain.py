@@ -87,7 +87,7 @@ def _explain(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     import anyio
     import msgspec
 
-    from atune.local.explaining import explain
+    from atune.local.questions import explain
     from atune.model.artifact import Failure
     from atune.model.device import parse_target
     from atune.model.settings import CompileSettings

@@ -12,8 +12,8 @@ import msgspec
 
 from atune.errors import UsageError, WorkerError
 from atune.local import service_state as states
-from atune.local.compiler_choice import CompileCosts
 from atune.local.service_process import ServiceProcess
+from atune.local.service_state import CompileCosts
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings

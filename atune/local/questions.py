@@ -1,17 +1,22 @@
-"""Questions that a worker answers by loading a workload's file, without compiling or measuring."""
+"""Questions about a workload's file that a worker answers: without compiling, or by compiling some configurations."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from atune.local.entry_points import DISCOVER, LOCATE, SURVEY_SPACE
+from atune.errors import RemoteError, WorkerLost, WorkerTimeout, translated
+from atune.local.entry_points import DISCOVER, EXPLAIN, LOCATE, SURVEY_SPACE
 from atune.local.fork_servers import taken
-from atune.local.workers import Workers, process_folders
+from atune.local.workers import Workers, how_it_ended, process_folders
+from atune.model.artifact import Failure
+from atune.model.candidate import Candidate, Config, config_key
+from atune.model.explained import Explained, ExplainJob
 from atune.model.settings import BenchmarkSettings, CompileSettings
-from atune.processes.messages import Discovery
+from atune.processes.messages import Discovery, Session
 from atune.processes.pool import ForkServer
 from atune.system.folders import run_folder
 from atune.workload.kernel_site import KernelSite, Sought
@@ -59,3 +64,43 @@ async def locate_kernel(sought: Sought) -> KernelSite:
     async with asking(sought.ref) as workers:
         reply = await workers.ask_once("locate", LOCATE, msgspec.msgpack.encode(sought))
     return msgspec.msgpack.decode(reply, type=KernelSite)
+
+
+Answer = Explained | Failure
+N_STEPS = 2
+"""Lowering and compiling. Each step has the compile timeout."""
+
+
+async def explain(
+    ref: FileRef, configs: Sequence[Config], *, target: str, compile: CompileSettings, picture: str | None = None
+) -> list[Answer]:
+    """Compile each of `configs` for `target` and return its facts or its failure.
+
+    `picture`: the fragment to draw, empty for the largest. Raises `TargetError`, `WorkloadError` and `WorkerError`.
+    """
+    benchmark = BenchmarkSettings()
+    async with asking_in_folder(ref) as (workers, run_dir):
+        question = (target, (), True, compile)
+        reply = await workers.ask_once("discover", DISCOVER, msgspec.msgpack.encode(question))
+        found = msgspec.msgpack.decode(reply, type=Discovery)
+        session = Session(ref, found.target, compile, benchmark, run_dir)
+        return [await _one(workers, session, index, config, picture) for index, config in enumerate(configs)]
+
+
+async def _one(workers: Workers, session: Session, index: int, config: Config, picture: str | None) -> Answer:
+    candidate = Candidate(index, config_key(config), config)
+    job = ExplainJob(candidate, os.path.join(session.run_dir, f"explained-{index}.so"), picture)
+    worker = await workers.loaded("explain", session)
+    limit = N_STEPS * session.compile.compile_timeout_s
+    try:
+        reply = await worker.call(EXPLAIN, msgspec.msgpack.encode(job), limit)
+    except WorkerTimeout as error:
+        return Failure(index, "timeout", f"compiling ran past {limit:g} s", error.detail)
+    except WorkerLost as error:
+        return Failure(index, "crash", f"compiling ended its process: {how_it_ended(error)}", error.detail)
+    except RemoteError as error:
+        raise translated(error) from error
+    finally:
+        await worker.kill()
+    answer: Answer = msgspec.msgpack.decode(reply, type=Explained | Failure)
+    return answer

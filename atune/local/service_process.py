@@ -10,7 +10,7 @@ import msgspec
 
 from atune.errors import WorkerError
 from atune.local.entry_points import SERVICE_HEADER, SERVICE_LISTEN, SERVICE_PRELOAD
-from atune.local.server_env import server_env
+from atune.local.fork_servers import server_env
 from atune.processes.messages import ServiceReady
 from atune.processes.pool import ForkServer
 from atune.processes.server import ForkServerProcess, services

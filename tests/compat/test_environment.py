@@ -20,7 +20,7 @@ from atune.compat.tilelang.arguments import RunArgs
 from atune.compat.tilelang.notices import forget_warnings
 from atune.compat.tilelang.plan import plan
 from atune.errors import UsageError
-from atune.local.server_env import server_env
+from atune.local.fork_servers import server_env
 from atune.local.workers import process_folders
 from atune.system import tilelang_cache
 

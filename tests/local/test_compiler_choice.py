@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atune.local.compiler_choice import CompileCosts, choose, estimate
+from atune.local.service_state import CompileCosts, choose, estimate
 
 
 def test_the_choice_follows_the_costs() -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import atune
-from atune.local.lookout import REMEDY
+from atune.local.device_worker import REMEDY
 from atune.local.machine import LocalMachine
 from atune.model.device import DeviceInfo, Target
 from atune.model.measurement import DISTURBS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atune.local import service_state as states
-from atune.local.compiler_choice import CompileCosts
-from atune.local.service_state import Broken, Idle, Parsing, Ready, State, Unused, Warming
+from atune.local.service_state import Broken, CompileCosts, Idle, Parsing, Ready, State, Unused, Warming
 from atune.processes.messages import ServiceReady
 
 COSTS = CompileCosts()
